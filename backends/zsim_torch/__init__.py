@@ -1,4 +1,4 @@
-"""The real world: a schedule runs on real ranks through torch.distributed."""
+"""The torch backend: run a schedule on real ranks through torch.distributed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Import the recorder when it is asked for: it touches more of torch than a run needs."""
+    """Import the recorder on first use: it imports more of torch than a run needs."""
     if name != "recording":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module("zsim_torch.record.recording").recording

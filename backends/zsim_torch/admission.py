@@ -1,4 +1,4 @@
-"""Why the torch backend cannot run a job: one line that names the field to change, or None."""
+"""Check whether the torch backend can run a job; the reason names the field to change."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from zsim_torch.supervise.process_group import DeviceChoice, DeviceError, Placem
 from zsim_torch.text import TextError, read_text
 
 LOCAL_RANKS_MAX = 64
-"""More processes than these on one machine help nobody: each takes memory and a turn."""
+"""Maximum number of local ranks: each process takes memory and CPU time."""
 
 SIMULATED_ALONE = (
     "norm_bias",
@@ -28,15 +28,15 @@ SIMULATED_ALONE = (
     "qk_norm",
     "shared_norm",
 )
-"""Fields of a shape of which no torch module is built, unless they are as by default."""
+"""Fields of a shape that no torch module implements, unless they have their default value."""
 
 
 def refusal(
     job: Job, *, device: DeviceChoice, torchrun: Placement | None, data: Path | None = None
 ) -> str | None:
-    """One line that says why `job` cannot run here, or None if it can.
+    """Return why `job` cannot run here, in one line, or None.
 
-    `torchrun` is this process's placement if it was started so; `data` is the file to train on.
+    `torchrun` is this process's placement if torchrun started it; `data` is the file to train on.
     """
     return (
         _model(job)
@@ -49,16 +49,12 @@ def refusal(
 
 
 def look_at(data: Path) -> None:
-    """Return if the file at `data` has something to train on.
-
-    Raises:
-        TextError: it cannot be read, or is empty.
-    """
+    """Raise TextError unless the file at `data` can be read and is not empty."""
     read_text(data, 0)
 
 
 def _model(job: Job) -> str | None:
-    """Return whether there are modules for the units that the schedule runs."""
+    """Return why there are no modules for the units that the schedule runs, or None."""
     shape = job.model.architecture
     if shape is None:
         if not runs_units(job.schedule):
@@ -86,7 +82,7 @@ def _model(job: Job) -> str | None:
 
 
 def _without_module(shape: Transformer) -> str | None:
-    """Name the first thing about `shape` that modules here do not have."""
+    """Return an error for the first feature of `shape` that no module implements, or None."""
     plain = Transformer.__dataclass_fields__
     found = [name for name in SIMULATED_ALONE if getattr(shape, name) != plain[name].default]
     if shape.activation not in (Activation.GELU, Activation.SWIGLU):
@@ -97,7 +93,10 @@ def _without_module(shape: Transformer) -> str | None:
 
 
 def _execution(asked: Execution) -> str | None:
-    """Check that modules run as the model was counted; a block that stops early keeps as much."""
+    """Return why no module runs as the model was counted, or None.
+
+    Early stop of recomputation needs no check, since such a block saves the same tensors.
+    """
     if asked.operations:
         return "activations.checkpointing: operations is simulated only"
     if asked.compiled:
@@ -122,7 +121,7 @@ def _execution(asked: Execution) -> str | None:
 
 
 def _context(job: Job, context: int) -> str | None:
-    """Check that there are modules for ranks that share sequences."""
+    """Return why there are no modules for context parallel ranks, or None."""
     parts = {axis.name: axis.size for axis in job.schedule.mesh.axes}
     for axis in (TENSOR, PIPELINE):
         if context > 1 and parts.get(axis, 1) > 1:
@@ -134,7 +133,7 @@ def _context(job: Job, context: int) -> str | None:
 
 
 def _text(job: Job, data: Path | None) -> str | None:
-    """Return whether the text serves the model."""
+    """Return why the text cannot be used for the model, or None."""
     shape = job.model.architecture
     if shape is None:
         return None
@@ -146,7 +145,7 @@ def _text(job: Job, data: Path | None) -> str | None:
 
 
 def _given(schedule: Schedule) -> str | None:
-    """Tell whether the strategy says what is given before each step."""
+    """Return why a host scalar has no value before each step, or None."""
     known = given_by_strategy(schedule)
     for scalar in schedule.scalars:
         if scalar.given and scalar.name not in known:
@@ -155,7 +154,7 @@ def _given(schedule: Schedule) -> str | None:
 
 
 def runs_units(schedule: Schedule) -> bool:
-    """Return whether some operation runs a unit of the model."""
+    """Return True if an operation runs a unit of the model."""
     return any(
         isinstance(operation, Compute) and operation.action in OF_SEGMENTS
         for program in schedule.programs
@@ -178,7 +177,7 @@ def _ranks(schedule: Schedule, torchrun: Placement | None) -> str | None:
 
 
 def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str | None:
-    """Check that this machine has the devices, and holds the books of all its ranks together."""
+    """Return why this machine lacks devices or memory for its local ranks, or None."""
     schedule = job.schedule
     local = schedule.mesh.size if torchrun is None else torchrun.local_ranks
     try:
@@ -196,7 +195,7 @@ def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str 
 
 
 def _largest_field(model: Model) -> str:
-    """Return the field whose change makes the model fit, with its value."""
+    """Return the field to change so that the model fits, with its value."""
     shape = model.architecture
     if shape is None:
         return f"model: {model.name}"

@@ -1,4 +1,4 @@
-"""The torch backend: starts ranks, or joins those that torchrun started, and runs a job on them."""
+"""The torch backend: start ranks, or join those of torchrun, and run a job on them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from zsim_torch.train import Option, Trained, train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Everything that a rank is given."""
+    """Settings of a rank."""
 
     job: Job
     seed: int
@@ -42,29 +42,30 @@ class Assignment:
 class TorchBackend:
     """Runs a job on real ranks: local processes, or the processes that torchrun started.
 
-    A transformer is built in plain torch modules of the model's architecture and trained on text; a
-    schedule that runs no unit needs no model. Under torchrun every process calls `run`, takes the
-    rank that torchrun gave it, and gets the trace of all.
+    A transformer is built from plain torch modules and trained on text; a schedule without units
+    needs no model. Under torchrun every process calls `run` as one rank, and gets the trace of all
+    ranks.
 
     Attributes:
-        data: the text to train on, bytes as tokens; by default one that ships with the package.
-        timeout_s: seconds without progress on any rank after which a run has failed, beside those
-            that the largest operation of the schedule may take on slow cores.
-        poison: fill memory that is not valid with what is no number, and delay ranks at random; a
-            run in which somebody reads it has failed.
-        witness: record what torch is seen to do on each rank, for `zsim check --against`.
-        unobserved: watch no live storages, so that steps take as long as a training's.
-        offload_path: folder of the files that stand for NVMe, on the drive that is to be used; by
-            default that of temporary files.
-        device_budget: bytes that may live at a time on the device of a rank, as an observer of live
-            storages counts them; by default what the machine has.
-        device: where ranks compute; see `zsim_torch.supervise.process_group`.
+        data: the text to train on, with bytes as tokens; by default one that ships with the
+            package.
+        timeout_s: seconds without progress on any rank after which a run fails, in addition to the
+            time of the schedule's largest operation on slow cores.
+        poison: fill invalid memory with NaN, and delay ranks at random; a run that reads invalid
+            memory fails.
+        witness: record the operators that torch runs on each rank, for `zsim check --against`.
+        unobserved: do not watch live storages, so that steps take as long as in a training.
+        offload_path: folder of the files that stand for NVMe, on the drive to use; by default the
+            temporary folder.
+        device_budget: limit of live bytes on the device of a rank, as counted by an observer; by
+            default the machine's memory.
+        device: device of the ranks; see `zsim_torch.supervise.process_group`.
         pool: local ranks to use for every run; by default each run starts its own.
-        progress: is told how many steps all local ranks have done, and of how many.
+        progress: called with the number of steps that all local ranks have finished, and the total.
 
     Raises:
-        TextError: `data` is not a file that can be read, or is empty.
-        RefusedError: poison and witnesses are both asked for.
+        TextError: `data` cannot be read, or is empty.
+        RefusedError: poison and witness are both set.
     """
 
     name = "torch"
@@ -95,10 +96,10 @@ class TorchBackend:
     ) -> RecordedScript:
         """Record a Python script and its arguments on some ranks; needs no job.
 
-        The recorder is imported here: it touches more of torch than a run needs.
+        The recorder is imported here, since it imports more of torch than a run needs.
 
         Raises:
-            ScriptError: `command` is no Python script that can be read.
+            ScriptError: `command` is not a readable Python script.
         """
         process = import_module("zsim_torch.record.script_process")
         found: RecordedScript = process.record_script(
@@ -114,7 +115,7 @@ class TorchBackend:
 
         Raises:
             DriveError: the folder cannot be measured.
-            RankFailedError: a rank did not end well.
+            RankFailedError: a rank failed.
         """
         machine = import_module("zsim_torch.measure.machine")
         found: MeasuredNode = machine.measure_machine(ranks=ranks, seconds=seconds, drive=drive)
@@ -150,7 +151,7 @@ class TorchBackend:
         self.progress = progress
 
     def refusal(self, job: Job) -> str | None:
-        """One line that says why `job` cannot run here, or None if it can."""
+        """Return why `job` cannot run here, in one line, or None."""
         torchrun = under_torchrun()
         reason = admission.refusal(job, device=self.device, torchrun=torchrun, data=self.data)
         local = job.schedule.mesh.size if torchrun is None else torchrun.local_ranks
@@ -164,10 +165,10 @@ class TorchBackend:
         )
 
     def run(self, job: Job, *, seed: int) -> Trace:
-        """Train for the steps of `job`; the trace has every rank.
+        """Train for the steps of `job` and return the trace of all ranks.
 
         Raises:
-            RefusedError: `refusal` has something to say; nothing was started.
+            RefusedError: `refusal` returns a reason; nothing was started.
             RankFailedError: a rank raised, died or made no progress for too long.
         """
         reason = self.refusal(job)
@@ -203,10 +204,10 @@ class TorchBackend:
     def _run_kept(
         self, work: Assignment, ranks: int, on_steps: Callable[[int], None]
     ) -> tuple[Trace, ...]:
-        """Run `work` on fresh ranks; if it does not end well, its losses stay in a file.
+        """Run `work` on new ranks; if it fails, keep its losses in a file.
 
         Raises:
-            RankFailedError: a rank did not end well; it names the file.
+            RankFailedError: a rank failed; the message names the file.
         """
         timeout_s = self.timeout_s + slowest_operation_s(work.job.schedule, ranks)
         journal = loss_journal.begin()
@@ -231,7 +232,7 @@ class TorchBackend:
 
 
 def train_on_rank(work: Assignment) -> Trace:
-    """Do `work` as this process's rank of the process group; the trace has this rank alone."""
+    """Run `work` as this process's rank of the process group; return the trace of this rank."""
     trained = trained_on_rank(work)
     trained.close()
     if work.poison:
@@ -240,9 +241,9 @@ def train_on_rank(work: Assignment) -> Trace:
 
 
 def trained_on_rank(work: Assignment) -> Trained:
-    """Do `work` as this process's rank; its files are still there."""
+    """Run `work` as this process's rank, without deleting its files."""
     job, seed = work.job, work.seed
-    module: nn.Module = nn.Sequential(nn.Identity())  # where no unit runs
+    module: nn.Module = nn.Sequential(nn.Identity())  # if the schedule runs no unit
     units: Sequence[UnitChoice] = ("0",)
     batches: Iterable[object] = ()
     option = Option(
@@ -264,7 +265,10 @@ def trained_on_rank(work: Assignment) -> Trained:
 
 
 def _need_numbers(own: Sighting | None) -> None:
-    """Return on every rank if none has seen poison; else every rank names the first who did."""
+    """Raise PoisonError on every rank if a rank has read invalid memory.
+
+    The message names the first operation that wrote NaN.
+    """
     seen: list[Sighting | None] = [own]
     if distributed.is_initialized():
         seen = [None] * distributed.get_world_size()

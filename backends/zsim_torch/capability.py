@@ -1,6 +1,6 @@
-"""Capabilities of this backend.
+"""Check whether the torch backend can execute a schedule.
 
-What it cannot execute is refused in one line before anything starts.
+An unsupported schedule is refused with a one-line reason before anything starts.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -37,7 +37,7 @@ from zsim_torch.module.visit import LaterUses, parameter_order
 
 
 def of_schedule(schedule: Schedule) -> str | None:
-    """Why no torch backend can execute `schedule`, or None."""
+    """Return why the torch backend cannot execute `schedule`, or None."""
     for program in schedule.programs:
         operations = [*walk(program.setup), *walk(program.step)]
         saved = _saved_by_segments(operations)
@@ -53,7 +53,7 @@ def of_schedule(schedule: Schedule) -> str | None:
 
 
 def of_device_reads(schedule: Schedule) -> str | None:
-    """Why GPUs cannot execute `schedule`, or None: files are read to the host's memory alone."""
+    """Return why GPUs cannot execute `schedule`, or None: files are read to host memory only."""
     device = {pool.name for pool in schedule.pools if pool.place is Place.DEVICE}
     for program in schedule.programs:
         for operation in chain(walk(program.setup), walk(program.step)):
@@ -76,10 +76,10 @@ def of_memory(
     offload_path: Path | None = None,
     device_budget: int | None = None,
 ) -> str | None:
-    """Why `local_ranks` ranks cannot have the memory that `programs` need, or None.
+    """Return why `local_ranks` ranks cannot have the memory that `programs` need, or None.
 
-    That is a budget of the device, and space for files in one folder; or operations on threads
-    have no witness.
+    Reasons are the device budget, missing space for files in one folder, and a witness for
+    operations that run on threads.
     """
     reason = _of_budget(schedule, device_budget)
     if reason is None and witness:
@@ -91,7 +91,7 @@ def of_memory(
 
 
 def _of_budget(schedule: Schedule, budget: int | None) -> str | None:
-    """Why `schedule` does not fit on devices of `budget` bytes, or None."""
+    """Return why `schedule` does not fit on devices of `budget` bytes, or None."""
     needed = book_peak_bytes(schedule, Place.DEVICE)
     if budget is None or needed <= budget:
         return None
@@ -102,7 +102,7 @@ def _of_budget(schedule: Schedule, budget: int | None) -> str | None:
 
 
 def _of_witness(schedule: Schedule) -> str | None:
-    """Why nobody can watch all that `schedule` does, or None."""
+    """Return why no witness can see all operations of `schedule`, or None."""
     for program in schedule.programs:
         streams = worker_streams(schedule, program)
         if streams:
@@ -114,7 +114,7 @@ def _of_witness(schedule: Schedule) -> str | None:
 
 
 def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
-    """Return the largest book of any role, all its pools together, or those at one place."""
+    """Return the largest sum of peak bytes of a role's pools, by default in all places."""
     pools = [pool.name for pool in schedule.pools if only in (None, pool.place)]
     return max(
         sum(peak_bytes(book(program, 1), pool) for pool in pools) for program in schedule.programs
@@ -135,9 +135,9 @@ def _of_operation(operation: Operation) -> str | None:
 
 
 def _saved_by_segments(operations: Iterable[Operation]) -> set[str]:
-    """Return the buffers of what segments leave for backward, which autograd keeps."""
+    """Return the buffers of tensors that segments save for backward, which autograd keeps."""
     computes = [each for each in operations if isinstance(each, Compute)]
-    every = {id(each.operands): each.operands for each in computes}  # the same in micro-batches
+    every = {id(each.operands): each.operands for each in computes}  # micro-batches share operands
     return {
         operand.view.buffer
         for operands in every.values()
@@ -147,14 +147,17 @@ def _saved_by_segments(operations: Iterable[Operation]) -> set[str]:
 
 
 def _of_saved(operation: Operation, saved: Container[str]) -> str | None:
-    """Why `operation` cannot move what a segment saved, or None."""
+    """Return why `operation` cannot move a saved tensor, or None."""
     if isinstance(operation, Copy) and operation.source.buffer in saved:
         return f"{operation.id}: copies what a segment saves for backward, which is simulated only"
     return None
 
 
 def _as_one(together: Together) -> str | None:
-    """Why `together` is not issued as one: NCCL and Gloo take one kind and reduction, or pairs."""
+    """Return why `together` cannot be issued as one call, or None.
+
+    NCCL and Gloo coalesce collectives of one kind and reduction, or sends and receives.
+    """
     kinds = {
         f"{member.name} ({member.reduction})"
         if isinstance(member, ReducingOperation)
@@ -171,7 +174,7 @@ def _as_one(together: Together) -> str | None:
 
 
 def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -> str | None:
-    """Why `program` cannot be run on the modules `units`, or None."""
+    """Return why `program` cannot run on the modules `units`, or None."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast: it keeps cast copies of parameters; choose a precision in the strategy"
     by_key = {unit.key: unit for unit in units}
@@ -206,7 +209,7 @@ def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -
 
 
 def _unknown(key: SegmentKey, units: Sequence[TorchUnit]) -> str:
-    """Say which unit, or segment of it, is not there."""
+    """Describe the unit, or segment of a unit, that does not exist."""
     unit, segment = key
     names = list(dict.fromkeys(each.name for each in units))
     if unit in names:

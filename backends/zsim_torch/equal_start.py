@@ -1,7 +1,7 @@
-"""A check that ranks start with equal parameters and buffers: they exchange digests of them.
+"""Check that ranks start with equal parameters and buffers, by exchanging digests.
 
-DDP gives all ranks the values of rank 0. Here each rank reads its own: replicas would diverge, and
-shards would come from several modules.
+DDP broadcasts the values of rank 0. Here each rank uses its own, so with unequal values replicas
+would diverge, and shards would come from different modules.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,29 +20,29 @@ from zsim_torch.module.tensor_values import has_values
 from zsim_torch.observe.watchers import unwatched
 
 CHUNK: Final = 2**16
-"""Words of 8 bytes that are mixed at once."""
+"""Number of 8-byte words that are mixed at once."""
 
 SAMPLE: Final = 4
-"""Matrices that all ranks read for the comparison if a function or a folder gives the values."""
+"""Number of matrices that all ranks compare if a function or a folder provides the values."""
 
 STAGE: Final = (TENSOR, CONTEXT, PIPELINE)
-"""Axes along which ranks may have other buffers, and other parts of parameters."""
+"""Axes along which ranks may have different buffers and different parts of parameters."""
 
 _MIX: Final = 0x1E3779B97F4A7C15
 _WORD: Final = 2**64
 
 
 class Digest(NamedTuple):
-    """The extents and format of a tensor, and a digest of its values."""
+    """The shape and data type of a tensor, and a digest of its values."""
 
     extent: str
     values: int
 
 
 def digest_of(tensor: torch.Tensor) -> Digest:
-    """Return the digest of a tensor on any device, computed there a chunk at a time.
+    """Return the digest of a tensor, computed on its device, one chunk at a time.
 
-    Without values it is that of the extents alone.
+    For a tensor without values, the digest covers only shape and data type.
     """
     shape = " x ".join(map(str, tensor.shape)) or "one"
     extent = f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
@@ -73,7 +73,7 @@ def _chunks(octets: torch.Tensor) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True)
 class NotedValues:
-    """Initial values by name; reading one notes its digest."""
+    """Initial values by name; computes the digest of each value that is read."""
 
     initial: Initial
     digests: dict[str, Digest] = field(default_factory=dict[str, Digest])
@@ -88,7 +88,7 @@ class NotedValues:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Digests of parameters and buffers that a rank starts with."""
+    """Digests of the initial parameters and buffers of a rank."""
 
     parameters: Mapping[str, Digest]
     buffers: Mapping[str, Digest]
@@ -106,8 +106,9 @@ def need_equal_start(
 ) -> None:
     """Raise RefusedError on every rank unless all start with equal parameters and buffers.
 
-    Every rank calls it after setup. With `is_modules` the values are the module's own, and all that
-    the program names are compared; else those that ranks have asked for, and a few matrices.
+    Every rank calls it after setup. With `is_modules`, the values are the module's own, and all
+    parameters of the program are compared; otherwise those that ranks have read, and a few
+    matrices.
     """
     if not _has_others():
         return
@@ -141,9 +142,10 @@ def _names_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def _need_equal_names(schedule: Schedule, starts: Sequence[_Start]) -> None:
-    """Raise RefusedError unless ranks of one stage have the same names in one order.
+    """Raise RefusedError unless ranks of one pipeline stage have the same names in the same order.
 
-    Ranks make their schedules themselves: with another order they would add up other gradients.
+    Ranks build their schedules independently: with different orders they would add up gradients of
+    different parameters.
     """
     known: dict[tuple[int, ...], int] = {}
     for rank, start in enumerate(starts):
@@ -159,7 +161,7 @@ def _need_equal_names(schedule: Schedule, starts: Sequence[_Start]) -> None:
 
 
 def need_equal_seed(seed: int) -> None:
-    """Raise RefusedError on every rank unless all draw their values from one seed."""
+    """Raise RefusedError on every rank unless all use the same seed."""
     if not _has_others():
         return
     found: list[int | None] = [None] * distributed.get_world_size()
@@ -176,7 +178,10 @@ def _has_others() -> bool:
 
 
 def _need_equal(schedule: Schedule, starts: list[_Start]) -> None:
-    """Compare parameters of ranks with equal parts of matrices, and buffers of equal stages."""
+    """Raise RefusedError unless ranks with the same tensor index have equal parameters.
+
+    Buffers must be equal on ranks of one stage.
+    """
     places = [schedule.mesh.coordinates(rank) for rank in range(len(starts))]
     for kind, axes in (("parameter", (TENSOR,)), ("buffer", STAGE)):
         known: dict[tuple[object, ...], tuple[int, Digest]] = {}

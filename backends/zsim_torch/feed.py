@@ -13,10 +13,10 @@ from zsim_torch.text import BatchPlace, read_text
 
 
 def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tensor]:
-    """Every micro-batch of the replica of `rank` in the steps of `job`.
+    """Yield the micro-batches of this rank's replica in the steps of `job`.
 
     Raises:
-        TextError: the text does not serve the model.
+        TextError: the text cannot be used for the model.
     """
     shape = job.model.architecture
     assert shape is not None
@@ -35,7 +35,10 @@ def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tenso
 
 
 def micro_batches(schedule: Schedule) -> int:
-    """Return how many micro-batches a replica loads in a step: stages between ends load none."""
+    """Return the number of micro-batches that a replica loads in a step.
+
+    In a pipeline only the first and last stage load any.
+    """
     return max(
         sum(
             isinstance(operation, Compute) and operation.action is Action.LOAD
@@ -46,9 +49,9 @@ def micro_batches(schedule: Schedule) -> int:
 
 
 def place_of_data(schedule: Schedule, rank: int) -> tuple[int, int]:
-    """Return the number of `rank` among those that read different data, and how many there are.
+    """Return the index of `rank` among ranks that read different data, and their number.
 
-    Ranks that share sequences read the same, each for its own tokens.
+    Ranks of a context group read the same data, each for its own tokens.
     """
     coordinates = schedule.mesh.coordinates(rank)
     number, count = 0, 1

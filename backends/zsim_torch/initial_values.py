@@ -1,4 +1,4 @@
-"""Values that a training begins with: the module's own, given by name, made, or stored."""
+"""Initial values of a training: the module's own, given by name, initialized, or stored."""
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from zsim_torch.checkpoint.stored_values import StoredValues
 
 InitialValues = Initial | Initializer | str | PathLike[str]
-"""A function of a parameter's name, a way to make values, or a folder that has them."""
+"""A function from a parameter's name to its value, an `Initializer`, or the path of a folder."""
 
 STORED = "zsim_torch.checkpoint.stored_values"
-"""Imported when a folder is given: torch needs a second for what reads checkpoints."""
+"""Imported only for stored values: torch's checkpoint modules take a second to import."""
 
 
 def need_buffers(module: nn.Module, initial: InitialValues | None) -> None:
-    """Give buffers of `module` that are on "meta" their values.
+    """Load or initialize the buffers of `module` that are on "meta".
 
     Raises:
-        RefusedError: one has none; the line names it.
+        RefusedError: a buffer has no value; the message names it.
         CheckpointError: the folder cannot be read, or is of another model.
     """
     if not any(each.is_meta for each in module.buffers()):
@@ -54,12 +54,12 @@ def need_buffers(module: nn.Module, initial: InitialValues | None) -> None:
 def initial_values(
     module: nn.Module, units: Sequence[TorchUnit], initial: InitialValues | None
 ) -> Generator[Initial | None]:
-    """Give parameters by name inside, None where they are the module's own.
+    """Return a context that yields parameters by name, or None for the module's own values.
 
-    Stored buffers are put into the module; after an error inside they are as they were.
+    Stored buffers are copied to the module; if the block raises, they are restored.
 
     Raises:
-        RefusedError: one cannot be made; the line names it.
+        RefusedError: a value cannot be computed; the message names it.
         CheckpointError: the folder cannot be read, or is of another model.
     """
     stored = _stored(module, initial)
@@ -81,7 +81,7 @@ def initial_values(
 
 @contextmanager
 def _stored_buffers(module: nn.Module, stored: "StoredValues | None") -> Generator[None]:
-    """Put stored values into the buffers that a state of `module` has; back after an error."""
+    """Copy stored values to the persistent buffers of `module`; restore them after an error."""
     persistent = module.state_dict(keep_vars=True).keys()
     buffers = [
         (buffer, value)
@@ -105,7 +105,7 @@ def _put(values: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def _stored(module: nn.Module, initial: InitialValues | None) -> "StoredValues | None":
-    """Return the stored values that `initial` names, None if it names no folder.
+    """Return the stored values that `initial` refers to, or None if it names no folder.
 
     Raises:
         CheckpointError: the folder cannot be read, or is of another model.

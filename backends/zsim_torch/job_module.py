@@ -1,4 +1,4 @@
-"""The transformer of a job as this rank has it: its module, units and initial values."""
+"""The transformer of a job on this rank: its module, units and initial values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from zsim_torch.module.unit import UnitChoice
 
 @dataclass(frozen=True, slots=True)
 class JobModule:
-    """A module without values, on "meta", its units, and what its parameters begin with."""
+    """A module on "meta", its units, and the initial values of its parameters."""
 
     module: nn.Module
     units: Sequence[UnitChoice]
@@ -26,10 +26,12 @@ class JobModule:
 
     @classmethod
     def of(cls, job: Job, *, seed: int) -> "JobModule":
-        """Return that of this rank: along a tensor axis it has its part of each matrix.
+        """Return the module of this rank.
+
+        With a tensor axis, it has this rank's part of each matrix.
 
         Raises:
-            RefusedError: the model of the job is no transformer, or ranks have different seeds.
+            RefusedError: the model of the job is not a transformer, or ranks have different seeds.
         """
         need_equal_seed(seed)
         shape = job.model.architecture

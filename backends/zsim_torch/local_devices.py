@@ -1,4 +1,4 @@
-"""Devices and memory of this machine for local ranks, and how long they may take."""
+"""Devices and memory of this machine for local ranks, and bounds for timeouts."""
 
 import os
 import re
@@ -11,15 +11,15 @@ from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Schedule
 
 RANK_BYTES = 50 * 10**6
-"""What one rank takes on the CPU beside its buffers: measured, 40 MB of proportional set size."""
+"""CPU memory of a rank besides its buffers: 40 MB of proportional set size were measured."""
 
 SLOW_FLOPS_PER_S = 2 * 10**9
 SLOW_BYTES_PER_S = 10**9
-"""What one core reaches even with formats that it emulates: no prediction, a bound for patience."""
+"""Lower bounds for one core, even in emulated formats; for timeouts, not for predictions."""
 
 
 def slowest_operation_s(schedule: Schedule, local_ranks: int) -> float:
-    """Seconds after which the largest operation is done even on slow cores that ranks share."""
+    """Return an upper bound in seconds for the largest operation on slow cores shared by ranks."""
     slowest = max(
         (
             sum(
@@ -36,7 +36,7 @@ def slowest_operation_s(schedule: Schedule, local_ranks: int) -> float:
 
 
 def memory_bytes(device: torch.device, local_ranks: int) -> int:
-    """Memory that `local_ranks` ranks can share: of this machine, or of a CUDA device for each."""
+    """Return the memory of `local_ranks` ranks: this machine's, or the sum of their GPUs'."""
     if device.type == "cpu":
         return max(0, available_bytes() - local_ranks * RANK_BYTES)
     devices = (torch.cuda.get_device_properties(index) for index in range(local_ranks))
@@ -44,7 +44,7 @@ def memory_bytes(device: torch.device, local_ranks: int) -> int:
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Memory that new processes can have without swapping, where Linux says it; else all of it."""
+    """Return the memory available without swapping, as Linux reports it; else the total memory."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text("utf-8"), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""Losses of a run that goes on, in a file: no end of the run takes those of its finished steps."""
+"""Write losses during a run to a file, so that a crash does not lose those of finished steps."""
 
 import os
 import tempfile
@@ -14,10 +14,10 @@ HEADER = "step,rank,loss\n"
 
 
 def begin() -> Path:
-    """Return a new file in the folder of temporary files, to which ranks add lines.
+    """Create a file in the temporary folder, to which ranks append lines.
 
     Raises:
-        OSError: there is no space for one.
+        OSError: there is not enough space.
     """
     descriptor, name = tempfile.mkstemp(prefix="zsim-losses-", suffix=".csv")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -26,9 +26,9 @@ def begin() -> Path:
 
 
 def add(journal: Path, *, step: int, rank: int, loss: float) -> None:
-    """Add the loss of one step; ranks share the file, so a line is one write at its end.
+    """Append the loss of one step; ranks share the file, so a line is a single write.
 
-    A full disk does not end the run: the losses are in its result all the same.
+    A full disk is ignored, since the losses are also in the result of the run.
     """
     with suppress(OSError):
         descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND)
@@ -39,7 +39,7 @@ def add(journal: Path, *, step: int, rank: int, loss: float) -> None:
 
 
 def kept(journal: Path) -> str:
-    """Return where the losses of a run are that did not end well; remove a file that has none."""
+    """Return a message with the path of a failed run's losses; delete a file that has none."""
     with suppress(OSError):
         lines = journal.read_text("utf-8").splitlines()[1:]
         steps = len({line.partition(",")[0] for line in lines})
@@ -50,7 +50,10 @@ def kept(journal: Path) -> str:
 
 
 class StepLosses:
-    """Losses of micro-batches, kept where they were made until the run has ended; setup's first."""
+    """Losses of micro-batches by step, on their device until the end of the run.
+
+    The first entry is that of setup.
+    """
 
     def __init__(self, journal: Path | None, rank: int) -> None:
         self.steps: list[list[torch.Tensor | float]] = [[]]
@@ -59,12 +62,12 @@ class StepLosses:
         self._forgotten = 0
 
     def begin_step(self) -> None:
-        """Begin another step: losses added from now on belong to it."""
+        """Start the next step, to which later losses belong."""
         self.note()
         self.steps.append([])
 
     def note(self) -> None:
-        """Write the losses of ended steps into the journal, if there is one."""
+        """Write the losses of finished steps to the journal, if there is one."""
         if self._journal is None:
             return
         late = any(isinstance(loss, torch.Tensor) for loss in self.steps[-1])
@@ -75,7 +78,7 @@ class StepLosses:
                 add(self._journal, step=self._noted - 1, rank=self._rank, loss=loss)
 
     def add(self, loss: torch.Tensor) -> None:
-        """Note the loss of a micro-batch; on a GPU the host does not wait for it."""
+        """Add the loss of a micro-batch; on a GPU the host does not wait for it."""
         with unwatched():
             self.steps[-1].append(
                 float(loss) if loss.device.type == "cpu" else loss.detach().clone()
@@ -91,7 +94,7 @@ class StepLosses:
         return self.steps[-1]
 
     def means(self) -> tuple[float, ...]:
-        """Return the mean loss of each step that had one."""
+        """Return the mean loss of each step that has losses."""
         return tuple(_mean(step) for step in self.steps[1:] if step)
 
 

@@ -1,4 +1,4 @@
-"""The schedule of a user's module: its units, as they are chosen or found, and learning rates."""
+"""Build the schedule of a user's module: choose or find its units and learning rates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -28,15 +28,15 @@ BUCKET_BYTES: Final = 25 * 2**20
 """DistributedDataParallel's default of `bucket_cap_mb` (torch 2.13), in bytes."""
 
 LEAST_BUCKET_BYTES: Final = 2**19
-"""Of stage 2: with Gloo on two cores, smaller buckets make steps longer (`benchmarks.real`)."""
+"""Minimum bucket size in stage 2: with Gloo on two cores, smaller ones slow down steps."""
 
 
 class HasStrategy(Protocol):
-    """A scenario: `zsim.load` returns one."""
+    """An object with a strategy, such as a scenario from `zsim.load`."""
 
     @property
     def strategy(self) -> Strategy:
-        """Return the strategy, by which the model is sharded and trained."""
+        """Return the strategy for sharding and training the model."""
         ...
 
 
@@ -48,7 +48,11 @@ def planned_module(
     *,
     loss: LossOf,
 ) -> PlannedModule | None:
-    """Return the module by units that are found; None where they are chosen, or its children."""
+    """Return the module with its units found automatically, or None.
+
+    The result is None if units were chosen, if there is no batch, or if the module is just a
+    sequence of its children.
+    """
     if units is not None or batch is None or not has_forward(module):
         return None
     strategy = source.contract.strategy if isinstance(source, Schedule) else _strategy_of(source)
@@ -64,10 +68,12 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
     reads: Mapping[str, Sequence[str]] | None,
     optimizer: torch.optim.Optimizer | Optimizer | None,
 ) -> tuple[Schedule, dict[str, float], InputShapes, Model | None]:
-    """Return the schedule, made where it is not yet, learning rates by name, shapes, and the model.
+    """Return the schedule, learning rates by name, input shapes, and the model.
+
+    The schedule is built unless `source` is one.
 
     Raises:
-        RefusedError: there is no batch to make it with, or an optimizer that it does not take.
+        RefusedError: a batch is needed but missing, or the optimizer is not supported.
     """
     if isinstance(source, Schedule):
         if optimizer is not None:
@@ -91,12 +97,11 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
 
 
 def with_buckets(strategy: Strategy, model: Model) -> Strategy:
-    """Return `strategy` with buckets that are reduced while backward goes on, if it names none.
+    """Return `strategy` with buckets that are reduced during backward, unless it sets its own.
 
-    They are of DistributedDataParallel's sizes; in stage 2, where a bucket is all that a rank holds
-    of gradients which others own, not larger than the largest unit, but for the smallest models.
-    Stage 3 keeps its own, one for each unit, as FSDP2 has them, and an emulated runtime those that
-    it has.
+    Sizes are DistributedDataParallel's. In stage 2 a bucket holds all the gradients of other ranks'
+    shards that a rank has, so it is at most as large as the largest unit, except for tiny models.
+    Stage 3 keeps one bucket per unit, as in FSDP2, and an emulated runtime keeps its own.
     """
     zero = strategy.zero
     named = zero.model_fields_set & {"bucket_elements", "first_bucket_elements", "fused_buffers"}
@@ -115,17 +120,17 @@ def with_buckets(strategy: Strategy, model: Model) -> Strategy:
 
 
 def _largest_unit(model: Model) -> int:
-    """Return the most elements that a unit trains."""
+    """Return the largest number of trained elements of a unit."""
     return max(
         sum(each.elements for each in unit.parameters if not each.frozen) for unit in model.modules
     )
 
 
 def _strategy_of(source: Strategy | HasStrategy) -> Strategy:
-    """Return the strategy that a trainer was given.
+    """Return the strategy in a trainer's `source`.
 
     Raises:
-        RefusedError: it was given something else.
+        RefusedError: `source` contains none.
     """
     found = source if isinstance(source, Strategy) else getattr(source, "strategy", None)
     if not isinstance(found, Strategy):
@@ -150,7 +155,7 @@ def groups_of(
 
 
 def unit_choices(module: nn.Module, units: Sequence[UnitChoice] | None) -> Sequence[UnitChoice]:
-    """Return the units that were chosen, or the children of a sequential module."""
+    """Return the chosen units, or by default the children of a sequential module."""
     if units is None and isinstance(module, nn.Sequential):
         return [name for name, _ in module.named_children()]
     if units is None:
@@ -167,8 +172,8 @@ def units_of(
     """Return the units that make up `module`.
 
     Raises:
-        ModuleUnitError: they do not.
-        RefusedError: hooks around those that were chosen would not be called.
+        ModuleUnitError: they do not make it up.
+        RefusedError: hooks outside the chosen units would not be called.
     """
     if isinstance(units, PlannedModule):
         return units.units
@@ -185,10 +190,10 @@ def _schedule_for(
     batch: object,
     reads: Mapping[str, Sequence[str]] | None,
 ) -> tuple[Schedule, InputShapes, Model]:
-    """Return the schedule that trains `module` by `strategy`, the shapes units read, the model.
+    """Return the schedule for training `module` by `strategy`, input shapes, and the model.
 
     Raises:
-        RefusedError: it would cut matrices.
+        RefusedError: the strategy cuts matrices.
     """
     _need_uncut(strategy)
     precision = strategy.train.precision
@@ -198,11 +203,7 @@ def _schedule_for(
 
 
 def _need_uncut(strategy: Strategy) -> None:
-    """Return if `strategy` cuts no matrices.
-
-    Raises:
-        RefusedError: it does.
-    """
+    """Raise RefusedError if `strategy` cuts matrices."""
     tensor = strategy.parallel.tensor
     if tensor > 1:
         raise RefusedError(

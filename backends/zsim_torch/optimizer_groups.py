@@ -1,7 +1,7 @@
-"""Rules of a schedule as an optimizer of torch, and the reverse: groups, constants, learning rates.
+"""Convert rules of a schedule to a torch optimizer and back: groups, constants, learning rates.
 
-The optimizer of torch updates nothing here. Schedulers of `torch.optim.lr_scheduler` set the
-learning rates of its groups, and each step reads them as host scalars.
+The torch optimizer updates nothing. Schedulers of `torch.optim.lr_scheduler` set the learning rates
+of its groups, and each step reads them as host scalars.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -22,19 +22,19 @@ MOMENT_NAMES: Final[Mapping[type[Optimizer], tuple[str, ...]]] = {
     Adam: ("exp_avg", "exp_avg_sq"),
     SGD: ("momentum_buffer",),
 }
-"""Keys of the moments in the state of torch's optimizers, in the order of an update."""
+"""Keys of the moments in the state of torch's optimizers, in the order of an update's operands."""
 
 RATE: Final = "lr"
 
 CONSTANTS: Final[tuple[str, ...]] = ("betas", "eps", "weight_decay", "momentum", "nesterov")
-"""Constants of torch's optimizers that rules have, and that stay as they are."""
+"""Constants of torch's optimizers that rules support; they must not change during training."""
 
 OFF: Final = ("amsgrad", "maximize", "dampening", "differentiable")
-"""Options of torch's optimizers that no rule has: they have to be false or zero."""
+"""Options of torch's optimizers that no rule supports; they must be false or zero."""
 
 
 class Chosen(NamedTuple):
-    """A strategy whose rules read their learning rates, and what those begin with."""
+    """A strategy whose rules read their learning rates, and the initial rates."""
 
     strategy: Strategy
     rates: dict[str, float]
@@ -46,7 +46,7 @@ def with_optimizer(
     """Return `strategy` with the rules of `given`, each with a learning rate that steps read.
 
     Raises:
-        RefusedError: no rule is as the optimizer, or a parameter of the module is in no group.
+        RefusedError: no rule matches the optimizer, or a parameter of the module is in no group.
     """
     train = strategy.train
     if train.learning_rates is not None and given is None:
@@ -88,9 +88,9 @@ def _rate_name(group: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RateGroups:
-    """An optimizer of torch, with the host scalar of each group's learning rate.
+    """A torch optimizer, with the host scalar of each group's learning rate.
 
-    `constants` are those of each group that steps go on with, and `members` the ids of its
+    `constants` are the constants of each group that steps use, and `members` the ids of its
     parameters.
     """
 
@@ -106,9 +106,9 @@ class RateGroups:
         scalars: Iterable[str],
         fixed: Container[int] = (),
     ) -> "RateGroups":
-        """Return groups of `optimizer`; of those in `fixed` the learning rate is a constant.
+        """Return groups of `optimizer`; those in `fixed` have a constant learning rate.
 
-        Its state is refused from now on where a schedule has it, or has had it.
+        From now on, using its state raises an error during and after the schedule's run.
         """
         if optimizer is not None:
             guard_state(optimizer)
@@ -125,14 +125,17 @@ class RateGroups:
 
     @classmethod
     def of_torch(cls, optimizer: torch.optim.Optimizer) -> "RateGroups":
-        """Take the user's own, whose groups `with_optimizer` has numbered."""
+        """Return the groups of the user's optimizer, in the order of `with_optimizer`."""
         return cls._of(optimizer, map(_rate_name, range(len(optimizer.param_groups))))
 
     @classmethod
     def of_schedule(
         cls, schedule: Schedule, module: nn.Module, rates: Mapping[str, float]
     ) -> "RateGroups":
-        """Make one of the rules in `schedule`; `rates` are what host scalars begin with."""
+        """Return groups for the rules in `schedule`.
+
+        `rates` are the initial values of host scalars.
+        """
         parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
         groups: dict[Optimizer, list[nn.Parameter]] = {}
         for name, rule in _rules_of(schedule, list(parameters)).items():
@@ -153,10 +156,10 @@ class RateGroups:
         return {name: float(group["lr"]) for name, group in zip(self.scalars, groups, strict=False)}
 
     def set_rates(self, rates: Mapping[str, float]) -> None:
-        """Set the learning rates of groups by host scalar before a step.
+        """Set the learning rates of groups by host scalar, before a step.
 
         Raises:
-            RefusedError: the optimizer has changed in a way that no step would follow.
+            RefusedError: the optimizer has changed in a way that steps do not support.
         """
         if self.optimizer is None:
             return
@@ -166,11 +169,7 @@ class RateGroups:
                 group[RATE] = rates[name]
 
     def _need_same(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise RefusedError if groups or constants changed, or a hook expects a step.
-
-        Raises:
-            RefusedError: one is not.
-        """
+        """Raise RefusedError if groups or constants have changed, or a hook expects a real step."""
         need_plain_step(optimizer)
         groups = optimizer.param_groups
         if _members(groups) != self.members:
@@ -187,9 +186,9 @@ class RateGroups:
                     )
 
     def note_step(self) -> None:
-        """Call `step` of the optimizer without parameters, where somebody wants to see it.
+        """Call `step` of the optimizer without parameters, if it is observed.
 
-        Schedulers do, and they put a function of theirs in its place.
+        Schedulers observe it: they wrap the step.
         """
         if self.optimizer is None or not is_seen(self.optimizer):
             return
@@ -203,7 +202,7 @@ class RateGroups:
                 group["params"] = parameters
 
     def saved_groups(self, names: Mapping[int, str]) -> list[dict[str, Any]]:
-        """Return constants and names of parameters of each group, as torch saves them.
+        """Return constants and parameter names of each group, as torch saves them.
 
         `names` has the name of each parameter by `id`.
         """
@@ -213,7 +212,7 @@ class RateGroups:
         ]
 
     def restore(self, number: int, name: str, value: object) -> None:
-        """Set what schedulers change or keep in a group; its parameters and constants stay."""
+        """Set a group's learning rate or a value of a scheduler; parameters and constants stay."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         if number < len(groups) and (name == "lr" or name not in groups[number]):
             groups[number][name] = value
@@ -227,7 +226,7 @@ def _members(groups: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, ...], ...]
 def _groups_of(
     optimizer: torch.optim.Optimizer, module: nn.Module
 ) -> list[tuple[tuple[str, ...], Optimizer]]:
-    """Return names of parameters, and their rule, of each group of an optimizer of torch."""
+    """Return parameter name patterns and the rule of each group of a torch optimizer."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
     found: list[tuple[tuple[str, ...], Optimizer]] = []
@@ -245,7 +244,7 @@ def _groups_of(
 
 
 def _pattern(name: str) -> str:
-    """Return a pattern that `name` alone matches."""
+    """Return a pattern that matches only `name`."""
     return "".join(f"[{each}]" if each in "*?[" else each for each in name)
 
 
@@ -253,7 +252,7 @@ def _rule(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any]) 
     """Return the rule of a group.
 
     Raises:
-        RefusedError: there is none.
+        RefusedError: no rule matches it.
     """
     kind = type(optimizer)
     if kind not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
@@ -284,7 +283,7 @@ def _rule(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any]) 
 
 
 def _no_rule(kind: type[torch.optim.Optimizer]) -> RefusedError:
-    """Return the refusal of an optimizer whose own step no schedule would call."""
+    """Return the error for an optimizer whose step a schedule would not call."""
     wanted = "must be AdamW, Adam without weight_decay, or SGD"
     if not issubclass(kind, torch.optim.Adam | torch.optim.SGD) or kind is torch.optim.Adam:
         return RefusedError(f"optimizer: {kind.__name__} {wanted}")
@@ -295,14 +294,14 @@ def _no_rule(kind: type[torch.optim.Optimizer]) -> RefusedError:
 
 
 def moment_names(program: Program) -> tuple[str, ...]:
-    """Return torch's names of the moments that an update of `program` has, in their order."""
+    """Return torch's names of the moments in updates of `program`, in order."""
     for rule in _updating(program):
         return MOMENT_NAMES[type(rule)][: rule.moments]
     return ()
 
 
 def _updating(program: Program) -> list[Optimizer]:
-    """Return the rules of updates, each once."""
+    """Return the distinct rules of updates."""
     rules = [
         operation.rule
         for operation in walk(program.step)
@@ -312,9 +311,10 @@ def _updating(program: Program) -> list[Optimizer]:
 
 
 def _rules_of(schedule: Schedule, names: Sequence[str]) -> dict[str, Optimizer]:
-    """Return the rule that updates each parameter of `names`, where the schedule says it.
+    """Return the rule that updates each parameter in `names`, as far as the schedule names it.
 
-    Equal on all ranks: a stage of a pipeline may have parameters of one rule alone.
+    The result is equal on all ranks, although the parameters of a pipeline stage may share one
+    rule.
     """
     rules = [rule for program in schedule.programs for rule in _updating(program)]
     found = list(dict.fromkeys(rules))

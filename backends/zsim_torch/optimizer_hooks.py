@@ -1,8 +1,8 @@
-"""Code of others around an optimizer of torch whose work a schedule does: steps, hooks, its state.
+"""Check foreign code around a torch optimizer whose work a schedule does: steps, hooks, state.
 
-A schedule updates parameters and holds moments. `step` of the optimizer is called without
-parameters, for schedulers of learning rates; whatever else runs there, or reads the state, would
-find nothing.
+A schedule updates parameters and holds moments. The optimizer's `step` is called without
+parameters, for learning rate schedulers. Other code that runs there or reads the state would find
+nothing.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from zsim_torch.execute.run_state import has_lost_moments
 from zsim_torch.module.absent import is_absent
 
 OBSERVERS: Final = ("torch.profiler", "zsim_torch.record.recording", __name__)
-"""Modules whose hooks of a step need none of its parameters."""
+"""Modules whose step hooks do not need parameters."""
 
 
 _STATE_HOOKS: Final = (
@@ -28,7 +28,7 @@ _STATE_HOOKS: Final = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
-"""Tables of hooks around the state, which checkpoints of a training do not call."""
+"""Tables of state hooks, which checkpoints of a training do not call."""
 
 
 def _hooks(optimizer: torch.optim.Optimizer) -> list[Callable[..., object]]:
@@ -43,18 +43,17 @@ def _hooks(optimizer: torch.optim.Optimizer) -> list[Callable[..., object]]:
 
 
 def is_seen(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if somebody learns of a `step`: a scheduler that has wrapped it, or a hook."""
+    """Return True if a `step` is observed: by a scheduler that has wrapped it, or by a hook."""
     return "step" in vars(optimizer) or bool(_hooks(optimizer))
 
 
 def need_plain_step(optimizer: torch.optim.Optimizer) -> None:
-    """Raise RefusedError unless `step` is the class's or a scheduler's, and hooks only watch.
+    """Raise RefusedError unless `step` is the class's or a scheduler's, and hooks only observe.
 
-    Raises:
-        RefusedError: it is not, or a hook may work on parameters, which it would not find.
+    A hook that works on parameters would find none.
     """
     own = vars(optimizer).get("step")
-    # Schedulers of torch put a function around the step, to see that it is called before theirs.
+    # Schedulers of torch wrap the step, to check that it is called before theirs.
     scheduled = hasattr(own, "_wrapped_by_lr_sched")
     if own is not None and not (
         scheduled and getattr(own, "__wrapped__", None) is type(optimizer).step
@@ -74,7 +73,7 @@ def need_plain_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def guard_state(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse to save, load or use state of `optimizer` while a schedule has it, or has had it."""
+    """Refuse to save, load or use the state of `optimizer` during and after a schedule's run."""
     hooks = optimizer._optimizer_step_pre_hooks  # pyright: ignore[reportPrivateUsage]
     if _need_moments not in hooks.values():
         optimizer.register_state_dict_pre_hook(_need_state)
@@ -87,10 +86,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _need_state(optimizer: torch.optim.Optimizer, *loaded: object) -> None:
-    """Raise RefusedError unless `optimizer` has its own state; with `loaded` it gets one.
+    """Raise RefusedError if a schedule has the state of `optimizer`, or its training has ended.
 
-    Raises:
-        RefusedError: a schedule has it, or it ended with a training.
+    With `loaded`, the optimizer gets a new state, so an ended training is allowed.
     """
     if any(map(is_absent, _parameters(optimizer))):
         raise RefusedError(
@@ -102,11 +100,7 @@ def _need_state(optimizer: torch.optim.Optimizer, *loaded: object) -> None:
 
 
 def _need_moments(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401  (torch's)
-    """Return unless moments of the optimizer have ended with a training.
-
-    Raises:
-        RefusedError: they have.
-    """
+    """Raise RefusedError if the optimizer's moments were lost at the end of a training."""
     lost = [each for each in _parameters(optimizer) if has_lost_moments(each)]
     if lost and not any(optimizer.state.get(each) for each in lost):
         raise RefusedError(

@@ -1,4 +1,4 @@
-"""Checks of a module, a schedule and this rank's surroundings before anything starts."""
+"""Check a module, a schedule and this rank's environment before anything starts."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,10 @@ from zsim_torch.supervise.process_group import DeviceError, backends, rank_devic
 def need_runnable(
     schedule: Schedule, program: Program, units: Sequence[TorchUnit], *, blocking: bool
 ) -> None:
-    """Return if this rank can run `program` on `units`; `blocking` where the host is the stream.
+    """Raise RefusedError unless this rank can run `program` on `units`.
 
-    Raises:
-        RefusedError: it cannot; one line says why.
+    `blocking` is True if the host waits for each operation, as with Gloo on a CPU. The message
+    gives the reason in one line.
     """
     reason = capability.of_schedule(schedule) or capability.of_units(schedule, program, units)
     if reason is None:
@@ -35,10 +35,10 @@ def need_runnable(
 
 
 def need_start(module: nn.Module, optimizer: object, option: Option) -> None:
-    """Return if `module` can be trained, as it is and from the start; its buffers have values then.
+    """Raise an error unless `module` can be trained from the start; load its buffers.
 
     Raises:
-        RefusedError: it cannot.
+        RefusedError: it cannot be trained.
         CheckpointError: the folder with its values cannot be read, or is of another model.
     """
     need_trainable(module)
@@ -49,21 +49,13 @@ def need_start(module: nn.Module, optimizer: object, option: Option) -> None:
 def need_values_and_memory(
     module: nn.Module, schedule: Schedule, program: Program, option: Option
 ) -> None:
-    """Return if there is what a run of `program` begins with, and where it holds it.
-
-    Raises:
-        RefusedError: there is not.
-    """
+    """Raise RefusedError unless the memory and the initial values of `program` are available."""
     _need_memory(schedule, program, option)
     _need_module(module, program, option)
 
 
 def _need_memory(schedule: Schedule, program: Program, option: Option) -> None:
-    """Return if there is what `program` needs of a device and of files, as `option` has them.
-
-    Raises:
-        RefusedError: there is not.
-    """
+    """Raise RefusedError unless the device and files in `option` have room for `program`."""
     reason = capability.of_memory(
         schedule,
         (program,),
@@ -76,10 +68,9 @@ def _need_memory(schedule: Schedule, program: Program, option: Option) -> None:
 
 
 def _need_module(module: nn.Module, program: Program, option: Option) -> None:
-    """Return if `module` has what a run of `program` begins with.
+    """Raise RefusedError unless `module` has the initial values that `program` needs.
 
-    Raises:
-        RefusedError: its parameters have no values, or an earlier run left state that is gone.
+    Its parameters may have no values, or an earlier run may have left state that is lost.
     """
     if option.initial is None:
         if any(parameter.is_meta for parameter in module.parameters()):
@@ -104,7 +95,8 @@ def place(schedule: Schedule, module: nn.Module, option: Option) -> tuple[int, t
     """Return this rank's number and device.
 
     Raises:
-        RefusedError: the process group is not the one of the schedule, or not for the device.
+        RefusedError: the number of ranks is not the schedule's, or the process group cannot use the
+            device.
     """
     joined = distributed.is_initialized()
     rank = distributed.get_rank() if joined else 0

@@ -1,4 +1,4 @@
-"""Results of a run on its rank: losses, what was observed, and the trace."""
+"""Collect the results of a run on its rank: losses, observed figures and the trace."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from zsim_torch.observe.recorder import Recorder
 
 
 def observed_by(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ...]:
-    """Return what was observed, and beside it what the book says of the same storages."""
+    """Return the observed figures, and the schedule's figures for the same storages."""
     if bench.observer is None:
         return ()
     book = executor.book.entries
@@ -37,9 +37,9 @@ def observed_by(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ..
 
 
 def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
-    """Largest book of what an executor allocates and of the gradients that autograd makes.
+    """Return the peak bytes of buffers of the executor and gradients of autograd.
 
-    These are all buffers but the produced ones that are no gradient: activations and batches.
+    These are all buffers except activations and batches.
     """
     made = {
         operand.view.buffer
@@ -65,7 +65,7 @@ def trace_of(
     seed: int,
     origin: int,
 ) -> Trace:
-    """Return the trace of this rank alone; times are since `origin`, when the first step began."""
+    """Return the trace of this rank alone, with times since `origin`: the start of step 0."""
     machine = executor.machine
     events = machine.streams.events(origin)
     ends = [0] * steps
@@ -96,9 +96,9 @@ def trace_of(
 def mean_over_ranks(
     losses: tuple[float, ...], device: torch.device, *, steps: int
 ) -> tuple[float, ...]:
-    """Return the mean of each loss over the ranks that have `steps` of them; every one calls it.
+    """Return the mean of each loss over the ranks that have `steps` losses; every rank calls it.
 
-    Stages of a pipeline but the last one have none.
+    In a pipeline only the last stage has losses.
     """
     if not distributed.is_initialized():
         return losses
@@ -110,10 +110,10 @@ def mean_over_ranks(
 
 
 def write_together(schedule: Schedule, own: Trace, path: Path) -> None:
-    """Write the traces of all ranks into one file; every rank brings its own, the first writes.
+    """Write the traces of all ranks to one file; every rank passes its own, the first one writes.
 
     Raises:
-        RefusedError: it cannot be written; every rank is told.
+        RefusedError: the file cannot be written; raised on every rank.
     """
     traces = [own]
     if distributed.is_initialized():
@@ -127,10 +127,10 @@ def write_together(schedule: Schedule, own: Trace, path: Path) -> None:
 
 
 def write_schedule(schedule: Schedule, model: Model | None, path: Path) -> None:
-    """Write a schedule as JSON, with its model where that is known; every rank calls it.
+    """Write a schedule as JSON, with its model if it is known; every rank calls it.
 
     Raises:
-        RefusedError: it cannot be written; every rank is told.
+        RefusedError: the file cannot be written; raised on every rank.
     """
     is_first = not distributed.is_initialized() or distributed.get_rank() == 0
     text = encode(Document(schedule=schedule, model=model)) if is_first else ""
@@ -138,7 +138,7 @@ def write_schedule(schedule: Schedule, model: Model | None, path: Path) -> None:
 
 
 def _write(what: str, text: str, path: Path, *, is_first: bool) -> None:
-    """Write `text` on the first rank, and tell all whether it is there."""
+    """Write `text` on the first rank; raise RefusedError on every rank if that fails."""
     failures = [""]
     if is_first:
         try:
@@ -152,7 +152,7 @@ def _write(what: str, text: str, path: Path, *, is_first: bool) -> None:
 
 
 def merged(traces: Sequence[Trace]) -> Trace:
-    """One trace of all ranks, from each rank's own; of an observed figure the largest."""
+    """Merge the traces of each rank into one; take the maximum of each observed figure."""
     first = traces[0]
     figures: dict[str, float] = {}
     for trace in traces:

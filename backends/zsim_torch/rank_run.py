@@ -1,6 +1,6 @@
-"""The run of a schedule on this rank: its memory, what watches it, and the emptied module.
+"""Run a schedule on this rank: its memory, its observers, and the emptied module.
 
-The module has its parameters again when the run has ended, or has failed.
+The module gets its parameters back when the run has ended or failed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,10 +41,10 @@ from zsim_torch.supervise.progress_record import note, step_done
 
 
 class RankRun:
-    """Setup has run when one is made; steps follow, and an end.
+    """Run of a schedule on this rank; the constructor runs setup.
 
-    `prepare` makes of a micro-batch on the device what units are given. In poison mode `sighting`
-    is where memory that is not valid was read, once the run has ended.
+    `prepare` maps a micro-batch on the device to the inputs of units. In poison mode, once the run
+    has ended, `sighting` names the operation that read invalid memory.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RankRun:
             self._set_up(values, is_modules=initial is None)
 
     def _new_bench(self, rank: int) -> Bench:
-        """Return memory, streams and communicators, watched as the option says."""
+        """Return memory, streams and communicators, observed if the option asks for it."""
         option = self.option
         watched = option.observe or option.device_budget is not None
         folder = option.offload_path or Path(gettempdir())
@@ -124,10 +124,10 @@ class RankRun:
         return executor
 
     def _set_up(self, values: NotedValues, *, is_modules: bool) -> None:
-        """Run setup; afterwards nothing that was taken is held for it, and what is counted is 0.
+        """Run setup; then release the initial values and reset the traffic counters.
 
         Raises:
-            RefusedError: ranks start with other values.
+            RefusedError: ranks start with different values.
         """
         with self.watched():
             self.executor.run_setup()
@@ -142,18 +142,18 @@ class RankRun:
 
     @property
     def machine(self) -> RankMachine:
-        """Everything that the executor works with."""
+        """Return the objects that the executor works with."""
         return self.executor.machine
 
     @property
     def makes_losses(self) -> bool:
-        """Return whether this rank has the losses, as all ranks but those of earlier stages."""
+        """Return True if this rank has the losses; only earlier pipeline stages have none."""
         last = self.executor.machine.computer.work.last
         roles = [program.role for program in self.schedule.programs if _runs(program, last)]
         return not roles or self.program.role in roles
 
     def step(self, batches: Sequence[object], given: Mapping[str, float]) -> None:
-        """Run one step on these micro-batches, with what is given in host scalars."""
+        """Run one step on `batches`, with the values of host scalars in `given`."""
         self.need_life()
         with self.guarded():
             with self.watched():
@@ -187,7 +187,7 @@ class RankRun:
         return torch.stack(tensors).mean()
 
     def gradient_norm(self) -> torch.Tensor | None:
-        """Return the norm of all gradients of the last step before it was clipped, if it was."""
+        """Return the last step's gradient norm before clipping, or None if it does not clip."""
         self.machine.streams.workers.drain()  # a thread may clip
         if self._norm is None:
             return None
@@ -196,7 +196,7 @@ class RankRun:
         return squares.reshape(()).sqrt() / scale
 
     def finish(self) -> None:
-        """End the run: ranks agree on what they issued, and the module has its parameters.
+        """End the run: check that ranks issued the same collectives, and refill the module.
 
         Raises:
             DivergedError: two ranks issued different operations as one collective.
@@ -208,7 +208,7 @@ class RankRun:
                 self.machine.streams.drain()
             note("the last step is over")
             agree(self.schedule, self.executor.book.issued)
-            # What is read of files from here on, for poison and for the module, is of no step.
+            # Reads of files from here on, for poison and for the module, belong to no step.
             self._observed = observed_by(self._bench, self.executor)
             if self.option.poison:
                 executor = self.executor
@@ -224,34 +224,34 @@ class RankRun:
     def give_up(self, error: BaseException) -> None:
         """End the run after an error outside its steps.
 
-        A rank that trains alone gives the module its parameters; of several ranks others may be in
-        a step, and no rank has the parameters of all.
+        A rank that trains alone refills the module with its parameters. With several ranks, others
+        may be inside a step, so no rank has all current parameters.
         """
         if not self.has_ended and self.steps and self.schedule.mesh.size == 1:
-            with suppress(Exception):  # `error` is what the caller learns of
+            with suppress(Exception):  # `error` is the one the caller sees
                 self.finish()
         self.abort(error)
 
     def abort(self, error: BaseException) -> None:
-        """Give up: the module has what it came with, and this rank keeps nothing."""
+        """Abort the run: give the module its initial parameters and release all memory."""
         if not self.has_ended:
             self.has_ended = self.has_failed = True
             self._life.__exit__(type(error), error, error.__traceback__)
 
     def close_files(self) -> None:
-        """Give back the files that the run has; there are no full parameters then."""
+        """Delete the files of the run; `full_parameters` cannot be called afterwards."""
         self._bench.pools.close()
 
     def _wanted(self) -> dict[str, torch.dtype]:
-        """Return formats of the parameters that the module is to have in the end."""
+        """Return the data types of the parameters that the module gets back at the end, by name."""
         named = self.module.named_parameters()
         return {name: each.dtype for name, each in named if not each.is_meta}
 
     def _whole(self, wanted: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-        """Return the parameters that are wanted, as the module is to have them.
+        """Return the parameters in `wanted`, each in its shape and data type in the module.
 
-        Memory of moments and of all else is freed first: the module takes its place. Where the
-        module is on "meta", nothing is wanted, on every rank.
+        Moments and all other persistent buffers are freed first to make room for the module. If the
+        module is on "meta", `wanted` is empty on every rank.
         """
         if not wanted:
             return {}
@@ -266,7 +266,9 @@ class RankRun:
         }
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """Return every parameter by name, in its shape if it has one; every rank calls it.
+        """Return every full parameter by name, in the module's shape if it has one.
+
+        Every rank calls it.
 
         Raises:
             RefusedError: the run has failed, maybe between two updates of a step.
@@ -279,10 +281,10 @@ class RankRun:
         }
 
     def trace(self) -> Trace:
-        """Return what ran and when on this rank, and what was observed.
+        """Return the events of this rank with their times, and the observed figures.
 
         Raises:
-            RefusedError: it was not kept.
+            RefusedError: the trace was not kept.
         """
         if not self.option.keep_trace:
             raise RefusedError("trace: not kept; say Option(keep_trace=True)")
@@ -298,20 +300,16 @@ class RankRun:
         return replace(made, observed=observed)
 
     def need_life(self) -> None:
-        """Return if the run has not ended.
-
-        Raises:
-            RefusedError: it has.
-        """
+        """Raise RefusedError if the run has ended."""
         if self.has_ended:
             raise RefusedError("trainer: its training has ended; make another one")
 
     def guarded(self) -> "_Guard":
-        """Abort the run if what is inside fails."""
+        """Return a context manager that aborts the run if its block raises."""
         return _Guard(self)
 
     def watched(self) -> AbstractContextManager[object]:
-        """Let what was asked to watch see what is inside."""
+        """Return a context manager in which the recorder and the observer see operations."""
         watching = [each for each in (self._recorder, self._bench.observer) if each is not None]
         if not watching:
             return nullcontext()
@@ -329,7 +327,7 @@ class RankRun:
         return self.prepared(next(self._batches))
 
     def prepared(self, batch: object) -> object:
-        """Return a micro-batch on the device, as units are given it."""
+        """Return a micro-batch moved to the device and converted to the inputs of units."""
         moved = self._moved(batch)
         return moved if self.prepare is None else self.prepare(moved)
 
@@ -345,7 +343,7 @@ class RankRun:
 
 
 class _Guard:
-    """Aborts a run if what is inside fails."""
+    """Context manager that aborts a run if its block raises."""
 
     __slots__ = ("_run",)
 
@@ -361,7 +359,7 @@ class _Guard:
 
 
 def _runs(program: Program, key: SegmentKey) -> bool:
-    """Return whether `program` runs a segment."""
+    """Return True if `program` runs the segment `key`."""
     return any(
         isinstance(operation, Compute) and (operation.unit, operation.segment) == key
         for operation in walk(program.step)

@@ -11,7 +11,7 @@ from zsim.schedule.schedule import Schedule
 from zsim_torch.initial_values import InitialValues
 
 Given = Mapping[str, Callable[[int], float]]
-"""By host scalar what the caller gives in it before a step, counted from 0."""
+"""Functions from the step number, counted from 0, to the value of a host scalar, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,28 +19,29 @@ class Option:
     """Settings of a run on one rank.
 
     Attributes:
-        device: where the rank computes; by default where the module is if that is a GPU, or the
-            current GPU if the process group has NCCL for it, else the CPU.
-        initial: the initial value of a parameter, by name; or an `Initializer`, with which modules
-            make their own; or the path of a checkpoint, or of a folder or file of safetensors, with
-            all parameters of the module, its buffers or some, and nothing else. By default what
-            the module holds. A module on "meta" needs one; no rank ever holds more of it than its
-            part and one unit.
-        observe: watch live storages and collectives; each operator takes longer.
-        witness: record what torch is seen to do (`zsim.trace.witness`); each operator takes longer.
-        poison: fill freed and not yet valid memory with what is no number, and run late at random.
-        write_back: the module ends with the trained parameters, unless it is on "meta"; else it
-            keeps none, and to read them is refused. If setup or the first step raises, it has those
-            that it came with; they stay in host memory until then.
-        keep_trace: keep what ran and when in every step, for `trace`; memory grows with the steps.
-        given: by name of a host scalar what the caller gives in it before each step, counted from
-            0: a learning rate. By default the strategy's learning rates, if it says some.
-        journal: a file that gets the loss of each step when it has ended; on a GPU a step later, so
-            that the host need not wait.
-        offload_path: folder of the files that stand for NVMe; by default that of temporary files.
-        device_budget: bytes that may live at a time, but for pools of host memory; None for any.
-        restart: moments and loss scale may begin anew although an earlier run has trained the
-            module; they are not kept from one run to another.
+        device: device of the rank. Default: the module's device if it is a GPU, else the current
+            GPU if the process group has NCCL for it, else the CPU.
+        initial: initial values: a function from a parameter's name to its value, an `Initializer`,
+            or the path of a checkpoint or of a file or folder of safetensors, with all parameters
+            of the module, optionally its buffers, and nothing else. Default: the values of the
+            module. Required for a module on "meta"; no rank holds more than its shard and one unit
+            at a time.
+        observe: watch live storages and collectives; slows down each operator.
+        witness: record the operators that torch runs (`zsim.trace.witness`); slows down each one.
+        poison: fill freed and not yet valid memory with NaN, and delay operations at random.
+        write_back: leave the trained parameters in the module at the end, unless it is on "meta".
+            Otherwise the module keeps none, and reading them raises an error. If setup or the first
+            step raises, the module gets its initial parameters back; host memory holds them until
+            then.
+        keep_trace: keep the events of every step for `trace`; memory grows with the steps.
+        given: functions from the step number, counted from 0, to the value of a host scalar, such
+            as a learning rate, by its name. Default: the strategy's learning rates, if it has any.
+        journal: file that gets the loss of each step after the step; on a GPU one step later, so
+            that the host does not wait.
+        offload_path: folder of the files that stand for NVMe; default: the temporary folder.
+        device_budget: limit of live bytes, excluding host memory pools; None for no limit.
+        restart: allow moments and loss scale to start anew although an earlier run has trained the
+            module; they are not kept between runs.
     """
 
     device: torch.device | None = None
@@ -58,10 +59,12 @@ class Option:
 
 
 def given_in(schedule: Schedule, option: Option, known: Given) -> Given:
-    """Return what is given in each host scalar that asks for it: by `option`, or else as `known`.
+    """Return functions for all given host scalars: from `option`, the strategy or `known`.
+
+    The first of the three that has a function for a scalar provides it.
 
     Raises:
-        RefusedError: nobody says what is given in one of them.
+        RefusedError: a scalar has no function.
     """
     found = {**known, **given_by_strategy(schedule), **option.given}
     wanted = [scalar.name for scalar in schedule.scalars if scalar.given]
@@ -71,7 +74,7 @@ def given_in(schedule: Schedule, option: Option, known: Given) -> Given:
 
 
 def given_by_strategy(schedule: Schedule) -> Given:
-    """Return the learning rates that the contract's strategy says, by host scalar."""
+    """Return the learning rates of the contract's strategy, by host scalar."""
     strategy = schedule.contract.strategy
     if strategy is None or strategy.train.learning_rates is None:
         return {}

@@ -1,4 +1,4 @@
-"""Numbers that a trainer gives `on_step` after each step."""
+"""Metrics that a trainer passes to `on_step` after each step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """Numbers of a step on this rank.
+    """Metrics of a step on this rank.
 
-    Tensors have one number each; to read one of a GPU waits for it. `gradient_norm` is that of all
-    gradients before they are clipped, None if the schedule does not clip.
+    Tensors are scalars on the device; reading one on a GPU synchronizes. `gradient_norm` is the
+    norm of all gradients before clipping, or None if the schedule does not clip.
     """
 
     step: int

@@ -1,9 +1,9 @@
-"""Micro-batches of text: bytes as tokens, so that any file will do and no vocabulary is needed.
+"""Micro-batches of text: bytes are tokens, so that any file can be used without a vocabulary.
 
-Which sequences a step reads depends on the seed and the step alone. They are numbered through the
-step: micro-batch m of the data-parallel rank d (of D, each taking B sequences) has the numbers
-(m * D + d) * B to (m * D + d) * B + B - 1. So ranks read different text, and one process that takes
-D times as many sequences, or D times as many micro-batches, reads the same text as D ranks.
+The sequences of a step depend only on the seed and the step. They are numbered within the step:
+micro-batch m of the data-parallel rank d (of D, each taking B sequences) has the numbers (m * D +
+d) * B to (m * D + d) * B + B - 1. So ranks read different text, and one process that takes D times
+as many sequences, or D times as many micro-batches, reads the same text as D ranks.
 """
 
 import os
@@ -19,18 +19,18 @@ from torch import Tensor
 from zsim.limits import limits
 
 VOCABULARY = 256
-"""A byte has so many values; a model needs at least as many tokens."""
+"""Number of values of a byte; a model needs at least as many tokens."""
 
 
 class TextError(ValueError):
-    """A text that cannot be read, or is too short; one line that names it."""
+    """A text that cannot be read or is too short; the message is one line that names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlace:
     """A micro-batch's place in the text.
 
-    `size` sequences for the rank at `coordinate` of `ranks`.
+    It has `size` sequences for the rank at `coordinate` of `ranks`.
     """
 
     step: int
@@ -41,9 +41,9 @@ class BatchPlace:
 
 
 class Text:
-    """A text from which sequences of `sequence_length` tokens, and the one after, are cut.
+    """A text that provides random sequences of `sequence_length` + 1 tokens.
 
-    A byte stands for itself modulo `vocab_size`.
+    A byte is a token, modulo `vocab_size`.
 
     Raises:
         TextError: the text has fewer than `sequence_length` + 1 bytes.
@@ -70,14 +70,14 @@ class Text:
         self._vocab_size = vocab_size
 
     def batch(self, which: BatchPlace, *, seed: int) -> Tensor:
-        """Tokens, int64 [size, sequence_length + 1]."""
+        """Return tokens, int64 [size, sequence_length + 1]."""
         first = (which.micro_batch * which.ranks + which.coordinate) * which.size
         starts = [self._start(seed, which.step, first + index) for index in range(which.size)]
         rows = [self._tokens[start : start + self._length] for start in starts]
         return torch.from_numpy(np.stack(rows).astype(np.int64) % self._vocab_size)
 
     def _start(self, seed: int, step: int, number: int) -> int:
-        """Return where sequence `number` of a step begins."""
+        """Return the start of sequence `number` of a step."""
         generator = np.random.default_rng((seed, step, number))
         return int(generator.integers(len(self._tokens) - self._length + 1))
 
@@ -85,8 +85,8 @@ class Text:
 def read_text(path: Path | None, sequence_length: int, *, vocab_size: int = VOCABULARY) -> Text:
     """Return the text in the file at `path`, or the one that ships with the package.
 
-    For a toy model with a smaller vocabulary the text of the package is folded into it; a file is
-    not, since that would lose what it says.
+    The package's text is mapped to a toy model's smaller vocabulary by a modulo. A file is not,
+    since that would lose information.
 
     Raises:
         TextError: the file cannot be read, is empty, or shorter than a sequence, or the vocabulary
@@ -94,7 +94,7 @@ def read_text(path: Path | None, sequence_length: int, *, vocab_size: int = VOCA
     """
     if path is None:
         content = (files("zsim_torch") / "text.txt").read_bytes()
-        if len(content) <= sequence_length:  # a toy text for a long sequence: it may repeat
+        if len(content) <= sequence_length:  # a toy text may repeat for a long sequence
             content *= -(-(sequence_length + 1) // len(content))
         return Text(content, sequence_length, vocab_size=vocab_size, name="the package's text")
     try:

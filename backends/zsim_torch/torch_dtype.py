@@ -1,4 +1,4 @@
-"""Number formats of a schedule as torch has them."""
+"""Data types of a schedule as torch data types."""
 
 import torch
 from torch.utils._pytree import tree_map
@@ -22,10 +22,10 @@ HALF_PRECISION = (DType.FP16, DType.BF16)
 
 
 def entering(batch: object, parameters: DType | None) -> object:
-    """Return `batch` as units are given it that have parameters in the format `parameters`.
+    """Return `batch` as passed to units whose parameters have the data type `parameters`.
 
-    Under mixed precision its tensors of floats are cast to that format, as the root module does
-    under FSDP2's `MixedPrecisionPolicy(cast_forward_inputs=True)`, targets too; all else stays.
+    Under mixed precision, its float tensors are cast to that type, including targets, as the root
+    module does under FSDP2's `MixedPrecisionPolicy(cast_forward_inputs=True)`. Other tensors stay.
     """
     if parameters is None or parameters not in HALF_PRECISION:
         return batch

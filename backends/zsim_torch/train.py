@@ -1,4 +1,4 @@
-"""Train a module by a schedule for a number of steps, as one rank of it."""
+"""Train a module by a schedule for a number of steps, on this rank."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +21,11 @@ __all__ = ["Option", "Trained", "train"]
 
 @dataclass(slots=True, kw_only=True)
 class Trained:
-    """Results of a run on its rank.
+    """Results of a run on this rank.
 
-    `losses` are means over ranks and micro-batches, one for each step. `trace` has this rank alone,
-    with what was observed. `sighting` is where memory that is not valid was read in poison mode, if
-    parameters, optimizer state or losses of this rank are no numbers.
+    `losses` are means over ranks and micro-batches, one for each step. `trace` holds the events of
+    this rank only, with the observed figures. In poison mode, if parameters, optimizer state or
+    losses of this rank are not finite, `sighting` names the operation that read invalid memory.
     """
 
     losses: tuple[float, ...]
@@ -36,15 +36,15 @@ class Trained:
     _close: Callable[[], None] = field(repr=False)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """Every parameter, whole, by name, on the CPU: masters where there are some.
+        """Return every full parameter by name, on the CPU; the master copy if there is one.
 
-        One that the module does not have is flat. All ranks have to call it, while their process
-        group lives.
+        A parameter that the module does not have is flat. Every rank must call it before the
+        process group is destroyed.
         """
         return self._collect()
 
     def close(self) -> None:
-        """Give back the files that the run has, at once; there are no full parameters then."""
+        """Delete the files of the run now; `full_parameters` cannot be called afterwards."""
         self._close()
 
 
@@ -60,15 +60,15 @@ def train(
 ) -> Trained:
     """Run setup and `steps` steps of `schedule` on this rank, with the user's module and data.
 
-    Every rank calls it with an equal module; without a process group the schedule is for one rank.
-    `units` are submodules by path, or pairs of name and module, in the order of forward; each is
-    called with the values that the schedule says. `batches` gives this rank's micro-batches, one
-    for each LOAD. `seed` seeds the delays of poison mode. `Trainer` does the same in a loop of
-    one's own; this keeps the trace of all steps.
+    Every rank calls it with an equal module; without a process group the schedule must be for one
+    rank. `units` are submodules by path, or pairs of name and module, in the order of forward; each
+    is called with the inputs that the schedule names. `batches` yields this rank's micro-batches,
+    one for each LOAD. `seed` seeds the delays of poison mode. `Trainer` does the same in the user's
+    own loop; this function keeps the trace of all steps.
 
     Raises:
-        RefusedError: the schedule or the units cannot be run, or an earlier run of the module had
-            optimizer state that this one would begin anew; nothing was started.
+        RefusedError: the schedule or the units cannot be run, or this run would reset the optimizer
+            state of an earlier run of the module; nothing was started.
         UnitError: the units do not make up the module.
         DivergedError: two ranks issued different operations as one collective.
     """
@@ -92,7 +92,7 @@ def _taken(source: Iterator[object], count: int) -> list[object]:
     """Return the next `count` micro-batches.
 
     Raises:
-        RunFailedError: there are less.
+        RunFailedError: fewer are left.
     """
     found = list(islice(source, count))
     if len(found) < count:

@@ -1,4 +1,4 @@
-"""A training of a module by a schedule, as one rank of it, step by step in the user's own loop."""
+"""Train a module by a schedule on this rank, one step at a time, in the user's own loop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -52,29 +52,30 @@ if TYPE_CHECKING:
     from zsim_torch.checkpoint.saved_training import SavedTraining, Stateful
 
 SIMULATED_STEPS = 3
-"""Steps of a prediction: the last one is what is told."""
+"""Number of steps to simulate; the prediction reports the last one."""
 
 CHECKPOINTS = "zsim_torch.checkpoint.saved_training"
-"""Imported when a checkpoint is asked for: torch needs a second for what writes them."""
+"""Imported only when a checkpoint is used: torch's checkpoint modules take a second to import."""
 
 
 class Trainer:
-    """Trains `module` on this rank; every rank makes one with an equal module.
+    """Trainer of `module` on this rank; every rank creates one with an equal module.
 
         with Trainer(module, strategy, batch=first) as trainer:
             for batch in batches:
                 loss = trainer.step(batch)
 
-    While it trains, the module holds no parameters: the schedule has them. At the end of `with`, or
-    with `finish`, the module has those that were trained. After an error in the first step it has
-    those that it came with. After an error in a later one, or between steps of several ranks, it
-    has none, and to read or save them is refused. A module on "meta" stays there.
+    During training the module holds no parameters: the buffers of the schedule hold them. `finish`,
+    or the end of the `with` block, writes the trained parameters back to the module. If the first
+    step fails, the module gets its initial parameters back. If a later step fails, or the block is
+    left with an error between steps of several ranks, the module stays empty, and reading or saving
+    its parameters raises an error. A module on "meta" stays on "meta".
 
     Attributes:
-        schedule: what the ranks do.
-        model: the module as the simulator has it; None where only a schedule was given.
-        micro_batches: how many batches a step takes: those of a replica, on each of its ranks.
-        steps_done: steps since the training began, those before a checkpoint included.
+        schedule: the operations of all ranks.
+        model: the simulator's description of the module; None if `source` was a schedule.
+        micro_batches: number of micro-batches that `step` takes on this rank.
+        steps_done: steps since the start of training, including those before a loaded checkpoint.
         run: the run of the schedule on this rank.
     """
 
@@ -92,23 +93,23 @@ class Trainer:
         option: Option | None = None,
         seed: int = 0,
     ) -> None:
-        """Check that this rank can train, and run setup.
+        """Check that this rank can train, then run the setup of the schedule.
 
         Args:
-            module: its parameters are trained, from the values that they have.
-            source: a schedule; or a strategy or scenario to make it from (`with_buckets` applies).
-            units: submodules by path, or pairs of name and module, in the order of forward. By
-                default the children of an `nn.Sequential`; of any other module its repeated
-                blocks, with what its forward does between them.
-            batch: a micro-batch to measure the units on, where the schedule is to be made.
-            loss: of a module and a batch, where units are found. By default the module is called
-                with the batch, or what is in it if that is a mapping (by keyword), tuple or list,
-                and returns its loss, or something with a `loss`.
-            reads: what each unit is called with, as `describe` has it.
-            optimizer: AdamW or SGD of torch with its groups, or a rule, instead of the strategy's.
-            on_step: is told the numbers of each step.
+            module: trained from its current parameter values.
+            source: a schedule, or a strategy or scenario to build one (`with_buckets` applies).
+            units: submodules by path, or pairs of name and module, in the order of forward.
+                Default: the children of an `nn.Sequential`, or the repeated blocks of any other
+                module, together with the operations that its forward runs between them.
+            batch: a micro-batch for measuring the units; needed to build a schedule.
+            loss: function of module and batch, used to find the units. By default the module is
+                called with the batch, or with its items if it is a mapping (keywords), tuple or
+                list, and returns its loss or an object with a `loss`.
+            reads: values that each unit is called with, as in `describe`.
+            optimizer: torch's AdamW or SGD with its groups, or a rule; replaces the strategy's.
+            on_step: called with the metrics of each step.
             option: settings of this rank.
-            seed: of the delays of poison mode.
+            seed: seed of the delays in poison mode.
 
         Raises:
             RefusedError: schedule, units or optimizer cannot be run, or ranks' values differ.
@@ -150,8 +151,8 @@ class Trainer:
     ) -> Self:
         """Train the transformer of a job, `zsim.load(...).job`, along all axes of its schedule.
 
-        Its parameters begin with values that `seed` draws, or those of `option`. A rank has no more
-        of them than its schedule says, and the module stays empty: see `save`.
+        `option.initial` gives the initial parameters; by default `seed` draws them. A rank holds
+        only the shards that its schedule assigns to it, and the module stays empty: see `save`.
 
         Raises:
             RefusedError: as the constructor.
@@ -171,30 +172,30 @@ class Trainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """Groups and constants of the schedule as an optimizer of torch, for its schedulers.
+        """The groups and constants of the schedule as a torch optimizer, for rate schedulers.
 
-        It updates nothing. A step reads the learning rates of its groups, where the schedule has
-        none of its own. None where nothing is updated.
+        It updates no parameters. Each step reads the learning rates of its groups, unless the
+        schedule sets its own. None if the schedule updates no parameters.
         """
         return self._groups.optimizer
 
     @property
     def scalars(self) -> Mapping[str, float]:
-        """Numbers of the host by name: updates done, and with fp16 the loss scale."""
+        """Return host scalars by name: the number of updates and, with fp16, the loss scale."""
         return dict(self.run.executor.scalars)
 
     @property
     def gradient_norm(self) -> torch.Tensor | None:
-        """Norm of all gradients of the last step before it was clipped; None without clipping."""
+        """Return the norm of the last step's gradients before clipping; None without clipping."""
         return self.run.gradient_norm()
 
     def step(self, *batches: object) -> torch.Tensor:
-        """Train on one step's micro-batches of this rank, and return the mean of their losses.
+        """Train on this rank's micro-batches of one step and return the mean of their losses.
 
-        Every rank calls it. The loss is this rank's; `average` gives that of all ranks.
+        Every rank calls it. The loss is this rank's; `average` returns the mean over all ranks.
 
         Raises:
-            RefusedError: there are not as many as the step loads, or the training has ended.
+            RefusedError: the number of batches is not `micro_batches`, or the training has ended.
         """
         if len(batches) != self.micro_batches:
             raise RefusedError(
@@ -219,15 +220,16 @@ class Trainer:
         return loss
 
     def evaluate(self, *batches: object) -> torch.Tensor:
-        """Return the mean loss of micro-batches without training on them; every rank calls it.
+        """Return the mean loss of micro-batches without training; every rank calls it.
 
-        Units run in evaluation mode, in the format of training; as many batches as one likes. On
-        stages of a pipeline that make no loss it is NaN, as that of `step`; `average` gives that of
-        all ranks. With tensor or pipeline ranks batches have the shapes of training.
+        Units run in evaluation mode and in the format of training. Any number of batches is
+        allowed. Pipeline stages that compute no loss return NaN, as in `step`; `average` returns
+        the mean over all ranks. With tensor or pipeline ranks, batches must have the shapes of
+        training.
 
         Raises:
-            RefusedError: there are no batches, one has another shape where ranks exchange what
-                units make of it, or the training has ended.
+            RefusedError: there are no batches, a batch has another shape although ranks exchange
+                the outputs of units, or the training has ended.
         """
         self.run.need_life()
         if not batches:
@@ -245,18 +247,18 @@ class Trainer:
         return torch.stack(losses).float().mean()
 
     def average(self, value: torch.Tensor) -> float:
-        """Return the mean of a number over all ranks; every rank calls it."""
+        """Return the mean of `value` over the ranks that compute a loss; every rank calls it."""
         own = (float(value),) if self.run.makes_losses else ()
         return mean_over_ranks(own, self.run.device, steps=1)[0]
 
     def state_dict(self, beside: "Mapping[str, Stateful] | None" = None) -> dict[str, Any]:
-        """Return what a checkpoint has, for `torch.distributed.checkpoint.save`.
+        """Return the state of a checkpoint, for `torch.distributed.checkpoint.save`.
 
-        Parameters and moments are tensors of which this rank has parts, in the memory of the
-        training: save them before the next step.
+        Parameters and moments are tensors that this rank holds shards of. They share memory with
+        the training: save them before the next step.
 
         Raises:
-            RefusedError: the training has ended, or a step leaves something else to the next.
+            RefusedError: the training has ended, or a step passes other state on to the next step.
         """
         return self._saved().state_dict(self.steps_done, beside or {})
 
@@ -265,11 +267,11 @@ class Trainer:
     ) -> None:
         """Write a checkpoint into the folder `path`; every rank calls it.
 
-        `beside` is saved with it: a scheduler, a data loader, equal on all ranks. A checkpoint that
-        is in the folder is replaced at once when the new one is complete.
+        `beside` is saved too: a scheduler or a data loader, for example, equal on all ranks. An
+        existing checkpoint in the folder is replaced atomically once the new one is complete.
 
         Raises:
-            CheckpointError: it cannot be written; what was in the folder is as it was.
+            CheckpointError: it cannot be written; the folder is unchanged.
             RefusedError: as `state_dict`.
         """
         self._saved().save(Path(path), self.steps_done, beside or {})
@@ -282,18 +284,18 @@ class Trainer:
         parameters_only: bool = False,
         keep_groups: bool = False,
     ) -> None:
-        """Go on from the checkpoint in the folder `path`; every rank calls it.
+        """Continue from the checkpoint in the folder `path`; every rank calls it.
 
-        It may be of any number of ranks and any stage, or FSDP2's. With `parameters_only` the
-        optimizer starts again. The optimizer takes the learning rates of the checkpoint, whose
-        other constants must be its own; with `keep_groups` it keeps its own rates and constants.
-        Nothing that the files name is run, but for classes that you have allowed
-        (`torch.serialization.add_safe_globals`).
+        The checkpoint may come from any number of ranks, any ZeRO stage, or FSDP2. With
+        `parameters_only` the optimizer starts anew. By default the learning rates come from the
+        checkpoint, and its other constants must equal the optimizer's; with `keep_groups` the
+        optimizer keeps its rates and constants. No code that the files name is run, except for
+        classes that you have allowed (`torch.serialization.add_safe_globals`).
 
         Raises:
-            CheckpointError: it is of another model or optimizer, or would run code, and nothing has
-                changed; or tensors cannot be read, and the training has ended.
-            RefusedError: the training has ended, or a step leaves something else to the next.
+            CheckpointError: it is of another model or optimizer, or would run code: nothing has
+                changed. Or tensors cannot be read: the training has ended.
+            RefusedError: the training has ended, or a step passes other state on to the next step.
         """
         saved = self._saved()
         plan = saved.plan(
@@ -303,7 +305,7 @@ class Trainer:
             self.steps_done = saved.read(plan)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """Return every parameter by name, whole, on the CPU: masters where there are some.
+        """Return every full parameter by name, on the CPU; the master copy if there is one.
 
         Every rank calls it.
         """
@@ -311,21 +313,22 @@ class Trainer:
         return self.run.full_parameters()
 
     def trace(self) -> Trace:
-        """Return what this rank has run and when, with what was observed.
+        """Return the events of this rank with their times, and the observed figures.
 
         Raises:
-            RefusedError: `Option(keep_trace=True)` was not said.
+            RefusedError: `Option(keep_trace=True)` was not set.
         """
         self.run.machine.streams.drain()
         return self.run.trace()
 
     def write_trace(self, path: str | PathLike[str]) -> None:
-        """Write what all ranks have run into one file, for `check --against`; every rank calls it.
+        """Write the events of all ranks to one file, for `check --against`; every rank calls it.
 
-        The first rank writes it. Times are each rank's own, since its first step began.
+        The first rank writes the file. Each rank's times count from the start of its own first
+        step.
 
         Raises:
-            RefusedError: `Option(keep_trace=True)` was not said, or no file can be written.
+            RefusedError: `Option(keep_trace=True)` was not set, or the file cannot be written.
         """
         write_together(self.schedule, self.trace(), Path(path))
 
@@ -340,10 +343,10 @@ class Trainer:
     def simulate(self, cluster: Cluster, *, steps: int = SIMULATED_STEPS) -> "RunResult":
         """Return the prediction of this training on `cluster`, as `zsim.run` does.
 
-        Each rank that calls it simulates for itself; nothing of the training changes.
+        Each rank that calls it simulates on its own. The training is not affected.
 
         Raises:
-            RefusedError: the trainer was given a schedule, which says nothing of kernels.
+            RefusedError: the trainer was given a schedule, which does not describe kernels.
             MistakeError: the cluster cannot run it.
         """
         if self.model is None:
@@ -355,7 +358,7 @@ class Trainer:
         return zsim.run(job)
 
     def finish(self) -> None:
-        """End the training: ranks agree on what they issued, the module has its parameters.
+        """End the training: check that ranks issued the same collectives, and refill the module.
 
         Raises:
             DivergedError: two ranks issued different operations as one collective.
@@ -371,7 +374,7 @@ class Trainer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the training, or give it up after an error."""
+        """End the training, or abort it after an error."""
         if error is not None:
             self.run.give_up(error)
         elif not self.run.has_ended:
@@ -381,10 +384,10 @@ class Trainer:
         return self._groups.rates()[name]
 
     def _saved(self) -> "SavedTraining":
-        """Return what saves and loads this training, with every operation over.
+        """Return the object that saves and loads this training, after waiting for all operations.
 
         Raises:
-            RefusedError: the training has ended, or a step leaves something else to the next.
+            RefusedError: the training has ended, or a step passes other state on to the next step.
         """
         self.run.need_life()
         self.run.machine.streams.drain()

@@ -1,9 +1,9 @@
-"""Values of a simulated run as torch tensors: a user's module, on every rank of one process.
+"""Values of a simulated run as torch tensors: a user's module on all ranks in one process.
 
-A schedule that is simulated with them trains the module itself, in floating point. What a forward
-saves is not laid out in memory: its backward runs the unit again, on the inputs and parameters that
-the schedule has for it then, and on the inputs of the forward where it keeps none. So a module must
-compute the same when it is run again: no dropout, no batch norm.
+A schedule that is simulated with these values trains the module itself, in floating point. Saved
+tensors of a forward are not stored: its backward runs the unit again, on the inputs and parameters
+that the schedule has at that time, or on the forward's inputs if it keeps none. So a module must
+compute the same result when it is run again: no dropout, no batch norm.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ from zsim_torch.module.visit import Visit, parameter_order, views_of, visit_of
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 Feed = Callable[[int, int, int], torch.Tensor]
-"""The micro-batch of a replica, a step, and a number in the step."""
+"""Returns the micro-batch for a replica, a step, and an index in the step."""
 
 SAVED = 1.0
-"""What stands in memory for what a forward saved: spoiled, it spoils the backward."""
+"""Placeholder in memory for saved tensors; if it is spoiled, the backward result is, too."""
 
 
 class TorchValues:
-    """Implements `zsim.backend.values.Values` for a module and its units; a unit is one segment."""
+    """Implements `zsim.backend.values.Values` for a module and its units of one segment each."""
 
     def __init__(
         self, schedule: Schedule, module: nn.Module, units: Sequence[UnitChoice], feed: Feed
@@ -56,39 +56,39 @@ class TorchValues:
         self._moves: dict[tuple[str, int], Rearrangement] = {}
 
     def memory(self, elements: int, dtype: DType) -> torch.Tensor:
-        """Return new memory, spoiled."""
+        """Return new memory, filled with NaN or the largest integer."""
         made = torch.empty(elements, dtype=TORCH_DTYPE[dtype])
         spoil(made)
         return made
 
     def window(self, memory: torch.Tensor, start: int, size: int) -> torch.Tensor:
-        """Elements `start` on of `memory`."""
+        """Return `size` elements of `memory` from `start`."""
         return memory[start : start + size]
 
     def spoil(self, window: torch.Tensor) -> None:
-        """Whoever reads `window` sees it."""
+        """Fill `window` with NaN or the largest integer, so that invalid reads show."""
         spoil(window)
 
     def is_spoiled(self, window: torch.Tensor) -> bool:
-        """Return whether all of `window` is spoiled."""
+        """Return True if all elements of `window` are spoiled."""
         spoiled = torch.empty_like(window)
         spoil(spoiled)
         return self.same(window, spoiled)
 
     def taken(self, window: torch.Tensor) -> torch.Tensor:
-        """Return a copy."""
+        """Return a copy of `window`."""
         return window.clone()
 
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return whether both hold the same bits."""
+        """Return True if both are bitwise equal."""
         return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
     def store(self, window: torch.Tensor, value: torch.Tensor) -> None:
-        """`window` becomes `value`, cast to its format."""
+        """Copy `value` to `window`, cast to its data type."""
         window.copy_(value)
 
     def is_zero(self, window: torch.Tensor) -> bool:
-        """Return whether the only element is zero."""
+        """Return True if the only element is zero."""
         return bool(window.item() == 0)
 
     def apply(
@@ -100,7 +100,7 @@ class TorchValues:
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[torch.Tensor | None]:
-        """Return what `operation` writes: see `Values.apply`."""
+        """Return the tensors that `operation` writes: see `Values.apply`."""
         match operation:
             case Fill(value=value, scalar=scalar):
                 scale = 1.0 if scalar is None else scalars[scalar]
@@ -178,7 +178,7 @@ class TorchValues:
         return found
 
     def _initial_of(self, view: View, seat: Seat) -> torch.Tensor:
-        """Return initial values of what the buffer's layout names, zero in the padding."""
+        """Return initial values of the parameters in a buffer's layout; zeros in the padding."""
         buffer = seat.program.by_name[view.buffer]
         whole = torch.zeros(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])
         for each in held(self._schedule, buffer, seat.coordinates):
@@ -240,7 +240,7 @@ class TorchValues:
         }
 
     def _shaped(self, compute: Compute, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return inputs in the shapes in which they were made; stored ones have that of forward."""
+        """Return inputs in their original shapes; stored ones in the shapes of the forward."""
         found: list[torch.Tensor] = []
         views = views_of(compute, Role.INPUT)
         for place, (view, each) in enumerate(zip(views, inputs, strict=True)):
@@ -253,7 +253,7 @@ class TorchValues:
     def _parameters(
         self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat
     ) -> list[torch.Tensor]:
-        """Parameters in the order of the module and in their shapes."""
+        """Return parameters in the order of the module and in their shapes."""
         unit: TorchUnit = self._units[compute.unit, compute.segment]
         pairs = zip(self._order(compute, seat), of[Role.PARAMETER], strict=True)
         found = dict(pairs)
@@ -271,12 +271,12 @@ class TorchValues:
     def meet(
         self, members: Sequence[Communication], sources: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """Return what each member gets: see `Values.meet`. Sums are in the order of ranks."""
+        """Return the result for each member: see `Values.meet`. Sums are in the order of ranks."""
         return [received(member, place, sources) for place, member in enumerate(members)]
 
 
 def _moved(source: torch.Tensor, target: torch.Tensor, copy: Copy) -> torch.Tensor:
-    """Return the target after the copy, in the arithmetic of the real one."""
+    """Return the target after the copy, with the arithmetic of a real run."""
     if copy.accumulate:
         return target.add(source, alpha=1 / copy.divisor)
     moved = source.to(target.dtype)
@@ -295,7 +295,7 @@ def _optimized(
 ) -> Mapping[Role, Sequence[torch.Tensor]]:
     """Return new values by role.
 
-    What is updated is changed in place: it is the operation's own copy.
+    Updated tensors are changed in place: they are the operation's own copies.
     """
     gradients = of[Role.GRADIENT]
     scale = scalars[compute.scalars[0]] if compute.scalars else 1.0

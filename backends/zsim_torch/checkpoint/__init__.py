@@ -1,1 +1,1 @@
-"""Checkpoints of a training, as torch.distributed.checkpoint has them."""
+"""Checkpoints of a training in the format of torch.distributed.checkpoint."""

@@ -1,8 +1,8 @@
-"""A folder with one checkpoint, replaced as a whole.
+"""A folder with one checkpoint, which is replaced as a whole.
 
-`.metadata` names the files of a checkpoint. Each save writes files of its own, and then puts its
-metadata in the place of the last: whatever ends a save, the folder holds a checkpoint that is
-complete, or none yet. Files that no metadata names are removed by the next save.
+`.metadata` names the files of a checkpoint. Each save writes new files, then atomically replaces
+the metadata. However a save ends, the folder therefore holds one complete checkpoint, or none if it
+had none. The next save removes files that the metadata does not name.
 """
 
 import io
@@ -31,18 +31,18 @@ SUFFIX: Final = ".distcp"
 
 
 class CheckpointError(RunFailedError):
-    """A checkpoint that cannot be written, or read into what is trained; one line."""
+    """A checkpoint that cannot be written, or not loaded into this training; one line."""
 
 
 class _Replacing(FileSystem):
-    """Files whose place others take at once."""
+    """File system that keeps files until a rename replaces them."""
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
-        """Leave the metadata of the last checkpoint until a rename replaces it."""
+        """Do nothing: the last checkpoint's metadata stays until a rename replaces it."""
 
 
 class _Writer(FileSystemWriter):
-    """Writes into a folder that may hold a checkpoint, beside it."""
+    """Writes a checkpoint next to an existing one in the same folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, per_thread_copy_ahead=0)  # one tensor at a time
@@ -50,12 +50,12 @@ class _Writer(FileSystemWriter):
         self.prefix = f"__{uuid4().hex[:12]}"
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the folder; that it holds a checkpoint needs no warning."""
+        """Create the folder, without a warning if it already holds a checkpoint."""
         self.fs.mkdir(self.path)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give files of this save names of their own."""
+        """Give the files of this save unique names."""
         return [
             replace(plan, storage_data=replace(plan.storage_data, prefix=f"{self.prefix}_{rank}_"))
             for rank, plan in enumerate(super().prepare_global_plan(plans))
@@ -66,7 +66,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
     """Write `state` as the checkpoint in `folder`; every rank calls it.
 
     Raises:
-        CheckpointError: it cannot be written. What was in the folder is as it was.
+        CheckpointError: it cannot be written; the folder is unchanged.
     """
     writer = _Writer(folder)
     alone = not distributed.is_initialized()
@@ -85,7 +85,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Let the new entry of the folder reach the disk, then remove files of other saves."""
+    """Flush the new entry of the folder to disk, then remove files of other saves."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -103,33 +103,33 @@ def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
 
 
 def metadata_of(folder: Path) -> Metadata:
-    """Return what `folder` says that it holds.
+    """Return the metadata of the checkpoint in `folder`.
 
     Raises:
-        CheckpointError: it holds no complete checkpoint, or one that names code.
+        CheckpointError: there is no complete checkpoint, or it refers to code.
     """
     try:
         with (folder / METADATA).open("rb") as file:
             return load_metadata(file)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"checkpoint {folder}: no complete checkpoint is there") from None
-    except Exception as error:  # unpickling a broken file raises what it likes
+    except Exception as error:  # unpickling a broken file may raise anything
         raise CheckpointError(f"checkpoint {folder}: cannot be read: {_reason(error)}") from error
 
 
 def read(folder: Path, metadata: Metadata, state: dict[str, Any]) -> None:
-    """Read the values of `state` from `folder`, in place where they are tensors.
+    """Read the values of `state` from `folder`, in place if they are tensors.
 
     Every rank calls it, with the metadata of the folder.
 
     Raises:
-        CheckpointError: they cannot be read; some tensors may have been.
+        CheckpointError: they cannot be read; some tensors may have changed.
     """
     _read(folder, metadata, state, alone=not distributed.is_initialized())
 
 
 def read_alone(folder: Path, metadata: Metadata, state: dict[str, Any]) -> None:
-    """As `read`, on this rank alone.
+    """Read the values of `state` from `folder` on this rank alone; see `read`.
 
     Raises:
         CheckpointError: they cannot be read.
@@ -138,25 +138,25 @@ def read_alone(folder: Path, metadata: Metadata, state: dict[str, Any]) -> None:
 
 
 class _KnownReader(FileSystemReader):
-    """Reads a folder whose metadata was read before."""
+    """Reads a folder with metadata that was read before."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
         self._known = metadata
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:  # noqa: ANN401  (torch's own)
-        """Return what is known."""
+        """Return the known metadata."""
         return self._known
 
 
 class _CodelessPlanner(DefaultLoadPlanner):
-    """Unpickles no code in values that are no tensors; keys of a state must be in the folder."""
+    """Unpickles non-tensor values without running code; keys of a state must be in the folder."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a value into the state.
+        """Store a value in the state.
 
         Raises:
-            UnsafeError: it names something that might run code.
+            UnsafeError: it refers to code.
         """
         key = read_item.dest_index.fqn
         self.original_state_dict[key] = load_value(value, key)
@@ -171,20 +171,20 @@ def _read(folder: Path, metadata: Metadata, state: dict[str, Any], *, alone: boo
                 planner=_CodelessPlanner(flatten_sharded_tensors=False),
                 no_dist=alone,
             )
-    except (Exception, CheckpointException) as error:  # a broken file raises what it likes
+    except (Exception, CheckpointException) as error:  # a broken file may raise anything
         raise CheckpointError(f"checkpoint {folder}: cannot be read: {_reason(error)}") from error
 
 
 @contextmanager
 def _alone_unsaid() -> Generator[None]:
-    """Leave out the warning that one process saves, or loads, for itself alone."""
+    """Suppress the warning that a single process saves or loads alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def _reason(error: BaseException) -> str:
-    """Return the cause in one line; of several ranks that of the first."""
+    """Return the cause in one line; of several failed ranks, that of the lowest."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
         return f"rank {rank}: {_reason(cause)}"

@@ -1,4 +1,4 @@
-"""Boxes of an n-dimensional tensor that make up a range of its elements in row-major order."""
+"""Cover a range of a tensor's elements, in row-major order, with boxes."""
 
 from collections.abc import Iterator
 from math import prod
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TensorBox(NamedTuple):
-    """A box of a tensor, whose elements lie in a row; `start` elements of the range before it."""
+    """A box whose elements are contiguous in the tensor; `start` is its offset in the range."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -14,14 +14,15 @@ class TensorBox(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Number of elements in the box."""
+        """Return the number of elements in the box."""
         return prod(self.sizes)
 
 
 def boxes(shape: tuple[int, ...], first: int, size: int) -> Iterator[TensorBox]:
-    """Yield the boxes of elements `first` to `first` + `size`: the end of a row, rows, a begin.
+    """Yield the boxes that cover elements `first` to `first` + `size`.
 
-    There are at most 2n - 1 of them in n dimensions.
+    They are the end of a row, whole rows and the start of a row, recursively: at most 2n - 1 boxes
+    in n dimensions.
     """
     if size <= 0:
         return
@@ -30,7 +31,7 @@ def boxes(shape: tuple[int, ...], first: int, size: int) -> Iterator[TensorBox]:
         return
     row = prod(shape[1:])
     end = first + size
-    low, high = -(-first // row), end // row  # rows that are whole
+    low, high = -(-first // row), end // row  # whole rows
     if low > high:
         yield from _in_row(shape, high, first - high * row, size, start=0)
         return

@@ -1,4 +1,4 @@
-"""A tensor of which this rank holds some boxes, as torch.distributed.checkpoint asks for it."""
+"""A tensor that this rank holds some boxes of, for torch.distributed.checkpoint."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
@@ -15,7 +15,7 @@ from zsim_torch.checkpoint.flat_range import TensorBox
 
 
 class HeldBox(NamedTuple):
-    """A box, and the buffer that holds its elements in a row from `position` on."""
+    """A box, and the buffer that holds its elements contiguously from `position`."""
 
     box: TensorBox
     buffer: str
@@ -23,11 +23,11 @@ class HeldBox(NamedTuple):
 
 
 class HeldTensor(torch.Tensor):
-    """A tensor that has a shape and a format, and memory for the boxes of this rank alone.
+    """A tensor with a shape and data type, but with memory for this rank's boxes only.
 
-    Planners of torch.distributed.checkpoint know such tensors by three methods, as they know
-    `DTensor` (`torch.distributed._checkpointable`): nothing else can be done with it. A box is a
-    view of its buffer, found when it is written or read.
+    Planners of torch.distributed.checkpoint use such tensors through three methods, like `DTensor`
+    (`torch.distributed._checkpointable`); no other operation is supported. A box is a view of its
+    buffer, created when it is written or read.
     """
 
     held: Sequence[HeldBox]
@@ -41,8 +41,8 @@ class HeldTensor(torch.Tensor):
         held: Sequence[HeldBox],
         flat: Callable[[str], torch.Tensor],
     ) -> Self:
-        """Make one; `flat` gives all elements of a buffer."""
-        # Torch documents it under this name alone (docs: "Extending PyTorch").
+        """Return a new tensor; `flat` returns all elements of a buffer."""
+        # Torch documents it only under this name (docs: "Extending PyTorch").
         make = torch.Tensor._make_wrapper_subclass  # pyright: ignore[reportPrivateUsage]
         made: Self = make(cls, torch.Size(shape), dtype=dtype, device=torch.device("cpu"))
         made.held = held
@@ -64,8 +64,8 @@ class HeldTensor(torch.Tensor):
         """
         raise TypeError(f"{func}: this rank has a part of the tensor; save and load it alone")
 
-    def __repr__(self) -> str:  # type: ignore[override]  # no contents to be told
-        """Return shape, format, and how much of it is here."""
+    def __repr__(self) -> str:  # type: ignore[override]  # no contents to show
+        """Return shape, data type, and the number of elements on this rank."""
         here = sum(each.box.elements for each in self.held)
         return f"HeldTensor({tuple(self.shape)}, {self.dtype}, {here} of {self.numel()} elements)"
 
@@ -83,14 +83,14 @@ class HeldTensor(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Return where the boxes of this rank are."""
+        """Return the boxes of this rank."""
         return [
             ChunkStorageMetadata(torch.Size(each.box.offsets), torch.Size(each.box.sizes))
             for each in self.held
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Return the box that begins at the offset of `index`."""
+        """Return the box at the offset of `index`."""
         (found,) = [each for each in self.held if each.box.offsets == tuple(index.offset or ())]
         end = found.position + found.box.elements
         return self.flat(found.buffer)[found.position : end].view(found.box.sizes)

@@ -1,4 +1,4 @@
-"""The part of a parameter that a module on this rank has, as boxes of the whole one."""
+"""This rank's part of a parameter, as boxes of the full parameter."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from zsim_torch.module.tensor_part import PartBox
 
 @runtime_checkable
 class CutModule(Protocol):
-    """A module whose matrices the tensor axis has cut."""
+    """A module whose matrices are cut along the tensor axis."""
 
     def part_of(self, name: str) -> tuple[tuple[int, ...], tuple[PartBox, ...]]:
-        """Return the shape of the whole parameter `name`, and where this rank's part lies in it."""
+        """Return the shape of the full parameter `name`, and the boxes of this rank's part."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterPart:
-    """A tensor of the shape `own`, whose rows lie in one of the shape `whole` as `cuts` say.
+    """A tensor of the shape `own`, whose rows are the boxes `cuts` of a tensor of shape `whole`.
 
-    Without `cuts` it is the whole one.
+    Without `cuts` it is the full tensor.
     """
 
     own: tuple[int, ...]
@@ -36,15 +36,15 @@ class ParameterPart:
 
     @classmethod
     def of(cls, module: nn.Module, name: str, own: Sequence[int]) -> "ParameterPart":
-        """Return that of a parameter of `module`."""
+        """Return the part of a parameter that `module` has."""
         if not isinstance(module, CutModule):
             return cls(tuple(own), tuple(own))
         return cls(tuple(own), *module.part_of(name))
 
     def boxes(self, first: int, size: int) -> Iterator[TensorBox]:
-        """Yield boxes of the whole that make up elements `first` to `first` + `size` of the part.
+        """Yield boxes of the full tensor that cover `size` elements of the part from `first`.
 
-        Elements of a box lie in a row in the part. Padding lies in none.
+        Elements of a box are contiguous in the part. Padding is in no box.
         """
         for box in boxes(self.own, first, size):
             if not self.cuts:
@@ -63,11 +63,7 @@ class ParameterPart:
 
 
 def need_parts(schedule: Schedule, module: nn.Module) -> None:
-    """Return if it is known where the parts of matrices lie that the tensor axis has cut.
-
-    Raises:
-        RefusedError: it is not.
-    """
+    """Raise RefusedError unless the module can locate its parts of cut matrices."""
     cut = any(axis.name == TENSOR and axis.size > 1 for axis in schedule.mesh.axes)
     if not cut or isinstance(module, CutModule):
         return

@@ -1,9 +1,9 @@
-"""State of a training between steps, by the names that FSDP2's checkpoints have.
+"""State of a training between steps, under the names of FSDP2's checkpoints.
 
 `model.NAME` is a parameter, from its master if it has one, or a buffer of the module;
-`optim.state.NAME.exp_avg` a moment and `optim.state.NAME.step` how often it was updated;
-`optim.param_groups` the constants of the optimizer. `trainer` and `generator` are zsim's own: the
-numbers of the host, steps done, and the states of torch's generators by rank.
+`optim.state.NAME.exp_avg` a moment, and `optim.state.NAME.step` its number of updates;
+`optim.param_groups` the constants of the optimizer. `trainer` and `generator` are specific to zsim:
+host scalars, finished steps, and the states of torch's generators by rank.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -41,14 +41,14 @@ from zsim_torch.optimizer_groups import RateGroups, moment_names
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 PREFIXES: Final = ("", "app.")
-"""Prefixes of `model.` in a checkpoint: nothing, or the name that torch's tutorial takes."""
+"""Prefixes before `model.` in a checkpoint: none, or the one in torch's tutorial."""
 
 
 @dataclass(slots=True)
 class RankState:
-    """Parameters, moments, numbers of the host and constants of a training on one rank.
+    """Parameters, moments, host scalars and optimizer constants of a training on one rank.
 
-    `owners` has the rank that is believed in a buffer of the module by its name, else that is 0.
+    `owners` maps a buffer of the module to the rank whose values count; the default is rank 0.
     """
 
     machine: RankMachine
@@ -68,13 +68,16 @@ class RankState:
         }
 
     def parameters(self) -> dict[str, HeldTensor]:
-        """Return the boxes that this rank holds of each parameter, none of other stages'."""
+        """Return the boxes of each parameter that this rank holds.
+
+        A rank holds no boxes of other pipeline stages' parameters.
+        """
         return self._held(lambda program: holders(self.machine, program))
 
     def model(self, rank: int) -> dict[str, torch.Tensor]:
-        """Return parameters, by every name that they have, and buffers in which `rank` is believed.
+        """Return parameters under all of their names, and the buffers that `rank` owns.
 
-        What every rank has of a buffer may differ.
+        The values of a buffer may differ between ranks.
         """
         held = self.parameters()
         found: dict[str, torch.Tensor] = {
@@ -87,7 +90,7 @@ class RankState:
         return found | own
 
     def moments(self) -> dict[str, dict[str, HeldTensor]]:
-        """Return the boxes that this rank holds of each moment: by parameter, and torch's name."""
+        """Return the boxes of each moment that this rank holds, by parameter and torch's name."""
         found: dict[str, dict[str, HeldTensor]] = {name: {} for name in self._parts}
         numbers = {
             program.role: _moment_numbers(program) for program in self.machine.schedule.programs
@@ -103,12 +106,12 @@ class RankState:
         return found
 
     def _moment_names(self) -> tuple[str, ...]:
-        """Return torch's names of moments; stages update all by one kind of rule."""
+        """Return torch's names of moments; all pipeline stages use one kind of rule."""
         every = map(moment_names, self.machine.schedule.programs)
         return max(every, key=len)
 
     def _held(self, buffers_of: Callable[[Program], Iterable[Buffer]]) -> dict[str, HeldTensor]:
-        """Return what this rank holds in such buffers; every role's say what there is at all."""
+        """Return the boxes that this rank holds in buffers, for the parameters of all roles."""
         layouts = self.machine.schedule.layout_by_name
         dtypes = {
             piece.parameter: TORCH_DTYPE[buffer.dtype]
@@ -137,20 +140,20 @@ class RankState:
         return {name: buffer for name, buffer in self.module.named_buffers() if name in known}
 
     def optimizer(self, step: float) -> dict[str, Any]:
-        """Return moments and constants as FSDP2's checkpoints have them."""
+        """Return moments and constants in the layout of FSDP2's checkpoints."""
         steps = torch.tensor(float(step))
         state = {name: {**found, "step": steps} for name, found in self.moments().items()}
         return {"state": state, "param_groups": self.groups_with_names()}
 
     def groups_with_names(self) -> list[dict[str, Any]]:
-        """Return rates, constants and names of parameters of each group of the optimizer."""
+        """Return rates, constants and parameter names of each optimizer group."""
         return self.groups.saved_groups(self._names)
 
     def wanted(self, metadata: Metadata, folder: Path, *, parameters_only: bool) -> "Wanted":
-        """Return what to read of a checkpoint, by the names that it has there.
+        """Return the tensors to read from a checkpoint, by their names there.
 
         Raises:
-            CheckpointError: it is of another model, or has no state of the optimizer.
+            CheckpointError: it is of another model, or has no optimizer state.
         """
         there = metadata.state_dict_metadata
         first = next(iter(self._parts))
@@ -179,13 +182,13 @@ class RankState:
         return Wanted(prefix, {key: each for key, each in tensors.items() if key in there})
 
     def spread(self) -> None:
-        """Give every buffer of this rank what all ranks have read."""
+        """Copy the values that all ranks have read to every buffer of this rank."""
         spread(self.machine, self.memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Tensors to read, by their keys in a checkpoint, and what stands before these."""
+    """Tensors to read, by their keys in a checkpoint, and the prefix of these keys."""
 
     prefix: str
     tensors: dict[str, torch.Tensor]
@@ -197,11 +200,7 @@ def _need_same_model(
     parameters: Mapping[str, torch.Tensor],
     known: Set[str],
 ) -> None:
-    """Raise CheckpointError unless a checkpoint has exactly the trained parameters.
-
-    Raises:
-        CheckpointError: it has not.
-    """
+    """Raise CheckpointError unless a checkpoint has exactly the trained parameters."""
     for name, held in parameters.items():
         found = there.get(name)
         if not isinstance(found, TensorStorageMetadata):
@@ -216,11 +215,7 @@ def _need_same_model(
 
 
 def _need_shape(folder: Path, what: str, there: object, here: torch.Tensor) -> None:
-    """Raise CheckpointError if a stored tensor has another shape than the module's.
-
-    Raises:
-        CheckpointError: the shapes differ.
-    """
+    """Raise CheckpointError if a stored tensor has another shape than the module's."""
     if isinstance(there, TensorStorageMetadata) and there.size != here.shape:
         raise CheckpointError(
             f"checkpoint {folder}: it is of another model: {what} is {extents(there.size)} there, "
@@ -229,12 +224,12 @@ def _need_shape(folder: Path, what: str, there: object, here: torch.Tensor) -> N
 
 
 def extents(shape: Sequence[int]) -> str:
-    """Return a shape in words."""
+    """Return a shape as text."""
     return " x ".join(map(str, shape)) or "a number"
 
 
 def _moment_numbers(program: Program) -> dict[str, int]:
-    """Return which moment each buffer holds, of a file by what is read of it for an update."""
+    """Return the moment's number for each buffer, including buffers that are copied from for it."""
     found: dict[str, int] = {}
     for operation in walk(program.step):
         if isinstance(operation, Compute) and operation.action is Action.UPDATE:
@@ -247,7 +242,7 @@ def _moment_numbers(program: Program) -> dict[str, int]:
 
 
 def derivations(program: Program) -> list[Operation]:
-    """Return the operations of setup that copy state to other persistent buffers, or gather it."""
+    """Return the setup operations that copy or gather state to other persistent buffers."""
     state = {name for name in program.persistent if program.by_name[name].kind in STATE}
     others = set(program.persistent) - state
     return [
@@ -260,10 +255,9 @@ def derivations(program: Program) -> list[Operation]:
 
 
 def need_savable(program: Program) -> None:
-    """Raise RefusedError unless a step of `program` starts from state and host scalars alone.
+    """Raise RefusedError unless a step of `program` depends only on state and host scalars.
 
-    Raises:
-        RefusedError: it reads what else the step before has left in memory.
+    A step must not read other data that the step before has left in memory.
     """
     kept = {
         name
@@ -285,6 +279,6 @@ def need_savable(program: Program) -> None:
 
 
 def written(operation: Operation) -> Iterator[View]:
-    """Yield what an operation writes."""
+    """Yield the views that an operation writes."""
     if isinstance(operation, StreamOperation):
         yield from (access.view for access in accesses(operation) if access.writes)

@@ -1,9 +1,9 @@
-"""Values and metadata of a checkpoint, unpickled without running code that a file names.
+"""Unpickle values and metadata of a checkpoint without running code that a file refers to.
 
-Torch reads `.metadata` and every value that is no tensor as plain pickles, which run whatever they
-name. Here metadata may name the classes of `torch.distributed.checkpoint` alone, and values those
-that `torch.load(weights_only=True)` knows, with numbers and arrays of NumPy, such as states of its
-generators. `torch.serialization.add_safe_globals` allows more.
+Torch reads `.metadata` and every non-tensor value as plain pickles, which can run arbitrary code.
+Here, metadata may refer to classes of `torch.distributed.checkpoint` only. Values may refer to
+types that `torch.load(weights_only=True)` allows, and to NumPy's numbers and arrays, such as states
+of its generators. `torch.serialization.add_safe_globals` allows more.
 """
 
 import io
@@ -44,25 +44,25 @@ _NAMES: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
     "torch.distributed.checkpoint.filesystem": frozenset({"_StorageInfo", "_StoragePrefix"}),
-    # Torch 2.2 and before.
+    # Torch 2.2 and earlier.
     "torch.distributed._shard.sharded_tensor.metadata": frozenset(
         {"MEM_FORMAT_ENCODING", "TensorProperties"}
     ),
     "torch.serialization": frozenset({"_get_layout"}),
     "torch": frozenset({"Size"}),
 }
-"""Names that metadata may have, by module; and formats of numbers, and paths."""
+"""Allowed names in metadata, by module; data types and paths are allowed, too."""
 
 _PATHS: Final = frozenset({"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"})
 _PATH_MODULES: Final = frozenset({"pathlib", "pathlib._local"})
 
 
 _NUMBERS: Final = "?bBhHiIlLqQefdFD"
-"""Formats of NumPy's numbers."""
+"""Type codes of NumPy's numbers."""
 
 
 class UnsafeError(ValueError):
-    """A pickle names something that might run code."""
+    """A pickle refers to code."""
 
     def __init__(self, where: str, name: str) -> None:
         super().__init__(
@@ -72,13 +72,13 @@ class UnsafeError(ValueError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the classes of metadata alone."""
+    """Unpickler that allows only the classes of metadata."""
 
     def find_class(self, module: str, name: str, /) -> Any:  # noqa: ANN401  (as the base has it)
         """Return the class or function of that name.
 
         Raises:
-            UnsafeError: metadata needs no such thing.
+            UnsafeError: metadata does not need it.
         """
         if name in _NAMES.get(module, ()):
             return getattr(import_module(module), name)
@@ -108,8 +108,8 @@ def load_metadata(file: IO[bytes]) -> Metadata:
     """Return the metadata in a file.
 
     Raises:
-        UnsafeError: it names something that might run code.
-        ValueError: it is no metadata of files in one folder.
+        UnsafeError: it refers to code.
+        ValueError: it is not metadata of files in one folder.
     """
     found: object = _Unpickler(file).load()
     if not isinstance(found, Metadata) or not _is_whole(found):
@@ -120,7 +120,7 @@ def load_metadata(file: IO[bytes]) -> Metadata:
 
 
 def _is_whole(metadata: Metadata) -> bool:
-    """Return True if each value has a kind, and each file is in the folder of the metadata."""
+    """Return True if each value has a valid type, and each file is in the metadata's folder."""
     kinds = vars(metadata).get("state_dict_metadata")
     files = vars(metadata).get("storage_data")
     if not isinstance(kinds, dict) or not isinstance(files, dict):
@@ -136,13 +136,13 @@ def _is_inside(path: object) -> bool:
 
 
 def load_value(packed: IO[bytes], where: str) -> Any:  # noqa: ANN401  (anything)
-    """Return a value that torch has saved; `where` names it.
+    """Return a value that torch has saved; `where` names it in errors.
 
     Raises:
-        UnsafeError: it names something that might run code.
+        UnsafeError: it refers to code.
     """
     data = packed.read()
-    # Classes that the user has allowed would be forgotten at the end of `with`.
+    # `safe_globals` removes its classes at exit, so those that the user allowed are not passed.
     more = [each for each in _of_numpy() if each not in get_safe_globals()]
     try:
         with safe_globals(more):
@@ -155,7 +155,7 @@ def load_value(packed: IO[bytes], where: str) -> Any:  # noqa: ANN401  (anything
 
 
 def _of_numpy() -> list[Any]:
-    """Return the classes and functions that numbers and arrays of NumPy are pickled with."""
+    """Return the classes and functions in pickles of NumPy's numbers and arrays."""
     functions: list[Any] = [np.array(0).__reduce__()[0], np.float64(0).__reduce__()[0]]
     return [
         np.ndarray,
@@ -172,5 +172,5 @@ def _of_numpy() -> list[Any]:
 def _unsafe(data: bytes) -> list[str]:
     try:
         return sorted(get_unsafe_globals_in_checkpoint(io.BytesIO(data)))
-    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError):  # it is no such file
+    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError):  # not such a file
         return []

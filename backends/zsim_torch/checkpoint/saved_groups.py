@@ -1,7 +1,8 @@
-"""Groups of an optimizer in a checkpoint, and their counterparts in the training that loads it.
+"""Match optimizer groups in a checkpoint to those of the training that loads it.
 
-Constants of an update are written into a schedule, so a training keeps its own. A
-checkpoint with other ones is refused: learning rates of the one would meet decays of the other.
+A schedule contains the constants of its updates, so a training keeps its own. A checkpoint with
+different constants is refused, since its learning rates would be combined with another weight
+decay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ _REMEDY: Final = (
 
 
 def saved_groups(found: Mapping[str, Any], start: str) -> dict[str, dict[str, Any]]:
-    """Return groups by number from the values of a checkpoint whose keys start with `start`."""
+    """Return groups by number, from the values of a checkpoint whose keys start with `start`."""
     groups: dict[str, dict[str, Any]] = {}
     for key, each in found.items():
         if key.startswith(start):
@@ -37,12 +38,12 @@ def matched(
     own: Sequence[SavedGroup],
     fixed: Sequence[SavedGroup],
 ) -> list[SavedGroup]:
-    """Return for each group of `own` the saved one that has its parameters.
+    """Return for each group in `own` the saved group with the same parameters.
 
     `fixed` has the constants of each group that later steps use.
 
     Raises:
-        CheckpointError: the parameters of a group are in several, or constants differ.
+        CheckpointError: the parameters of a group are in several saved groups, or constants differ.
     """
     places = {name: key for key, group in saved.items() for name in group.get("params") or ()}
     found: list[SavedGroup] = []
@@ -65,11 +66,7 @@ def _said(keys: set[str | None]) -> str:
 
 
 def _need_equal(folder: Path, number: int, own: SavedGroup, saved: SavedGroup) -> None:
-    """Raise CheckpointError unless the constants of a group equal the saved ones.
-
-    Raises:
-        CheckpointError: one is not.
-    """
+    """Raise CheckpointError unless the constants of a group equal the saved ones."""
     names = [*CONSTANTS, *OFF, *([RATE] if RATE in own else [])]
     if own.get("weight_decay") and not saved.get(DECOUPLED, True):
         names.append(DECOUPLED)
@@ -88,7 +85,7 @@ DECOUPLED: Final = "decoupled_weight_decay"
 
 
 def _plain(value: object) -> object:
-    """Return a constant as numbers."""
+    """Return a constant as plain numbers."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""A training in a checkpoint: written and read as a whole, on any number of ranks."""
+"""Save and load a training as a checkpoint, on any number of ranks."""
 
 import io
 import warnings
@@ -28,28 +28,28 @@ BESIDE: Final = "beside."
 """Prefix of the keys saved with the training."""
 
 MOST_ELEMENTS: Final = 2**20
-"""Of a tensor that is no parameter, moment or buffer: states of generators have 5,056."""
+"""Maximum elements of other tensors than parameters, moments and buffers; generators have 5,056."""
 
 
 class Stateful(Protocol):
-    """An object that a checkpoint holds beside the training: a scheduler, a data loader."""
+    """An object that is saved along with the training, such as a scheduler or a data loader."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> object:
-        """Take the state."""
+        """Load the state."""
         ...
 
 
 class ReadPlan(NamedTuple):
-    """Tensors to read of a checkpoint, and the other values of it, which are read and checked.
+    """Tensors to read from a checkpoint, and its other values, which are already read and checked.
 
     Attributes:
         numbers: values by key.
-        groups: for each group of the optimizer that of the checkpoint whose rate it takes, if any.
-        beside: objects with the state to load into each.
+        groups: the saved group for each optimizer group; empty if it keeps its own rates.
+        beside: objects, each with the state to load into it.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class ReadPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SavedTraining:
-    """Saves and loads what `state` has, and the numbers of the host, on this rank."""
+    """Saves and loads `state` and the host scalars on this rank."""
 
     state: RankState
     groups: RateGroups
@@ -78,13 +78,13 @@ class SavedTraining:
         *,
         owners: Mapping[str, int],
     ) -> Self:
-        """Return what saves and loads a training, which `executor` runs.
+        """Return an object that saves and loads a training, which `executor` runs.
 
-        `owners` has the rank that is believed in a buffer by its name, else that is 0.
+        `owners` maps a buffer to the rank whose values count; the default is rank 0.
 
         Raises:
-            RefusedError: a step leaves something else to the next, or nothing says which parts of
-                matrices a rank of the tensor axis has.
+            RefusedError: a step passes other state on to the next step, or the module cannot locate
+                a tensor parallel rank's parts of matrices.
         """
         need_savable(executor.machine.program)
         need_parts(executor.machine.schedule, module)
@@ -92,11 +92,11 @@ class SavedTraining:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The numbers of the host."""
+        """Return the host scalars."""
         return self.executor.scalars
 
     def state_dict(self, steps_done: int, beside: Mapping[str, Stateful]) -> dict[str, Any]:
-        """Return what a checkpoint has; tensors of which ranks hold parts have no memory here."""
+        """Return the state of a checkpoint; distributed tensors share memory with the training."""
         rank, ranks = _rank_of_ranks()
         random = RandomState.now()
         own = (
@@ -111,10 +111,10 @@ class SavedTraining:
         }
 
     def save(self, folder: Path, steps_done: int, beside: Mapping[str, Stateful]) -> None:
-        """Write all of it as the checkpoint in `folder`; every rank calls it.
+        """Write the state as the checkpoint in `folder`; every rank calls it.
 
         Raises:
-            CheckpointError: it cannot be written; what was in the folder is as it was.
+            CheckpointError: it cannot be written; the folder is unchanged.
         """
         checkpoint_folder.write(folder, self.state_dict(steps_done, beside))
 
@@ -126,10 +126,10 @@ class SavedTraining:
         parameters_only: bool,
         keep_groups: bool,
     ) -> ReadPlan:
-        """Return what to read of a checkpoint; nothing is changed.
+        """Return the plan for reading a checkpoint; nothing is changed.
 
         Raises:
-            CheckpointError: it is of another model or optimizer, or lacks a value.
+            CheckpointError: it is of another model or optimizer, or a value is missing.
         """
         metadata = checkpoint_folder.metadata_of(folder)
         wanted = self.state.wanted(metadata, folder, parameters_only=parameters_only)
@@ -152,10 +152,10 @@ class SavedTraining:
         return ReadPlan(folder, metadata, wanted.tensors, numbers, groups, states, parameters_only)
 
     def read(self, plan: ReadPlan) -> int:
-        """Go on from a checkpoint, and return how many steps it has done; every rank calls it.
+        """Load a checkpoint and return its number of steps; every rank calls it.
 
         Raises:
-            CheckpointError: it cannot be read; what is trained may be of both.
+            CheckpointError: it cannot be read; the training may be partly overwritten.
         """
         checkpoint_folder.read(plan.folder, plan.metadata, plan.tensors)
         self.state.spread()
@@ -165,10 +165,10 @@ class SavedTraining:
         return 0 if plan.parameters_only else self._take(plan.numbers, plan.groups)
 
     def _numbers(self, metadata: Metadata, folder: Path, prefix: str) -> dict[str, Any]:
-        """Return the other values to read, by key; reading replaces each.
+        """Return placeholders for the other values to read, by key.
 
         Raises:
-            CheckpointError: a tensor is too large for a number.
+            CheckpointError: a tensor is too large.
         """
         rank, _ = _rank_of_ranks()
         there = metadata.state_dict_metadata
@@ -188,7 +188,7 @@ class SavedTraining:
         return found
 
     def _take(self, found: Mapping[str, Any], groups: Sequence[SavedGroup]) -> int:
-        """Set numbers of the host, rates of the optimizer and generators as they were read."""
+        """Set host scalars, optimizer rates and generators to the values in `found`."""
         rank, ranks = _rank_of_ranks()
         updates = next((each for key, each in found.items() if key.endswith(".step")), 0)
         if STEP in self.scalars:
@@ -204,14 +204,14 @@ class SavedTraining:
 
 
 def _packed(state: dict[str, Any]) -> bytes:
-    """Return a state as one value of a checkpoint, whatever it consists of."""
+    """Return a state of any content as one value of a checkpoint."""
     packed = io.BytesIO()
     torch.save(state, packed)
     return packed.getvalue()
 
 
 def _warn_of_left_out(folder: Path, metadata: Metadata, beside: Mapping[str, Stateful]) -> None:
-    """Warn of states in a checkpoint that are not loaded: a scheduler would start again."""
+    """Warn about states in a checkpoint that are not loaded: a scheduler would start anew."""
     for key in metadata.state_dict_metadata:
         name = key.removeprefix(BESIDE)
         if name != key and name not in beside:
@@ -220,16 +220,16 @@ def _warn_of_left_out(folder: Path, metadata: Metadata, beside: Mapping[str, Sta
 
 
 def _unpacked(folder: Path, name: str, packed: object) -> dict[str, Any]:
-    """Return a state as `_packed` has taken it.
+    """Return the state that `_packed` has packed.
 
     Raises:
-        CheckpointError: it is none, or names something that might run code.
+        CheckpointError: it is not a state, or refers to code.
     """
     try:
         found: object = load_value(io.BytesIO(cast("bytes", packed)), name)
     except UnsafeError as error:
         raise CheckpointError(f"checkpoint {folder}: {error}") from error
-    except Exception as error:  # a broken value raises what it likes
+    except Exception as error:  # a broken value may raise anything
         raise CheckpointError(f"checkpoint {folder}: {name} cannot be read") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"checkpoint {folder}: {name} is no state: it must be a dict")

@@ -1,7 +1,7 @@
-"""Parameters and buffers of a module in a folder: a checkpoint of torch, or files of safetensors.
+"""Parameters and buffers of a module in a folder: a torch checkpoint, or safetensors files.
 
-One tensor is read at a time, when it is asked for. Names are those of the module's `state_dict`; a
-tied parameter may have any of its names.
+Tensors are read one at a time, on demand. Names are those of the module's `state_dict`; a tied
+parameter may have any of its names.
 """
 
 import json
@@ -27,33 +27,33 @@ _FORMATS: Final = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-"""Formats by the names that safetensors has for them (its README, "Format")."""
+"""Data types by their names in safetensors (its README, "Format")."""
 
 _HEADER: Final = 8
-"""Bytes that tell how long the header is."""
+"""Number of bytes that hold the header's length."""
 
 
 class StoredTensor(NamedTuple):
-    """The shape of a stored tensor, and what reads it."""
+    """The shape of a stored tensor, and a function that reads it."""
 
     shape: torch.Size
     read: Callable[[], Tensor]
 
 
 class StoredValues:
-    """Values of `module` in a folder, or one file of safetensors, by the names of its parameters.
+    """Values of `module` in a folder or a safetensors file, by the names of its parameters.
 
-    Nothing is read before it is asked for.
+    Tensors are read on demand.
     """
 
     def __init__(self, folder: Path, module: nn.Module, ignore: Sequence[str] = ()) -> None:
-        """Check that all parameters are there in their shapes, and no tensors of another model.
+        """Check that all parameters have the right shapes, and that no tensor is of another model.
 
-        `ignore` has patterns of names that may be there without one in the module.
+        `ignore` has patterns of names that the module need not have.
 
         Raises:
-            CheckpointError: the folder has no values, one is missing, of another shape, or of no
-                parameter or buffer.
+            CheckpointError: the folder has no values, a parameter is missing or has another shape,
+                or a tensor belongs to no parameter or buffer.
         """
         self._folder = folder
         names: dict[int, list[str]] = {}
@@ -80,12 +80,12 @@ class StoredValues:
         """Return the value of a parameter.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: the value cannot be read.
         """
         return self._stored[self._keys[name]].read()
 
     def buffer(self, name: str, buffer: Tensor) -> Tensor | None:
-        """Return the value of a buffer, None where the folder has none.
+        """Return the value of a buffer; None if the folder does not have it.
 
         Raises:
             CheckpointError: it cannot be read, or has another shape.
@@ -109,10 +109,10 @@ class StoredValues:
 
 
 def _stored_in(folder: Path, first: Sequence[str]) -> dict[str, StoredTensor]:
-    """Return the tensors in a folder or file; one of the names `first` tells what stands before.
+    """Return the tensors in a folder or file; the names `first` determine the prefix of its keys.
 
     Raises:
-        CheckpointError: it has nothing that is known, or is broken.
+        CheckpointError: its format is unknown, or it is broken.
     """
     files = [folder] if folder.suffix == SUFFIX else sorted(folder.glob(f"*{SUFFIX}"))
     if files:
@@ -136,7 +136,7 @@ def _stored_in(folder: Path, first: Sequence[str]) -> dict[str, StoredTensor]:
 
 
 def _from_checkpoint(folder: Path, metadata: Metadata, key: str) -> Tensor:
-    """Return a tensor of a checkpoint of torch, read by this rank alone."""
+    """Return a tensor of a torch checkpoint, read by this rank alone."""
     stored = metadata.state_dict_metadata[key]
     assert isinstance(stored, TensorStorageMetadata)
     found = torch.empty(stored.size, dtype=stored.properties.dtype)
@@ -145,14 +145,14 @@ def _from_checkpoint(folder: Path, metadata: Metadata, key: str) -> Tensor:
 
 
 def _in_file(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file of safetensors, as views of what is mapped of it.
+    """Return the tensors of a safetensors file, as views of its memory map.
 
     Raises:
-        CheckpointError: it is no such file.
+        CheckpointError: it is not a safetensors file.
     """
     try:
         with path.open("rb") as file:
-            # Private, so that torch may have it as memory that can be written.
+            # Copy-on-write, because torch requires writable memory.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         start = _HEADER + int.from_bytes(mapped[:_HEADER], "little")
         header: dict[str, dict[str, Any]] = json.loads(mapped[_HEADER:start])
@@ -164,10 +164,10 @@ def _in_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def _in_bytes(mapped: mmap.mmap, start: int, entry: Mapping[str, Any]) -> StoredTensor:
-    """Return the tensor that an entry of the header of a mapped file tells of.
+    """Return the tensor that an entry in the header of a mapped file describes.
 
     Raises:
-        ValueError: the file has no such bytes.
+        ValueError: the file does not have these bytes.
     """
     dtype, shape = _FORMATS[entry["dtype"]], torch.Size(entry["shape"])
     low, high = entry["data_offsets"]

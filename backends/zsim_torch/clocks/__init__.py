@@ -1,1 +1,1 @@
-"""Happens-before of streams and threads, and what memory demands of it. No module imports torch."""
+"""Happens-before order of streams and threads, and data race detection. Does not import torch."""

@@ -1,4 +1,4 @@
-"""Reads and writes of a piece of memory, as far as later ones can still race with them."""
+"""Reads and writes of a memory block that later accesses could still race with."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,11 +18,11 @@ class RecordedAccess(NamedTuple):
     operation: str
     stack: CallStack | None = None
     clock: tuple[int, ...] = ()
-    """The timeline's clock then: what waiting for this access waits for."""
+    """The timeline's clock at the access: a wait for this access inherits it."""
 
 
 class AccessHistory:
-    """Accesses to one block, without those that a later one stands for."""
+    """Accesses to one block, without those that a later access supersedes."""
 
     __slots__ = ("_accesses",)
 
@@ -33,7 +33,10 @@ class AccessHistory:
         return iter(self._accesses.values())
 
     def add(self, access: RecordedAccess) -> list[RecordedAccess]:
-        """Note `access`; return the accesses that it conflicts with and is not ordered after."""
+        """Add `access`.
+
+        Return earlier accesses that conflict with it and are not ordered before it.
+        """
         timeline, region, writes = access.timeline, access.region, access.writes
         number = timeline.number
         unordered: list[RecordedAccess] = []

@@ -1,14 +1,14 @@
-"""What allocators promise about blocks: when memory may be used again, and by whom.
+"""Contracts of allocators: when, and on which stream, freed memory may be reused.
 
-PyTorch's caching allocator gives a block to the stream that is current when it is allocated, its
-home. When its storage dies the block serves the next allocation with that home at once: kernels
-there come later, but other streams may still be at work on it unless the home waited for them, or
+PyTorch's caching allocator assigns a block to the current stream at its allocation: its home. When
+its storage is freed, the next allocation on the same home may get the block at once. Kernels of the
+home run later, but other streams may still use the block unless the home waited for them, or
 `record_stream` was called (docs.pytorch.org, "torch.Tensor.record_stream" and "CUDA semantics",
-memory management). Which block an allocation gets depends on sizes and history; here any freed
-block of the home may be the one, which is the worst case.
+memory management). Which block an allocation gets depends on sizes and history. The detector
+assumes the worst case: any freed block of the home.
 
-The allocator of pinned memory knows the streams of copies that torch itself made, and holds a
-block back until they are done; kernels that read pinned memory by its address it does not know.
+The pinned memory allocator tracks the streams of torch's own copies, and holds a block back until
+they finish. It does not track kernels that read pinned memory by its address.
 """
 
 from dataclasses import dataclass, field
@@ -22,19 +22,19 @@ from zsim_torch.clocks.stream_clock import ClockTimeline, StreamClocks
 
 
 class FormerUse(NamedTuple):
-    """The last use of a dropped block on some timeline."""
+    """The last use of a freed block on some timeline."""
 
     access: RecordedAccess
     block: BlockOrigin
 
 
 _Pool = dict[tuple[int, object], FormerUse]
-"""Uses of dropped blocks of one home, the latest for each timeline and place of allocation."""
+"""Uses of freed blocks of one home: the latest per timeline and allocation stack."""
 
 
 @dataclass(slots=True, eq=False)
 class TrackedBlock:
-    """Memory that is watched: a storage of a device or of the host, or a file."""
+    """A memory block under observation: a storage of a device or the host, or a file."""
 
     label: str
     kind: BlockKind
@@ -45,18 +45,18 @@ class TrackedBlock:
     last: dict[int, RecordedAccess] = field(default_factory=dict[int, RecordedAccess])
     """The latest access on each timeline."""
     recorded: set[int] = field(default_factory=set[int])
-    """Timelines that the allocator knows of: it waits for them before it gives the memory on."""
+    """Timelines that the allocator tracks: it waits for them before it reuses the memory."""
     former: tuple[FormerUse, ...] = ()
-    """Uses of dropped blocks whose memory this one may have."""
+    """Uses of freed blocks whose memory this block may have."""
 
     def origin(self, dropped: CallStack | None = None) -> BlockOrigin:
-        """Return what a finding says about the block."""
+        """Return the description of the block for a hazard."""
         home = self.home.name if self.home else ""
         return BlockOrigin(self.label, self.kind, self.size, home, self.allocated, dropped)
 
 
 class BlockContract:
-    """Blocks of memory, who uses them, and which uses nothing orders."""
+    """Blocks of memory and their uses; reports uses that no edge orders."""
 
     def __init__(self, clocks: StreamClocks, hazards: HazardList) -> None:
         self._clocks = clocks
@@ -72,26 +72,26 @@ class BlockContract:
         home: ClockTimeline | None = None,
         stack: CallStack | None = None,
     ) -> TrackedBlock:
-        """Return a new block; on a device its `home` is the stream that is current."""
+        """Return a new block; on a device, its `home` is the current stream."""
         block = TrackedBlock(label, kind, size, home, stack)
         if size and kind in {BlockKind.DEVICE, BlockKind.PINNED}:
             uses = self._pools.get(_pool_of(block), {}).values()
-            # The latest first: the edge that it lacks orders the others too.
+            # The latest first: an edge to it orders the others, too.
             block.former = tuple(sorted(uses, key=lambda use: use.access.tick.time, reverse=True))
         return block
 
     def use(
         self, block: TrackedBlock, access: RecordedAccess, *, known_to_allocator: bool = False
     ) -> None:
-        """Note that `access` touches `block`, and every hazard of it.
+        """Record that `access` touches `block`, and report all its hazards.
 
-        `known_to_allocator`: the allocator records the stream, as that of pinned memory does for
-        copies of torch.
+        `known_to_allocator` is True if the allocator tracks the stream, as the pinned memory
+        allocator does for torch's copies.
         """
         timeline = access.timeline
         is_first = timeline.number not in block.last
         for other in block.history.add(access):
-            if not timeline.is_after(other.tick):  # the edge of a hazard before may order it
+            if not timeline.is_after(other.tick):  # an edge assumed before may order it
                 hosts = timeline.is_host or other.timeline.is_host
                 kind = HazardKind.HOST_RACE if hosts else HazardKind.RACE
                 self._hazards.add(
@@ -105,15 +105,15 @@ class BlockContract:
             block.recorded.add(timeline.number)
 
     def record_stream(self, block: TrackedBlock, timeline: ClockTimeline) -> None:
-        """Tell the allocator that `timeline` uses `block`."""
+        """Make the allocator track the use of `block` on `timeline`."""
         block.recorded.add(timeline.number)
 
     def drop(
         self, block: TrackedBlock, host: ClockTimeline, stack: CallStack | None = None
     ) -> None:
-        """Give the memory back: its storage is dead.
+        """Free the block when its storage is released.
 
-        Uses that `host` has seen finished concern nobody any more.
+        Uses that `host` has seen finish are dropped.
         """
         if block.kind not in {BlockKind.DEVICE, BlockKind.PINNED}:
             return
@@ -130,7 +130,7 @@ class BlockContract:
         block.last = {}
 
     def whole(self, block: TrackedBlock) -> ByteRegion:
-        """Return all bytes of a block."""
+        """Return the region of all bytes of a block."""
         return ByteRegion(0, block.size)
 
     def _need_order(self, block: TrackedBlock, former: FormerUse, access: RecordedAccess) -> None:

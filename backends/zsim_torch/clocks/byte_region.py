@@ -1,4 +1,4 @@
-"""The bytes of a storage that a tensor view occupies, exactly as far as that is affordable."""
+"""The bytes of a storage that a tensor view covers, exact up to a limit of separate runs."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 RUNS_MAX = 4096
-"""Views of more separate runs of bytes count as all that lies between their first and last byte."""
+"""Views with more separate byte runs count as one run from the first to the last byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRegion:
-    """Bytes `start` to `end`; with gaps, as sorted `runs` that do not touch."""
+    """Bytes `start` to `end`; with gaps, as sorted, non-adjacent `runs`."""
 
     start: int
     end: int
     runs: tuple[tuple[int, int], ...] = ()
 
     def overlaps(self, other: "ByteRegion") -> bool:
-        """Return whether both have a byte in common."""
+        """Return True if both regions share a byte."""
         if self.start >= other.end or other.start >= self.end:
             return False
         if not self.runs and not other.runs:
@@ -34,7 +34,7 @@ class ByteRegion:
         return False
 
     def contains(self, other: "ByteRegion") -> bool:
-        """Return whether every byte of `other` is certainly here."""
+        """Return True if every byte of `other` is certainly in this region."""
         if self.runs:
             return self == other
         return self.start <= other.start and other.end <= self.end
@@ -59,7 +59,7 @@ def region_of_view(
         (size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if stride < 0
     )
     dense = 1
-    while dims and dims[0][0] <= dense:  # neighbours without a gap, or that overlap
+    while dims and dims[0][0] <= dense:  # adjacent or overlapping
         stride, size = dims.pop(0)
         dense = (size - 1) * stride + dense
     extent = dense + sum((size - 1) * stride for stride, size in dims)

@@ -1,4 +1,4 @@
-"""Python stacks that cost little to keep: code objects and offsets, turned into lines on demand."""
+"""Python stacks that are cheap to keep: code objects and offsets, converted to lines on demand."""
 
 import sys
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class StackFrame(NamedTuple):
-    """A line of Python that was running."""
+    """A line of Python on a stack."""
 
     file: str
     line: int
@@ -19,7 +19,7 @@ class StackFrame(NamedTuple):
 
 
 class CallStack:
-    """The lines that were running, the innermost first."""
+    """The lines on a Python stack, the innermost first."""
 
     __slots__ = ("_offsets",)
 
@@ -28,7 +28,7 @@ class CallStack:
 
     @property
     def frames(self) -> tuple[StackFrame, ...]:
-        """The frames, the innermost first."""
+        """Return the frames, the innermost first."""
         return tuple(
             StackFrame(code.co_filename, _line(code, offset), code.co_qualname)
             for code, offset in self._offsets
@@ -36,9 +36,9 @@ class CallStack:
 
 
 class CallStacks:
-    """Takes stacks of this process; equal ones are one object.
+    """Captures stacks of this process; equal stacks are one object.
 
-    Frames of files that start with one of `hidden` are left out, as are those beyond `depth`.
+    Frames of files whose path starts with one of `hidden`, and frames beyond `depth`, are omitted.
     """
 
     def __init__(self, hidden: Iterable[str] = (), depth: int = 64) -> None:
@@ -48,7 +48,7 @@ class CallStacks:
         self._is_hidden: dict[CodeType, bool] = {}
 
     def take(self, frame: FrameType | None = None) -> CallStack:
-        """Return the stack from `frame` outwards; without one, from the caller."""
+        """Return the stack from `frame` outwards; by default from the caller."""
         # No name may hold the frame of this call: a frame that refers to itself would keep the
         # caller's tensors alive until a garbage collection, and hide that they were dropped.
         current: FrameType | None = frame or sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
@@ -59,7 +59,7 @@ class CallStacks:
             code = current.f_code
             if not hides(code):
                 found.append((code, current.f_lasti))
-                key += (id(code), current.f_lasti)  # the code lives on in the known stack
+                key += (id(code), current.f_lasti)  # the stored stack keeps the code alive
             current = current.f_back
         known = self._known.get(tuple(key))
         if known is None:

@@ -1,4 +1,4 @@
-"""Hazards: two uses of memory that nothing orders, with the edge that is missing."""
+"""Hazards: two unordered uses of memory, and the missing edge between them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,18 +10,18 @@ from zsim_torch.clocks.stream_clock import StreamClocks
 
 
 class HazardKind(StrEnum):
-    """Kinds of hazards: two uses of memory that nothing orders."""
+    """Kinds of hazards between two unordered uses of memory."""
 
     RACE = "race"
-    """Two streams touch the same bytes, one of them writes."""
+    """Two streams access the same bytes, and at least one writes."""
     HOST_RACE = "host race"
-    """The host touches bytes that a stream still reads or writes, or the reverse."""
+    """The host accesses bytes that a stream still reads or writes, or the reverse."""
     REUSE = "reuse"
-    """The allocator may hand out memory again while a stream still uses what was there."""
+    """The allocator may reuse memory while a stream still uses its previous block."""
 
 
 class BlockKind(StrEnum):
-    """Kinds of memory, each with an allocator and its contract."""
+    """Kinds of memory, each with its own allocator and contract."""
 
     DEVICE = "device"
     PINNED = "pinned"
@@ -31,7 +31,7 @@ class BlockKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockOrigin:
-    """The block that a hazard is about: what it is, and who allocated and dropped it."""
+    """The block of a hazard: its label and size, and the stacks of its allocation and free."""
 
     label: str
     kind: BlockKind
@@ -47,21 +47,21 @@ class BlockOrigin:
 
 @dataclass(slots=True, eq=False)
 class Hazard:
-    """Two uses of memory without an order, seen `count` times for one cause."""
+    """Two unordered uses of memory, seen `count` times for one cause."""
 
     kind: HazardKind
     earlier: RecordedAccess
     later: RecordedAccess
     block: BlockOrigin
     former: BlockOrigin | None = None
-    """For `REUSE` the block that was there before; `earlier` is a use of it."""
+    """For `REUSE`, the previous block of the memory; `earlier` is a use of it."""
     last_wait: CallStack | None = None
-    """Stack of the last wait of the later timeline for the earlier one: too early."""
+    """Stack of the last wait of the later timeline for the earlier one: it came too early."""
     count: int = 1
 
     @property
     def missing_edge(self) -> str:
-        """The order that would mend it."""
+        """Return the edge that would fix the hazard, as text."""
         earlier, later = self.earlier, self.later
         after = f"{earlier.operation} on {earlier.timeline.name}"
         if self.kind is HazardKind.REUSE:
@@ -85,16 +85,16 @@ Site = tuple[StackFrame, ...]
 
 @dataclass(slots=True)
 class HazardList:
-    """Hazards found so far, each cause once.
+    """Hazards found so far, one per cause.
 
-    After a hazard its missing edge is taken to be there, so what else that edge would order is no
-    second finding, unless `assumes` is False: then clocks keep to what was recorded. Hazards of one
-    kind between the same two lines of code are one.
+    After a hazard, its missing edge is assumed to exist, so other accesses that this edge would
+    order are not reported. If `assumes` is False, clocks contain only recorded edges. Hazards of
+    one kind between the same two lines of code count as one.
     """
 
     clocks: StreamClocks
     site_of: Callable[[CallStack | None], Site]
-    """The frames by which a reader tells one place from another."""
+    """Returns the frames by which two code locations are compared."""
     assumes: bool = True
     _found: dict[tuple[object, ...], Hazard] = field(
         default_factory=dict[tuple[object, ...], Hazard]
@@ -107,7 +107,7 @@ class HazardList:
         return len(self._found)
 
     def add(self, hazard: Hazard) -> None:
-        """Note a hazard, and go on as if its edge were there."""
+        """Add a hazard, and continue as if its missing edge existed."""
         earlier, later = hazard.earlier, hazard.later
         if self.assumes:
             self.clocks.assume(later.timeline, earlier.tick, earlier.clock)

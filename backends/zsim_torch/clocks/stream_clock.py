@@ -1,4 +1,4 @@
-"""Vector clocks of timelines: a CUDA stream or a host thread, each a sequence of operations."""
+"""Vector clocks of timelines: CUDA streams or host threads, each a sequence of operations."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from zsim_torch.clocks.call_stack import CallStack
 
 
 class TimelineKind(StrEnum):
-    """Kinds of timelines, by what runs their operations."""
+    """Kinds of timelines."""
 
     STREAM = "stream"
     HOST = "host"
@@ -23,7 +23,7 @@ class Tick(NamedTuple):
 
 
 class ClockMark(NamedTuple):
-    """All that is ordered before a position: an event records it."""
+    """Everything ordered before a position; recorded by an event."""
 
     timeline: int
     clock: tuple[int, ...]
@@ -31,22 +31,22 @@ class ClockMark(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ClockTimeline:
-    """A sequence of operations, and for each timeline how much of it is ordered before the next."""
+    """A sequence of operations, with a vector clock: how far each timeline is ordered before it."""
 
     number: int
     name: str
     kind: TimelineKind
     clock: list[int]
     waits: dict[int, CallStack | None] = field(default_factory=dict[int, CallStack | None])
-    """Stack of its last wait for each other timeline."""
+    """Stack of the last wait for each other timeline."""
 
     @property
     def is_host(self) -> bool:
-        """Return whether a thread of the host runs it."""
+        """Return True for a host thread."""
         return self.kind is TimelineKind.HOST
 
     def is_after(self, tick: Tick) -> bool:
-        """Return whether the next operation here is ordered after the one at `tick`."""
+        """Return True if the next operation on this timeline is ordered after `tick`."""
         number, time = tick
         clock = self.clock
         return number < len(clock) and clock[number] >= time
@@ -67,29 +67,29 @@ class StreamClocks:
         return self._add(name, TimelineKind.HOST)
 
     def launch(self, host: ClockTimeline, stream: ClockTimeline) -> Tick:
-        """Enqueue an operation on `stream`: it follows all that `host` has seen finished."""
+        """Enqueue an operation on `stream`, after everything that `host` has seen finish."""
         _join(stream.clock, host.clock)
         return self.advance(stream)
 
     def record(self, host: ClockTimeline, stream: ClockTimeline) -> ClockMark:
-        """Enqueue an event on `stream`; return what waiting for it waits for."""
+        """Enqueue an event on `stream`; return the mark that a wait for the event inherits."""
         _join(stream.clock, host.clock)
         return self.mark(stream)
 
     def advance(self, timeline: ClockTimeline) -> Tick:
-        """Do one operation on `timeline`."""
+        """Advance `timeline` by one operation; return its tick."""
         number = timeline.number
         timeline.clock[number] += 1
         return Tick(number, timeline.clock[number])
 
     def mark(self, timeline: ClockTimeline) -> ClockMark:
-        """Return what waiting for `timeline` waits for, from here."""
+        """Return the mark of the current position of `timeline`."""
         return ClockMark(timeline.number, tuple(timeline.clock))
 
     def wait(
         self, timeline: ClockTimeline, mark: ClockMark, stack: CallStack | None = None
     ) -> None:
-        """Order what `timeline` does next after `mark`."""
+        """Order later operations of `timeline` after `mark`."""
         _join(timeline.clock, mark.clock)
         if mark.timeline != timeline.number:
             timeline.waits[mark.timeline] = stack
@@ -97,11 +97,11 @@ class StreamClocks:
     def follow(
         self, later: ClockTimeline, earlier: ClockTimeline, stack: CallStack | None = None
     ) -> None:
-        """Order what `later` does next after all that `earlier` was given."""
+        """Order later operations of `later` after all operations so far of `earlier`."""
         self.wait(later, self.mark(earlier), stack)
 
     def assume(self, later: ClockTimeline, tick: Tick, clock: tuple[int, ...] = ()) -> None:
-        """Take what `later` does next to be ordered after `tick`, and after what `clock` knew."""
+        """Assume that later operations of `later` are ordered after `tick` and `clock`."""
         own = [0] * tick.timeline + [tick.time]
         _join(later.clock, own)
         _join(later.clock, clock)

@@ -1,1 +1,1 @@
-"""Executes the program of one rank: memory, streams, collectives, kernels, optimizer."""
+"""Execute the program of one rank: memory, streams, collectives, kernels and optimizer."""

@@ -1,16 +1,17 @@
-"""A check that the members of each communicator issued the same collectives, by name.
+"""Check that the members of each communicator issued the same collectives, by name.
 
-A transport compares kinds and sizes, if anything. All-reduces of equal size that two ranks issue in
-different orders are added up across, with Gloo as with NCCL, and nothing is said. So when a run is
-over, ranks tell each other a digest of what they issued on each communicator, and where digests
-differ the names: one small exchange for a run, and nothing while it goes on.
+A transport compares kinds and sizes at most. If two ranks issue all-reduces of equal size in
+different orders, Gloo and NCCL add up the wrong tensors without an error. After a run, therefore,
+ranks exchange a digest of the collectives that they issued on each communicator. Where digests
+differ, they exchange the names. This costs one small exchange per run and nothing during the run.
 
-Programs of two roles may have two names for one collective: two names are held against each other
-where at least one of them is in both programs. Sends and receives are each named by their rank
-alone, and left out.
+Programs of two roles may use two names for one collective. Two names are compared only if at least
+one of them is in both programs. Sends and receives are named by one rank each, so they are not
+compared.
 
-Steps issue the same but for branches, so a log keeps what a step issued once, and then how many
-steps in a row issued it: it does not grow with the steps.
+Except for branches, all steps issue the same collectives. The log therefore stores the collectives
+of a step once, with the range of consecutive steps that issued them, and does not grow with the
+number of steps.
 """
 
 from collections.abc import Iterable, Iterator
@@ -59,7 +60,7 @@ class IssuedLog:
     _groups: dict[str, list[_Repeated]] = field(default_factory=dict[str, list[_Repeated]])
 
     def add_step(self, step: int, transfers: Iterable[Transfer]) -> None:
-        """Add what one step has issued."""
+        """Add the collectives that one step has issued."""
         names: dict[str, list[str]] = {}
         for transfer in transfers:
             if transfer.collective not in ONE_SIDED:
@@ -73,19 +74,19 @@ class IssuedLog:
                 repeated.append(_Repeated(operations, step, step + 1))
 
     def digests(self) -> dict[str, str]:
-        """Return a digest of what was issued, by group."""
+        """Return a digest of the issued collectives, by group."""
         return {group: _digest(repeated) for group, repeated in self._groups.items()}
 
     def of(self, groups: Iterable[str]) -> dict[str, list[_Repeated]]:
-        """Return what was issued on some groups."""
+        """Return the issued collectives of `groups`."""
         return {group: self._groups[group] for group in groups if group in self._groups}
 
 
 def agree(schedule: Schedule, log: IssuedLog) -> None:
-    """Return if all ranks issued the same; every rank of the process group calls it.
+    """Raise DivergedError on every rank unless all ranks issued the same collectives.
 
-    Raises:
-        DivergedError: they did not, on every rank; it names the first two operations that differ.
+    Every rank of the process group calls it. The message names the first two operations that
+    differ.
     """
     if not distributed.is_initialized():
         return
@@ -123,7 +124,7 @@ class IssuedDifference(NamedTuple):
 def difference(
     one: Iterable[Issued], two: Iterable[Issued], *, shared: set[str]
 ) -> IssuedDifference | None:
-    """Find the first place at which two ranks issued different operations."""
+    """Return the first place at which two ranks issued different operations, or None."""
     for place, (mine, theirs) in enumerate(zip(one, two, strict=False)):
         names = {mine.operation, theirs.operation}
         if len(names) > 1 and names & shared:
@@ -142,7 +143,7 @@ def _digest(repeated: Iterable[_Repeated]) -> str:
 
 
 def _told(own: Told) -> list[Told]:
-    """Return what every rank tells, by rank."""
+    """Gather an object from every rank; return the objects in the order of ranks."""
     found: list[Told | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, own)
     return cast("list[Told]", found)

@@ -1,4 +1,4 @@
-"""A schedule as it is where the host is the stream: it waits wherever a stream would (Gloo)."""
+"""Model a schedule on Gloo, where the host blocks wherever a CUDA stream would wait."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,10 +23,11 @@ from zsim.schedule.schedule import Program, Schedule
 
 
 def refusal(schedule: Schedule) -> str | None:
-    """Why `schedule` could hang where the host waits before each operation ordered after others.
+    """Return why `schedule` could hang on Gloo, or None.
 
-    Gloo has no streams: the host waits wherever a stream would. A schedule that makes progress on
-    streams may then wait for an operation that the host has not issued yet.
+    Gloo has no streams, so the host blocks before each operation that is ordered after others. A
+    schedule that makes progress on streams may then block on an operation that the host has not
+    issued yet.
     """
     waiting = replace(
         schedule, programs=tuple(_blocking(schedule, program) for program in schedule.programs)
@@ -45,7 +46,7 @@ def _blocking(schedule: Schedule, program: Program) -> Program:
 
 
 class _Blocking:
-    """Writes operations again, each with a wait of the host for what `CpuStreams` waits for."""
+    """Rewrite operations with a host wait wherever `CpuStreams` blocks."""
 
     def __init__(self, schedule: Schedule, program: Program) -> None:
         self.schedule = schedule
@@ -55,7 +56,7 @@ class _Blocking:
         self.count = 0
 
     def write(self, operations: Iterable[Operation]) -> list[Operation]:
-        """Write the operations with their waits; what is in flight is waited for at the end."""
+        """Write the operations with their waits; at the end, wait for all operations in flight."""
         written = self._write(operations)
         written += self._waits(list(self.flying))
         return written
@@ -107,7 +108,7 @@ class _Blocking:
         return any(access.view.buffer == buffer for access in accesses(operation))
 
     def _conflicting(self, operation: StreamOperation) -> list[str]:
-        """Return collectives in flight, ordered before `operation`, that touch its buffers."""
+        """Return in-flight collectives ordered before `operation` that conflict on its buffers."""
         streams = {operation.stream}
         streams |= {
             self.flying[edge].stream

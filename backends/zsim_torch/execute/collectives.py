@@ -1,4 +1,4 @@
-"""Collectives of a schedule as calls of torch.distributed."""
+"""Issue the collectives of a schedule by calls of torch.distributed."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ Work = distributed.Work
 
 
 class CollectiveError(RuntimeError):
-    """A collective that cannot be handed over."""
+    """A collective that cannot be issued."""
 
 
 REDUCE_OPERATION = {
@@ -55,14 +55,14 @@ assert "async_op" in inspect.signature(ALL_GATHER).parameters
 
 
 class OwnGroup(NamedTuple):
-    """This rank's communicator of a group: rank numbers, its own place, torch's process group."""
+    """This rank's communicator of a group: all ranks, this rank's index, and the process group."""
 
     ranks: tuple[int, ...]
     place: int
     process_group: distributed.ProcessGroup | None
 
     def peer(self, offset: int) -> int:
-        """Rank number of the member `offset` places on, cyclically."""
+        """Return the rank that is `offset` members further on, cyclically."""
         return self.ranks[(self.place + offset) % len(self.ranks)]
 
     def peers(self, operation: StreamOperation) -> tuple[int, ...]:
@@ -81,9 +81,9 @@ class IssuedCollective(NamedTuple):
 
 
 class ProcessGroups:
-    """The process groups of a schedule, made in the same order on every rank.
+    """The process groups of a schedule, created in the same order on every rank.
 
-    Without a default process group there is one rank, and a collective is a copy.
+    Without a default process group there is one rank, and each collective is a copy.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class ProcessGroups:
                 if self.distributed:
                     made = distributed.new_group(list(ranks), group_desc=group.name)
                 if rank in ranks:
-                    # A rank outside gets a number instead of a process group.
+                    # `new_group` returns an integer instead of a process group on a rank outside
+                    # the group.
                     own_group = made if isinstance(made, distributed.ProcessGroup) else None
                     if own_group is not None:
                         self._made.append(own_group)
@@ -118,16 +119,17 @@ class ProcessGroups:
         """Return this rank's communicator of `group`.
 
         Raises:
-            CollectiveError: the rank is in none.
+            CollectiveError: the rank is not in the group.
         """
         if group not in self._members:
             raise CollectiveError(f"group {group}: this rank is not in it")
         return self._members[group]
 
     def issue(self, handed: Sequence[IssuedCollective]) -> list[Work | Exchanged]:
-        """Hand collectives of one group over, as one where the backend can; what to wait for.
+        """Issue collectives of one group, coalesced if the backend can; return the work handles.
 
-        With Gloo they go on and are waited for. With NCCL they are in order on the current stream.
+        Gloo runs them in the background, so the caller waits on the handles. NCCL runs them in
+        order on the current stream, so the list is empty except for coalesced sends and receives.
         """
         member = self.member(handed[0].operation.group)
         if not self.distributed:
@@ -143,7 +145,7 @@ class ProcessGroups:
         return [work for work in works if work is not None]
 
     def _exchanged(self, one: IssuedCollective, member: OwnGroup) -> Exchanged | None:
-        """Hand a collective of Gloo over in calls that copy less than torch's, if there are any."""
+        """Issue a Gloo collective by calls that copy less than torch's, or return None."""
         operation, source, target = one
         group = member.process_group
         if not self.asynchronous or group is None or len(member.ranks) == 1:
@@ -181,12 +183,12 @@ def _point_to_point(handed: IssuedCollective, member: OwnGroup) -> distributed.P
 
 
 def communicators(mesh: Mesh, group: Group) -> Iterator[tuple[int, ...]]:
-    """Members of each communicator of `group`, by rank, in the same order everywhere.
+    """Yield the ranks of each communicator of `group`, in the same order on every rank.
 
-    Costs as much as there are ranks in them.
+    The cost is linear in the total number of ranks.
     """
     limits = mesh.limits(group.where)
-    firsts, members = [0], [0]  # ranks where communicators begin, and ranks counted from there
+    firsts, members = [0], [0]  # first rank of each communicator, and offsets of its members
     for axis in mesh.axes:
         varies, choices = axis.name in group.axes, limits[axis.name]
         firsts = _farther(firsts, axis.size, (0,) if varies else choices)
@@ -196,7 +198,7 @@ def communicators(mesh: Mesh, group: Group) -> Iterator[tuple[int, ...]]:
 
 
 def _farther(ranks: Sequence[int], size: int, choices: Sequence[int]) -> list[int]:
-    """Return rank numbers with one more axis behind, of `size`, at each of `choices`."""
+    """Return rank numbers extended by an inner axis of `size`, at each index in `choices`."""
     return [rank * size + choice for rank in ranks for choice in choices]
 
 
@@ -251,12 +253,12 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
             work = receive(target, src=member.peer(offset), group=group)
         case _:
             raise CollectiveError(f"{operation.id}: torch is not told how to {operation.name}")
-    # Without `async_op` most return None; `recv` returns the rank that it heard.
+    # Without `async_op` most return None; `recv` returns the source rank.
     return cast("Work | None", work) if asynchronous else None
 
 
 def received(member: Communication, place: int, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return what the member at `place` of a communicator gets, from what all of them bring."""
+    """Return the result for the member at `place`, given the inputs of all members."""
     match member:
         case AllGather():
             return torch.cat(list(sources))

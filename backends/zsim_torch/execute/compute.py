@@ -1,4 +1,4 @@
-"""Runs the `Compute` operations of one rank: units through autograd."""
+"""Run the `Compute` operations of one rank: units through autograd."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -34,12 +34,12 @@ PARTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
-    """Everything that this rank computes with.
+    """Dependencies of the computation on this rank.
 
-    `next_batch` gives the next micro-batch. `on_loss` is told each loss, which the segment `last`
-    makes if this rank runs it; `on_norm` the square of the norm of gradients before they are
-    clipped, and what they were scaled by then. Only where it is `observed` is memory counted that
-    gradients share.
+    `next_batch` returns the next micro-batch. `on_loss` is called with each loss; the segment
+    `last` computes it if this rank runs that segment. `on_norm` is called with the squared norm of
+    the gradients before clipping, and with the scale that they had then. `observed` enables
+    counting the memory that gradients share.
     """
 
     schedule: Schedule
@@ -57,14 +57,14 @@ class RankCompute:
 
 @dataclass(slots=True)
 class Computer:
-    """Interprets `Compute`. Records of forwards wait here for their backward."""
+    """Interpreter of `Compute`; keeps the records of forwards until their backward."""
 
     work: RankCompute
     shared_bytes: int = 0
     shared_bytes_peak: int = 0
     _records: dict[Visit, Record] = field(default_factory=dict[Visit, Record])
     _looked_at: set[SegmentKey] = field(default_factory=set[SegmentKey])
-    """Units that have had a backward: what they save was looked at once."""
+    """Units that have run a backward: their saved tensors have been checked once."""
     _states: dict[Visit, RandomState] = field(default_factory=dict[Visit, RandomState])
     _saved: dict[str, Visit] = field(default_factory=dict[str, Visit])
     _links: dict[str, UnitLink] = field(default_factory=dict[str, UnitLink])
@@ -84,19 +84,19 @@ class Computer:
         self._shards = ShardComputer(work.memory, work.initial, work.on_norm)
 
     def expect(self, shapes: InputShapes) -> None:
-        """Give inputs these shapes where what they read was made elsewhere."""
+        """Set the shapes of inputs that other ranks compute."""
         self._entered.update(shapes)
 
     def entered_shape(self, compute: Compute, place: int) -> torch.Size | None:
-        """Return the shape in which a unit is given its input at `place`, if that is known."""
+        """Return the shape that a unit expects for its input at `place`, if it is known."""
         return self._entered.get((compute.unit, compute.segment, place))
 
     def run(self, compute: Compute, scalars: Mapping[str, float]) -> None:
-        """Do what `compute` says, now, on the current stream."""
+        """Run `compute` now, on the current stream."""
         self.bound(compute, scalars)()
 
     def again(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Return what does `compute` in every step, with scalars and memory as they are then."""
+        """Return a function that runs `compute` in any step, with its scalars and memory."""
         if compute.action in OF_SEGMENTS:
             return self.bound(compute, scalars)
         if compute.action is Action.UPDATE:
@@ -104,9 +104,9 @@ class Computer:
         return partial(self.run, compute, scalars)
 
     def bound(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Return what does `compute`, with the scalars as they are and memory as it is now.
+        """Return a function that runs `compute`, with the current scalars and memory.
 
-        What runs units takes its memory when it runs.
+        A function that runs a unit looks up its memory when it is called.
         """
         match compute.action:
             case Action.FORWARD:
@@ -137,7 +137,7 @@ class Computer:
             self.work.memory.bind_batch(view.buffer, batch)
 
     def forget(self, buffer: str) -> None:
-        """`buffer` was freed: what a forward saved in it is gone."""
+        """Forget the record that a forward saved in `buffer`, which was freed."""
         self._links.pop(buffer, None)
         visit = self._saved.pop(buffer, None)
         if visit is not None:
@@ -180,7 +180,7 @@ class Computer:
 
     def _differentiate(self, known: Operands) -> None:
         visit, leaves = known.visit, None if known.steady is None else known.steady.leaves
-        if leaves is not None:  # all else was found when they were made
+        if leaves is not None:  # the rest was computed with the leaves
             outputs, record = self._go_on(known, leaves)
         else:
             count = self.work.forecast.input_gradients.get(visit, 0)
@@ -199,7 +199,7 @@ class Computer:
         self._bind_outputs(known, [output.detach() for output in outputs])
 
     def _go_on(self, known: Operands, leaves: Leaves) -> tuple[tuple[torch.Tensor, ...], Record]:
-        """Run a unit whose parameters stay, on the output of another one as it is if it can."""
+        """Run a unit on persistent parameters; reuse the previous unit's output as its input."""
         unit, wanted, link = self._unit(known), known.wanted, None
         if len(wanted) == 1 and not unit.is_compiled:
             link = self._links.get(known.inputs[wanted[0]][0].buffer)
@@ -213,7 +213,7 @@ class Computer:
         return outputs, record
 
     def _leaves(self, known: Operands, views: Sequence[torch.Tensor]) -> Leaves:
-        """Return the parameters of an operation as leaves, made once."""
+        """Return the parameters of an operation as autograd leaves; created once."""
         steady = known.steady
         assert steady is not None
         if steady.leaves is None:
@@ -240,7 +240,7 @@ class Computer:
         for view, position in zip(known.views[Role.GRADIENT], trained, strict=True):
             self._bind_gradient(view, parameters[position])
         for view, gradient in zip(known.views[Role.INPUT_GRADIENT], inputs, strict=True):
-            # A residual sum passes one gradient on to several: each buffer has memory of its own.
+            # A residual sum passes one gradient on to several buffers, which must not share memory.
             own = gradient
             if gradient is not None and _start(gradient) in others:
                 zeros = self.work.memory.zeros(view.buffer, gradient.numel())
@@ -251,7 +251,7 @@ class Computer:
             self._bind_gradient(view, own)
 
     def _incoming(self, known: Operands, record: Record, part: BackwardPart) -> list[torch.Tensor]:
-        """Return gradients of outputs; the first of two parts keeps them for the second."""
+        """Return gradients of outputs; keep them after the first part of a two-part backward."""
         memory = self.work.memory
         if part is not BackwardPart.INPUTS:
             del self._records[known.visit]
@@ -282,7 +282,7 @@ class Computer:
         memory.bind(view.buffer, [part])
 
     def _count_shared(self, buffer: str, gradient: torch.Tensor) -> None:
-        """Count what a storage holds beyond or short of a gradient: it belongs to others too."""
+        """Count the bytes by which a gradient's storage, maybe shared, differs from its size."""
         size = gradient.numel()
         missing = size * gradient.element_size()
         if size and not self.work.memory.holds(_start(gradient)):
@@ -300,7 +300,7 @@ class Computer:
                 f"the schedule has room for {len(views)}"
             )
         for view, output in zip(views, outputs, strict=False):
-            if view.size not in (output.numel(), output.nbytes):  # formats without a name: bytes
+            if view.size not in (output.numel(), output.nbytes):  # packed formats: compare bytes
                 raise UnitRunError(
                     f"unit {unit}: it returned {output.numel()} elements, "
                     f"the schedule has room for {view.size}"
@@ -309,7 +309,7 @@ class Computer:
             self.work.memory.bind(view.buffer, [ProducedPart(view.start, output)])
 
     def _inputs(self, known: Operands) -> list[object]:
-        """Return inputs in the shapes in which they were made; stored ones have that of forward."""
+        """Return the inputs in their original shapes; stored ones in the shapes of the forward."""
         memory = self.work.memory
         found: list[object] = []
         for view, key in known.inputs:
@@ -326,9 +326,9 @@ class Computer:
         return found
 
     def _entries(self, known: Operands) -> dict[int, InputEntry]:
-        """Return how inputs are kept whose memory the schedule may give away before backward.
+        """Return how to keep inputs whose memory the schedule may free before the backward.
 
-        That is memory of the executor: what units have made lives as long as autograd holds it.
+        Only memory of the executor is freed then; outputs of units live as long as autograd.
         """
         if not known.stored:
             return {}
@@ -341,9 +341,9 @@ class Computer:
         }
 
     def _differentiated(self, known: Operands, count: int) -> list[int]:
-        """Positions of the first `count` inputs that have gradients.
+        """Return the positions of the first `count` inputs that have gradients.
 
-        No batch has one, no whole numbers, nor what comes from frozen parameters alone.
+        Batches, integer tensors and values that depend on frozen parameters only have none.
         """
         memory = self.work.memory
         return [
@@ -353,7 +353,7 @@ class Computer:
         ][:count]
 
     def _parameters(self, known: Operands) -> list[torch.Tensor]:
-        """Parameters in the order of the module, as views of the buffers that hold them now."""
+        """Return parameters in the order of the module, as views of the buffers that hold them."""
         steady = known.steady
         if steady is not None and steady.views:
             return steady.views
@@ -369,7 +369,7 @@ class Computer:
         return tensors
 
     def _unit(self, known: Operands) -> TorchUnit:
-        """Return the unit of an operation; find once where in it the operands are."""
+        """Return the unit of an operation; compute the order of its operands the first time."""
         if known.unit is None:
             compute, work = known.compute, self.work
             unit = known.unit = work.units[compute.unit, compute.segment]
@@ -382,7 +382,7 @@ class Computer:
         return known.unit
 
     def _of(self, compute: Compute) -> Operands:
-        """Return what is known of an operation from one step to the next."""
+        """Return the cached operands of an operation."""
         found = self._operands.get(compute.id)
         if found is None or found.compute is not compute:
             work = self.work
@@ -392,7 +392,7 @@ class Computer:
 
 
 def _start(tensor: torch.Tensor) -> int:
-    """Return where the storage of `tensor` starts."""
+    """Return the address at which the storage of `tensor` starts."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -1,4 +1,4 @@
-"""Copies on one rank: view to view, by parameter between layouts, or to and from files."""
+"""Copy data on one rank: between views, between layouts, and to and from files."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,25 +14,25 @@ from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.observe.watchers import is_watched, unwatched
 
 JOINED: Final = 1 << 17
-"""Elements of a copy up to which its pieces are put together first: calls cost more than bytes.
+"""Maximum number of elements of a copy whose pieces are concatenated before they are divided.
 
-Half a megabyte is in the cache of a core when it is divided, where that is a second pass.
+Calls cost more than bytes here: half a megabyte is still in the core's cache for the division.
 """
 
 
 @dataclass(slots=True)
 class Copier:
-    """Does copies; what one moves by parameter is found once and kept."""
+    """Runs copies; computes the moves of a copy between layouts once."""
 
     memory: LiveMemory
     _found: dict[str, Rearrangement] = field(default_factory=dict[str, Rearrangement])
 
     def run(self, copy: Copy) -> None:
-        """Do what `copy` says, now, on the current stream."""
+        """Run `copy` now, on the current stream."""
         self.bound(copy)()
 
     def bound(self, copy: Copy) -> Callable[[], None]:
-        """Return what does the copy in the memory that its buffers have now."""
+        """Return a function that runs the copy in the memory that its buffers have now."""
         memory = self.memory
         match copy:
             case Read(source=source, target=target):
@@ -50,7 +50,7 @@ class Copier:
                 return partial(_move_all, list(moves), copy)
 
     def _joined(self, copy: Copy) -> list[torch.Tensor]:
-        """Return the pieces of a source that are small, and lie in it without gaps; or nothing."""
+        """Return the pieces of a small source without gaps; an empty list for any other source."""
         if copy.source.size > JOINED or copy.accumulate or copy.by_parameter:
             return []
         memory = self.memory
@@ -68,7 +68,10 @@ class Copier:
         return found if end == start + size else []
 
     def _whole(self, copy: Copy) -> "Iterator[_Move]":
-        """Part by part; what autograd made may share its storage, and is never scaled in place."""
+        """Yield the moves of a copy, part by part.
+
+        Parts made by autograd may share their storage, so they are never scaled in place.
+        """
         if not self.memory.extent(copy.source)[1]:
             return
         for start, source in self.memory.pieces(copy.source):
@@ -99,7 +102,7 @@ class Copier:
 
 
 _Move = tuple[torch.Tensor | None, torch.Tensor]
-"""What a copy moves and where to; nothing for padding, which becomes zero."""
+"""Source and target of a move; without a source the target is padding and becomes zero."""
 
 
 def _move_all(moves: list[_Move], copy: Copy) -> None:
@@ -113,14 +116,14 @@ def _move_all(moves: list[_Move], copy: Copy) -> None:
         elif (source.dtype, source.device) == (target.dtype, target.device) and (
             source.is_contiguous() and target.is_contiguous()
         ):
-            # In one pass, to the same bits.
+            # One pass, with bitwise the same result.
             torch.div(source, _divisor(copy.divisor, target), out=target)
         else:
             target.copy_(source).div_(copy.divisor)
 
 
 def _join(pieces: list[torch.Tensor], target: torch.Tensor, copy: Copy) -> None:
-    """Put small pieces one behind the other, by one call of torch and one that divides."""
+    """Concatenate small pieces into `target` by one call of torch, then divide."""
     torch.cat([each if each.dim() == 1 else each.reshape(-1) for each in pieces], out=target)
     if copy.divisor != 1:
         target.div_(_divisor(copy.divisor, target))
@@ -128,14 +131,14 @@ def _join(pieces: list[torch.Tensor], target: torch.Tensor, copy: Copy) -> None:
 
 _WIDE: Final = (torch.float32, torch.float64)
 _EXACT_BITS: Final = 24
-"""Of whole numbers that fp32 has."""
+"""Significand bits of fp32: larger integers may not be exact."""
 
 _DIVISORS: Final[dict[tuple[int, torch.dtype], torch.Tensor]] = {}
-"""Divisors on the CPU: torch makes a tensor of a number in each call, which takes longer."""
+"""Divisors as CPU tensors: torch would create a tensor from a number in each call."""
 
 
 def _divisor(divisor: int, target: torch.Tensor) -> torch.Tensor | int:
-    """Return what divides `target`: a tensor that is there, or the number."""
+    """Return the divisor for `target`: a cached tensor, or the number itself."""
     is_exact = target.dtype in _WIDE and divisor.bit_length() <= _EXACT_BITS
     if not is_exact or not target.is_cpu or is_watched():
         return divisor

@@ -25,11 +25,11 @@ class _Mark(NamedTuple):
 
 
 class CudaStreams:
-    """Streams and events of CUDA. The host waits only where the schedule says so.
+    """Streams and events of CUDA. The host blocks only where the schedule says so.
 
-    A collective runs under the stream of its operation (`async_op=False`), so stream order holds
-    for it as for a kernel. Memory is taken with its home stream current: the caching allocator
-    gives a freed block to the next allocation on the same stream.
+    A collective is issued on the stream of its operation (`async_op=False`), so stream order holds
+    for it as for a kernel. Memory is allocated with its home stream current, because the caching
+    allocator reuses a freed block for later allocations on the same stream.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class CudaStreams:
         action: Callable[[], None],
         awaited: Sequence[Awaitable] = (),
     ) -> None:
-        """Enqueue what `action` launches, after what is ordered before it; or hand it to a thread.
+        """Enqueue the kernels of `action` after its dependencies, or pass it to a host thread.
 
-        A stream cannot wait for a thread. The schedule has a wait of the host there, so none of the
-        jobs is still under way.
+        A stream cannot wait for a host thread. The schedule has a host wait there, so the job of
+        the thread has already finished.
         """
         events = self._events_of(entry.after)
         on_device = map(_DeviceEvent, events)
@@ -106,7 +106,7 @@ class CudaStreams:
         *,
         lent: bool = True,
     ) -> Sequence[Awaitable]:
-        """Make the stream `home` wait for `uses`; its own uses are in order already."""
+        """Make the stream `home` wait for `uses`; its own uses are already in order."""
         uses = tuple(uses)
         events = self._events_of(uses)
         if self.workers.has(home):
@@ -130,7 +130,7 @@ class CudaStreams:
         self.workers.wait(self.workers.named(edges))
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
-        """Return whether the device, and threads, have finished all of `uses`."""
+        """Return a function that returns True once the device and threads have finished `uses`."""
         uses = tuple(uses)
         events = self._events_of(uses)
         jobs = [*self.workers.named(uses), *self.workers.last(home)]
@@ -139,7 +139,7 @@ class CudaStreams:
         )
 
     def on(self, stream: str) -> AbstractContextManager[None]:
-        """`stream` is torch's current stream inside; a thread is none."""
+        """Return a context manager that makes `stream` current; a no-op for a host thread."""
         if self.workers.has(stream):
             return nullcontext()
         return torch.cuda.stream(self._streams[stream])
@@ -150,13 +150,13 @@ class CudaStreams:
         torch.cuda.synchronize(self._device)
 
     def end_step(self) -> None:
-        """Events of this step serve `Previous` edges from now on; the device goes on."""
+        """Make the events of this step the targets of `Previous` edges; does not synchronize."""
         self.workers.end_step()
         self._previous.update(self._current)
         self._current.clear()
 
     def events(self, origin: int) -> list[Event]:
-        """Everything that ran, of each stream in the order in which the host issued it."""
+        """Return all events of the trace; per stream in the order of issue on the host."""
         offset = (self._reference_ns - origin) * PS_PER_NS
         return [
             *self.workers.events(origin),
@@ -173,18 +173,18 @@ class CudaStreams:
         ]
 
     def forget(self) -> None:
-        """Forget when operations ran; edges of the step before keep their events."""
+        """Forget the recorded events; `Previous` edges keep theirs."""
         self.workers.forget()
         self._marks.clear()
 
     def follow_caller(self) -> None:
-        """Make every stream wait for the caller's."""
+        """Make every stream wait for the caller's current stream."""
         current = torch.cuda.current_stream(self._device)
         for stream in self._streams.values():
             stream.wait_stream(current)
 
     def hand_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Make the caller's stream wait for all; its reads hold the memory of `tensors`."""
+        """Make the caller's stream wait for all streams, and record its use of `tensors`."""
         current = torch.cuda.current_stream(self._device)
         for stream in self._streams.values():
             current.wait_stream(stream)
@@ -192,7 +192,7 @@ class CudaStreams:
             tensor.record_stream(current)
 
     def now(self) -> int:
-        """Nanoseconds of the host's clock, with the device idle."""
+        """Return the host's clock in nanoseconds, after synchronizing the device."""
         torch.cuda.synchronize(self._device)
         return time.perf_counter_ns()
 
@@ -209,16 +209,16 @@ class CudaStreams:
 
 
 class _DeviceEvent(NamedTuple):
-    """An event of a device, for which a thread of the host can wait."""
+    """A CUDA event that a host thread can wait for."""
 
     event: torch.cuda.Event
 
     def wait(self) -> None:
-        """Block the calling thread until the device has come to it."""
+        """Block the calling thread until the device has reached the event."""
         self.event.synchronize()
 
     def is_over(self) -> bool:
-        """Return whether the device has come to it."""
+        """Return True if the device has reached the event."""
         return _is_over(self.event)
 
 

@@ -1,4 +1,4 @@
-"""Parts of buffers: of those that stay in memory each is cut out once."""
+"""Cache views of parts of buffers that stay in memory."""
 
 from dataclasses import dataclass, field
 from math import prod
@@ -10,10 +10,10 @@ from zsim.schedule.operation import View
 
 
 class Kept(Protocol):
-    """Holders of parts of buffers that last from step to step."""
+    """A holder of views of buffers, which last from step to step."""
 
     def clear(self) -> None:
-        """Hold none any more."""
+        """Drop all views."""
         ...
 
 
@@ -21,7 +21,7 @@ _STRIDES: Final[dict[torch.Size, tuple[int, ...]]] = {}
 
 
 def cut(flat: torch.Tensor, start: int, shape: torch.Size) -> torch.Tensor:
-    """Return elements of `flat` from `start` on in `shape`, by one call of torch."""
+    """Return elements of `flat` from `start` in `shape`, by one call of torch."""
     strides = _STRIDES.get(shape)
     if strides is None:
         sizes = [max(size, 1) for size in shape]
@@ -31,7 +31,7 @@ def cut(flat: torch.Tensor, start: int, shape: torch.Size) -> torch.Tensor:
 
 
 class _Cut(NamedTuple):
-    """A part, and the view that it was cut from: it is kept, so that no other one has its id."""
+    """A part and the view that it was cut from; keeping the view keeps its `id` unique."""
 
     view: View
     tensor: torch.Tensor
@@ -39,7 +39,7 @@ class _Cut(NamedTuple):
 
 @dataclass(slots=True)
 class CutParts:
-    """Parts of the buffers `staying`, by the `id` of the view and where they begin in it."""
+    """Parts of the buffers `staying`, by the `id` of the view and the start in the view."""
 
     staying: frozenset[str]
     _by_buffer: dict[str, dict[tuple[int, int], _Cut]] = field(
@@ -48,7 +48,7 @@ class CutParts:
     _tied: dict[str, list[Kept]] = field(default_factory=dict[str, list[Kept]])
 
     def find(self, view: View, start: int, shape: torch.Size) -> torch.Tensor | None:
-        """Return the part of `view` from `start` on in `shape`, if it was kept."""
+        """Return the cached part of `view` from `start` in `shape`, or None."""
         cuts = self._by_buffer.get(view.buffer)
         found = None if cuts is None else cuts.get((id(view), start))
         if found is None or found.view is not view or found.tensor.shape != shape:
@@ -56,12 +56,12 @@ class CutParts:
         return found.tensor
 
     def keep(self, view: View, start: int, part: torch.Tensor) -> None:
-        """Keep a part if its buffer stays, until that is forgotten."""
+        """Cache a part until `forget`, if its buffer stays in memory."""
         if view.buffer in self.staying:
             self._by_buffer.setdefault(view.buffer, {})[id(view), start] = _Cut(view, part)
 
     def tie(self, buffer: str, kept: Kept) -> None:
-        """Clear `kept`, too, when the parts of a buffer are dropped."""
+        """Also clear `kept` when the parts of `buffer` are dropped."""
         tied = self._tied.setdefault(buffer, [])
         if not any(each is kept for each in tied):
             tied.append(kept)

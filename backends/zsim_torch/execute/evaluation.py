@@ -1,4 +1,4 @@
-"""The loss of a micro-batch without a step: units run forward, on parameters gathered for them."""
+"""Compute the loss of a micro-batch without a step, by forwards on gathered parameters."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,9 +20,9 @@ from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 
 
 class Evaluation:
-    """Runs the forwards of a step in their order; no more than a bucket is gathered for a unit.
+    """Runs the forwards of a step in order; at most the buckets of one unit are gathered.
 
-    Ranks of the tensor axis exchange what they exchange in a step, and stages send what they send.
+    Tensor parallel ranks exchange the same tensors as in a step, and pipeline stages send theirs.
     """
 
     def __init__(self, machine: RankMachine, units: Mapping[SegmentKey, TorchUnit]) -> None:
@@ -41,17 +41,17 @@ class Evaluation:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether ranks exchange what units make, so that sizes are those of a step."""
+        """Return True if ranks exchange outputs of units, which then have the sizes of a step."""
         return self._pass.is_shared
 
     def loss(self, batch: object) -> torch.Tensor | None:
-        """Return the loss of this rank's micro-batch, in evaluation mode; every rank calls it.
+        """Return the loss of this rank's micro-batch in evaluation mode; every rank calls it.
 
-        It is None on stages that make none.
+        Pipeline stages that compute no loss return None.
 
         Raises:
             RefusedError: ranks exchange tensors of other sizes than in a step.
-            UnitRunError: a unit reads what no unit has made.
+            UnitRunError: a unit reads a buffer that no unit has written.
         """
         found: torch.Tensor | None = None
         with evaluating([unit.module for unit in self._units.values()]):
@@ -84,7 +84,7 @@ class Evaluation:
         return autograd.evaluate(unit, self._parameters(unit), inputs)
 
     def _input(self, compute: Compute, place: int, name: str) -> object:
-        """Return an input, where it was moved in the shape in which a step has it."""
+        """Return an input; received tensors get the shape that they have in a step."""
         if name not in self._values:
             raise UnitRunError(f"unit {compute.unit}: it reads {name}, which no forward makes")
         value = self._values[name]
@@ -94,7 +94,7 @@ class Evaluation:
         return value.view(shape) if shape is not None and isinstance(value, torch.Tensor) else value
 
     def _move(self, communication: Communication) -> None:
-        """Exchange values with other ranks, in memory of their own."""
+        """Exchange values with other ranks, in newly allocated memory."""
         source = target = None
         if communication.reads is not None:
             source = self._brought(communication.reads)
@@ -108,16 +108,16 @@ class Evaluation:
             self._moved.add(view.buffer)
 
     def _flat(self, view: View) -> torch.Tensor:
-        """Return memory for what `view` gets, a whole buffer."""
+        """Allocate flat memory for the whole buffer of `view`."""
         buffer = self._machine.program.by_name[view.buffer]
         device = self._machine.memory.setting.device
         return torch.empty(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype], device=device)
 
     def _brought(self, view: View) -> torch.Tensor:
-        """Return what this rank brings, flat.
+        """Return the tensor that this rank sends, flat.
 
         Raises:
-            RefusedError: it is not as large as in a step.
+            RefusedError: its size differs from that in a step.
         """
         value = self._values[view.buffer]
         assert isinstance(value, torch.Tensor)
@@ -149,12 +149,9 @@ def shapes_of(batch: object) -> Shapes:
 
 
 def need_shapes(batches: Sequence[object], trained: Shapes | None) -> None:
-    """Return if batches have the shapes of training.
+    """Raise RefusedError unless every batch has the shapes of training.
 
-    Every rank looks: one that refused alone would leave others waiting for it.
-
-    Raises:
-        RefusedError: one has not.
+    Every rank checks: if one rank raised alone, the others would wait for it forever.
     """
     for number, shapes in enumerate(map(shapes_of, batches)):
         if trained not in (None, shapes):

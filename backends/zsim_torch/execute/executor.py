@@ -1,4 +1,4 @@
-"""Runs the program of one rank: every operation of a schedule, in the order of its host."""
+"""Run the program of one rank: issue every operation of a schedule in host order."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ from zsim_torch.supervise.progress_record import noting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMachine:
-    """Everything that an executor works with on its rank."""
+    """The components that an executor of one rank works with."""
 
     schedule: Schedule
     program: Program
@@ -60,7 +60,7 @@ class RankMachine:
 
 
 class _Deferred(NamedTuple):
-    """A freed buffer whose uses have not finished yet."""
+    """A freed buffer that operations in flight still use."""
 
     buffer: str
     remains: Remains
@@ -69,13 +69,13 @@ class _Deferred(NamedTuple):
 
 @dataclass(slots=True)
 class Executor:
-    """One rank's host: issues operations, keeps the book and the list of transfers.
+    """One rank's host: issues operations, records allocations and the list of transfers.
 
-    What does not change from step to step is found once: an operation is bound to a function when
-    it is issued first. Every operation is a call of its own, so that no local variable keeps memory
-    alive past it. `on_issue` is told the step and id of each operation before it is issued, and at
-    the end of a step an empty id. Without `keeps_trace`, the book is that of the step that runs,
-    and there are no events; without `keeps_book` it has no lines of memory.
+    Work that does not change from step to step is done once: an operation is bound to a function
+    when it is first issued. Every operation is a separate call, so that no local variable keeps
+    memory alive after it. `on_issue` is called with the step and id of each operation before it is
+    issued, and with an empty id at the end of a step. Without `keeps_trace`, only the current step
+    is recorded, and there are no events; without `keeps_book`, no allocations are recorded.
     """
 
     machine: RankMachine
@@ -108,21 +108,21 @@ class Executor:
         self._awaited = self._waits.awaited
 
     def run_setup(self) -> None:
-        """Run setup, and drain every stream of this rank."""
+        """Run setup, then drain every stream of this rank."""
         self._begin(SETUP)
         self._run(self.machine.program.setup)
         self.machine.streams.drain()
         self._end_step()
 
     def run_again(self, operations: Iterable[Operation]) -> None:
-        """Run operations of setup once more, and drain every stream."""
+        """Run operations of setup once more, then drain every stream."""
         self._begin(SETUP)
         self._run(operations)
         self.machine.streams.drain()
         self._end_step()
 
     def run_step(self, step: int, given: Mapping[str, float]) -> None:
-        """Step number `step` is issued, with what the caller gives for it in host scalars."""
+        """Issue step number `step`, with the caller's values of host scalars in `given`."""
         if not self.keeps_trace:
             self._forget()
         self._begin(step)
@@ -142,7 +142,7 @@ class Executor:
         self.book.end_step(self.step)
 
     def _forget(self) -> None:
-        """Forget the last step, so that memory does not grow with the steps."""
+        """Drop the records of the last step, so that memory does not grow with the steps."""
         self.book.forget()
         self.machine.streams.forget()
 
@@ -161,7 +161,7 @@ class Executor:
             issue()
 
     def _bound(self, operation: Operation) -> Callable[[], None]:
-        """Return what issues the operation, in every step."""
+        """Return a function that issues the operation in any step."""
         match operation:
             case Allocate(buffer=buffer):
                 line = self.book.entry(operation.id, buffer, 1)
@@ -186,7 +186,7 @@ class Executor:
                 assert_never(operation)
 
     def _needed(self, operation: Operation, edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
-        """Return the edges that order something; of setup, which runs once, all."""
+        """Return the edges that still order something; for setup, which runs once, all edges."""
         return self._waits.edges.get(operation.id, edges)
 
     def _allocate(self, allocate: Callable[[str], None], buffer: str, line: BookEntry) -> None:
@@ -218,7 +218,7 @@ class Executor:
         return partial(streams.compute, entry, action)
 
     def _compute(self, operation: Compute | Fill | Copy, entry: StreamEntry) -> None:
-        """Run an operation in order on its stream; a thread is given the memory as it is now."""
+        """Run an operation in order on its stream; a host thread gets the current memory."""
         machine = self.machine
         machine.poison.delay()
         if machine.streams.workers.has(operation.stream):
@@ -264,7 +264,7 @@ class Executor:
         return operation.value * scale
 
     def _busy(self, operation: StreamOperation) -> list[Awaitable]:
-        """Return what still uses memory of `operation` since it was another buffer's."""
+        """Return the operations that still use `operation`'s memory for a previous buffer."""
         memory = self.machine.memory
         if not memory.lends:
             return []
@@ -310,7 +310,7 @@ class Executor:
     def _bound_free_of_produced(
         self, home: str, buffer: str, uses: tuple[Edge, ...], line: BookEntry
     ) -> Callable[[], None]:
-        """Return what `_free` does of memory that autograd made: half of all operations are it."""
+        """Return a fast `_free` for memory of autograd: half of all operations are such frees."""
         forget, home_waits = self.machine.computer.forget, self.machine.streams.home_waits
         take_away = self.machine.memory.take_away
 

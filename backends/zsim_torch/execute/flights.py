@@ -1,4 +1,4 @@
-"""Collectives that were handed over on a CPU and are not waited for: flights."""
+"""Track collectives in flight on a CPU: issued, but not waited for yet."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ from zsim.schedule.operation import Edge, Previous
 
 
 class PendingWork(Protocol):
-    """A collective that was handed over and is under way."""
+    """An issued collective that may still be running."""
 
     def wait(self) -> object:
         """Wait until it has finished: on the host, or on a GPU in the current stream."""
@@ -25,7 +25,7 @@ class BufferAccess(NamedTuple):
     writes: bool
 
     def conflicts(self, other: "BufferAccess") -> bool:
-        """Return whether both touch one element and at least one writes."""
+        """Return True if both touch a common element and at least one writes."""
         return (
             self.buffer == other.buffer
             and (self.writes or other.writes)
@@ -35,11 +35,11 @@ class BufferAccess(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEntry:
-    """An operation as the streams see it.
+    """An operation, as the streams use it.
 
-    `after` may leave out what is ordered before all the same. Without `is_awaited` nothing asks for
-    its end. What follows matters to collectives alone: the communicator, its number in the
-    schedule, its ranks, or for a message those at the other end, and what is touched.
+    `after` may omit edges that other edges imply. Without `is_awaited` no operation waits for this
+    one. The other fields are used for collectives only: the communicator, its number in the
+    schedule, its ranks (for a message, the ranks at the other end), and the accessed elements.
     """
 
     operation: str
@@ -55,7 +55,7 @@ class StreamEntry:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A collective that was handed over and not waited for."""
+    """A collective that was issued and not waited for yet."""
 
     entry: StreamEntry
     step: int
@@ -64,16 +64,16 @@ class Flight:
     works: list[PendingWork]
     before: list["Flight"]
     on_group: int
-    """Count of operations that its communicator was handed with it."""
+    """Number of operations issued on its communicator so far, including this one."""
     end_ns: int | None = None
 
 
 @dataclass(slots=True)
 class Flights:
-    """Flights of a rank in the order of issue, and by what they are asked for."""
+    """Collectives in flight on this rank, in the order of issue, and by operation and stream."""
 
     alive: dict[int, Flight] = field(default_factory=dict[int, Flight])
-    """Those that have not landed, by number."""
+    """Collectives that have not finished, by number."""
     _by_operation: dict[str, Flight] = field(default_factory=dict[str, Flight])
     _by_stream: dict[str, list[Flight]] = field(default_factory=dict[str, list[Flight]])
     _by_group: dict[str, list[Flight]] = field(default_factory=dict[str, list[Flight]])
@@ -86,7 +86,7 @@ class Flights:
         return iter([*self.alive.values()])
 
     def add(self, flight: Flight) -> None:
-        """Note that `flight` has begun."""
+        """Add a collective that was just issued."""
         entry = flight.entry
         self.alive[flight.number] = flight
         self._by_operation[entry.operation] = flight
@@ -96,7 +96,7 @@ class Flights:
             self._touched[touch.buffer] += 1
 
     def remove(self, flight: Flight) -> None:
-        """Note that `flight` has landed."""
+        """Remove a collective that has finished."""
         entry = flight.entry
         del self.alive[flight.number]
         self._by_stream[entry.stream].remove(flight)
@@ -107,16 +107,16 @@ class Flights:
             del self._by_operation[entry.operation]
 
     def named(self, edges: Iterable[Edge]) -> list[Flight]:
-        """Return the flights that `edges` name, if they have not landed."""
+        """Return the unfinished collectives that `edges` name."""
         found: list[Flight] = []
         for edge in edges:
-            # Nothing flies from step to step, so a previous instance has landed.
+            # No collective is in flight across steps, so those of earlier steps have finished.
             if not isinstance(edge, Previous) and edge in self._by_operation:
                 found.append(self._by_operation[edge])
         return found
 
     def users(self, home: str, buffer: str, uses: Sequence[Edge]) -> list[Flight]:
-        """Return the flights among `uses`, and those of the stream `home` that touch a buffer."""
+        """Return the collectives in `uses`, and those on stream `home` that touch `buffer`."""
         found = self.named(uses) if uses else []
         if on_home := self._by_stream.get(home):
             found += [
@@ -127,9 +127,10 @@ class Flights:
         return found
 
     def before(self, entry: StreamEntry) -> list[Flight]:
-        """Return what ends before `entry` starts: on its stream, in `after`, of its group.
+        """Return the collectives ordered before `entry`: by stream, by `after` and by group.
 
-        Of a stream and of a group that is the last flight, which has the others before it.
+        The last collective of a stream or group stands for the earlier ones, which are in its
+        `before`.
         """
         found = self.named(entry.after) if entry.after else []
         on_stream = self._by_stream.get(entry.stream)
@@ -141,12 +142,12 @@ class Flights:
         return found
 
     def touch(self, entry: StreamEntry) -> bool:
-        """Return whether some flight touches a buffer that `entry` touches."""
+        """Return True if a collective in flight touches a buffer that `entry` touches."""
         return any(self._touched.get(touch.buffer) for touch in entry.touches)
 
 
 def closure(flights: Iterable[Flight]) -> list[Flight]:
-    """Return the flights and all that are ordered before them, in the order of issue."""
+    """Return `flights` and all unfinished ones ordered before them, in the order of issue."""
     found: dict[int, Flight] = {}
     stack = list(flights)
     while stack:

@@ -1,4 +1,4 @@
-"""The part of a step that makes the loss of one micro-batch, on one rank."""
+"""Extract the part of a step that computes the loss of one micro-batch, on one rank."""
 
 from dataclasses import dataclass, field
 
@@ -22,10 +22,10 @@ from zsim_torch.module.visit import views_of
 
 @dataclass(slots=True)
 class ForwardPass:
-    """Load and forwards of the first micro-batch in their order, with what moves between them.
+    """Load and forwards of the first micro-batch in order, with the communication between them.
 
-    That is what ranks of the tensor axis exchange, and what stages of a pipeline send. Buffers are
-    followed through the step: backward, other micro-batches and what recomputes are left out.
+    The communication is between tensor parallel ranks and between pipeline stages. Buffers are
+    followed through the step; backwards, other micro-batches and recomputations are skipped.
     """
 
     operations: list[Compute | Communication] = field(default_factory=list[Compute | Communication])
@@ -34,7 +34,7 @@ class ForwardPass:
 
     @classmethod
     def of(cls, program: Program) -> "ForwardPass":
-        """Return that of `program`."""
+        """Return the forward pass of `program`."""
         made = cls()
         for operation in walk(program.step):
             for each in operation.members if isinstance(operation, Together) else (operation,):
@@ -44,14 +44,14 @@ class ForwardPass:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether ranks exchange values."""
+        """Return True if ranks exchange values."""
         return any(isinstance(each, Communication) for each in self.operations)
 
     def _follow(self, operation: Operation) -> None:
         reads, writes = _views_of_pass(operation)
         if reads is not None and isinstance(operation, Compute | Communication):
             known = [self._makers[name] for name in reads if name in self._makers]
-            # A forward stays also where nothing makes what it reads: who runs it will say so.
+            # Keep a forward even if nothing writes its inputs: running it reports the error.
             if isinstance(operation, Compute) or len(known) == len(reads):
                 self._makers.update(dict.fromkeys(writes, len(self.operations)))
                 self.operations.append(operation)
@@ -65,7 +65,7 @@ class ForwardPass:
                     self._makers.pop(access.view.buffer, None)
 
     def _keep_needed(self) -> None:
-        """Leave out what no forward and no other stage reads."""
+        """Drop communication whose result no forward and no other stage reads."""
         needed = {
             number
             for number, operation in enumerate(self.operations)
@@ -78,7 +78,7 @@ class ForwardPass:
 
 
 def _views_of_pass(operation: Operation) -> tuple[list[str] | None, list[str]]:
-    """Return buffers that `operation` reads and writes if it may be of the pass; else None."""
+    """Return the buffers that `operation` reads and writes; (None, ...) if not in the pass."""
     match operation:
         case Compute(action=Action.LOAD | Action.FORWARD, micro_batch=0):
             inputs = [view.buffer for view in views_of(operation, Role.INPUT)]

@@ -1,7 +1,7 @@
-"""States of generators, taken before a forward and given back for its recompute.
+"""Save random generator states before a forward and restore them for its recomputation.
 
-Those of torch, as `torch.utils.checkpoint` does, and that of Python's `random`. That of numpy takes
-as long to read as a small layer to run, so it is no part of it.
+Covered are torch's generators, as in `torch.utils.checkpoint`, and Python's `random`. numpy's state
+is not, because reading it takes as long as running a small layer.
 """
 
 import random
@@ -18,9 +18,9 @@ from zsim_torch.module.unit import TorchUnit, UnitRunError
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """States of torch's generator of the CPU, with CUDA in use the current device's, and Python's.
+    """States of torch's CPU generator, Python's, and the current CUDA device's if CUDA is in use.
 
-    Those that are None are left as they are.
+    States that are None are not restored.
     """
 
     cpu: torch.Tensor
@@ -36,7 +36,7 @@ class RandomState:
 
     @contextmanager
     def restored(self) -> Generator[None]:
-        """Inside, generators continue from these states; afterwards from where they were."""
+        """Return a context manager that restores these states, and the outer ones at exit."""
         outside = RandomState.now()
         self.set()
         try:
@@ -75,7 +75,7 @@ class NumpyState:
 
 
 def drawn_so_far() -> tuple[object, ...]:
-    """Return states of all generators, for a later comparison."""
+    """Return the states of all generators, for a later comparison."""
     found = RandomState.now()
     cuda = None if found.cuda is None else found.cuda.numpy().tobytes()
     return found.cpu.numpy().tobytes(), cuda, found.python, NumpyState.now()
@@ -83,10 +83,9 @@ def drawn_so_far() -> tuple[object, ...]:
 
 @contextmanager
 def need_repeatable(unit: TorchUnit) -> Generator[None]:
-    """Return if a forward inside, which is to be run again, has not drawn from numpy.
+    """Raise UnitRunError if the forward inside the context draws numbers from numpy.
 
-    Raises:
-        UnitRunError: it has.
+    A forward that is recomputed must draw the same numbers again.
     """
     before = NumpyState.now()
     yield

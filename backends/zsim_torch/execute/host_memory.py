@@ -1,12 +1,12 @@
-"""Memory of the host and ranges of files: what buffers of a schedule take there, and its books.
+"""Allocate host memory and file ranges for buffers of a schedule, and count their bytes.
 
-Memory is anonymous and page-aligned, so that files are read and written past the page cache, and
-torch's tensors are views of it. With CUDA it is registered with the driver (`cudaHostRegister`), in
-its exact size: PyTorch's own allocator rounds pinned memory up to powers of two (pytorch #95823).
-Without it nothing is locked: `mlock` of a pool would need a limit that users rarely have.
+Memory is anonymous and page-aligned, so that files are read and written past the page cache; torch
+tensors are views of it. With CUDA it is registered with the driver (`cudaHostRegister`) in its
+exact size: PyTorch's own allocator rounds pinned memory up to powers of two (pytorch #95823).
+Without CUDA it is not locked: `mlock` of a pool would need a limit that users rarely have.
 
-Memory that was freed serves the next buffer of its size. It may still be in use: then whatever
-touches the new buffer first waits for that, and the host goes on.
+Freed memory is reused for the next buffer of its size. It may still be in use: then operations on
+the new buffer wait for the old uses, and the host does not block.
 """
 
 import mmap
@@ -28,7 +28,7 @@ from zsim_torch.execute.range_file import ALIGNMENT, POISON, RangeFile, aligned
 
 @dataclass(slots=True, eq=False)
 class HostBlock:
-    """Pages that a buffer has, and what still uses them from before."""
+    """Pages of a buffer, and the earlier operations that still use them."""
 
     pages: mmap.mmap
     size: int
@@ -36,7 +36,7 @@ class HostBlock:
 
     @property
     def room(self) -> int:
-        """Return the bytes of the last page that no buffer has."""
+        """Return the number of unused bytes in the last page."""
         return len(self.pages) - self.size
 
     def tensor(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -46,13 +46,13 @@ class HostBlock:
         return torch.frombuffer(self.pages, dtype=dtype, count=elements)
 
     def spoil(self) -> None:
-        """Whoever reads it sees that: no numbers."""
+        """Fill the pages with NaN bytes, so that invalid reads show."""
         torch.frombuffer(self.pages, dtype=torch.uint8).fill_(POISON)
 
 
 @dataclass(slots=True, eq=False)
 class FileRange:
-    """Bytes of a file that a buffer has, and what still uses them from before."""
+    """Byte range of a file for a buffer, and the earlier operations that still use it."""
 
     file: RangeFile
     offset: int
@@ -60,19 +60,19 @@ class FileRange:
     busy: list[Awaitable] = field(default_factory=list[Awaitable])
 
     def spoil(self) -> None:
-        """Whoever reads it sees that: no numbers."""
+        """Fill the range with NaN bytes, so that invalid reads show."""
         self.file.fill(self.offset, _blocks(self.size), POISON)
 
 
 @dataclass(slots=True)
 class PoolBook:
-    """Bytes that buffers of a pool have, and the most that they had."""
+    """Live and peak bytes of the buffers of a pool."""
 
     live: int = 0
     peak: int = 0
 
     def add(self, size: int) -> None:
-        """Take or give back."""
+        """Add an allocation of `size` bytes; negative for a free."""
         self.live += size
         self.peak = max(self.peak, self.live)
 
@@ -91,7 +91,7 @@ class HostPool:
         weakref.finalize(self, _unregister_all, self._registered)
 
     def take(self, size: int) -> HostBlock:
-        """Return pages for `size` bytes: those that are idle if there are some, else new ones."""
+        """Return pages for `size` bytes: idle ones if there are any, else new ones."""
         self.book.add(size)
         pages = _blocks(size)
         fitting = [block for block in self._free if len(block.pages) == pages]
@@ -116,7 +116,7 @@ class HostPool:
         return HostBlock(block.pages, size, [each for each in block.busy if not each.is_over()])
 
     def give_back(self, block: HostBlock, busy: Iterable[Awaitable]) -> None:
-        """Let the pages serve another buffer once `busy` is over."""
+        """Let the pages be reused once the operations in `busy` have finished."""
         self.book.add(-block.size)
         block.busy = [*block.busy, *busy]
         self._free.append(block)
@@ -129,13 +129,13 @@ class HostPool:
             _unregister(self._registered.pop(id(block.pages)))
 
     def close(self) -> None:
-        """Give back the pages that no buffer has."""
+        """Release the pages that no buffer uses."""
         while self._free:
             self._unmap(self._free.pop())
 
 
 class FilePool:
-    """Ranges of the file of one pool on NVMe, each in whole blocks."""
+    """Ranges of the file of one NVMe pool, each in whole blocks."""
 
     def __init__(self, file: RangeFile) -> None:
         self.book = PoolBook()
@@ -143,27 +143,27 @@ class FilePool:
         self._space = FileSpace()
 
     def take(self, size: int) -> FileRange:
-        """Return the first range with room for `size` bytes."""
+        """Return the first free range with room for `size` bytes."""
         self.book.add(size)
         offset, busy = self._space.take(_blocks(size))
         self.file.grow(self._space.end)
         return FileRange(self.file, offset, size, [each for each in busy if not each.is_over()])
 
     def give_back(self, held: FileRange, busy: Iterable[Awaitable]) -> None:
-        """Let the range serve another buffer once `busy` is over."""
+        """Let the range be reused once the operations in `busy` have finished."""
         self.book.add(-held.size)
         self._space.give_back(held.offset, _blocks(held.size), [*held.busy, *busy])
 
 
 class FileSpace:
-    """Free ranges of a file, first fit; beyond its end everything is free."""
+    """Free ranges of a file, first fit; everything beyond its end is free."""
 
     def __init__(self) -> None:
         self.end = 0
         self._free: list[tuple[int, int, tuple[Awaitable, ...]]] = []
 
     def take(self, size: int) -> tuple[int, list[Awaitable]]:
-        """Return where `size` bytes are free, and what still uses them."""
+        """Return the start of `size` free bytes, and the operations that still use them."""
         run: list[tuple[int, int, tuple[Awaitable, ...]]] = []
         for start, length, busy in self._free:
             if run and sum(run[-1][:2]) != start:
@@ -191,13 +191,13 @@ class FileSpace:
         return start, [user for each in run for user in each[2]]
 
     def give_back(self, start: int, size: int, busy: Iterable[Awaitable] = ()) -> None:
-        """Note that a range is free once `busy` is over."""
+        """Mark a range as free once the operations in `busy` have finished."""
         if size:
             insort(self._free, (start, size, tuple(busy)), key=lambda each: each[0])
 
 
 def file_bytes_needed(schedule: Schedule, program: Program) -> dict[str, int]:
-    """Return the size of the file of each pool on NVMe: what a run takes, in whole blocks."""
+    """Return the file size that a run needs for each NVMe pool, in whole blocks."""
     return {
         pool.name: max(_needed(program, pool.name, overflows=each)[1] for each in (False, True))
         for pool in schedule.pools
@@ -206,7 +206,7 @@ def file_bytes_needed(schedule: Schedule, program: Program) -> dict[str, int]:
 
 
 def _needed(program: Program, pool: str, *, overflows: bool) -> tuple[int, int]:
-    """Return the most whole pages of a pool that are alive, and the end of what they take."""
+    """Return the peak of live bytes of a pool and the end of its used range, in whole blocks."""
     space, live, peak = FileSpace(), 0, 0
     starts: dict[str, int] = {}
     for part in (program.setup, program.step, program.step):
@@ -259,7 +259,7 @@ class HostPools:
             raise
 
     def figures(self) -> tuple[tuple[str, float], ...]:
-        """Return the most bytes that each pool had, and what went through files."""
+        """Return peak and mapped bytes of each pool, and the traffic of files."""
         found: list[tuple[str, float]] = []
         for name, host in self.memory.items():
             found.append((f"live_bytes_peak/pool/{name}", host.book.peak))
@@ -278,7 +278,7 @@ class HostPools:
         return (*self.memory, *self.files)
 
     def has(self, pool: str) -> bool:
-        """Return whether `pool` is one of these."""
+        """Return True if `pool` is a host memory or NVMe pool."""
         return pool in self.memory or pool in self.files
 
     def take(self, pool: str, size: int) -> HostBlock | FileRange:
@@ -289,19 +289,19 @@ class HostPools:
     def give_back(
         self, pool: str, held: HostBlock | FileRange, busy: Iterable[Awaitable] = ()
     ) -> None:
-        """Let memory serve another buffer once `busy` is over."""
+        """Let memory be reused once the operations in `busy` have finished."""
         if isinstance(held, HostBlock):
             self.memory[pool].give_back(held, busy)
         else:
             self.files[pool].give_back(held, busy)
 
     def forget_traffic(self) -> None:
-        """Count what goes through files from here on."""
+        """Reset the counters of file traffic."""
         for each in self.files.values():
             each.file.read_bytes = each.file.written_bytes = 0
 
     def close(self) -> None:
-        """Give back what no buffer has, and all files."""
+        """Release unused pages and delete all files."""
         for pool in self.memory.values():
             pool.close()
         for each in self.files.values():
@@ -309,7 +309,7 @@ class HostPools:
 
 
 def _blocks(size: int) -> int:
-    """Return the bytes of the whole blocks that `size` bytes take: at least one."""
+    """Return `size` rounded up to whole blocks, at least one, in bytes."""
     return aligned(max(size, 1))
 
 
@@ -318,7 +318,7 @@ def _is_idle(busy: Iterable[Awaitable]) -> bool:
 
 
 def _register(pages: mmap.mmap) -> None:
-    """Pin pages, so that a GPU copies from and to them without the host."""
+    """Pin pages, so that a GPU can copy from and to them asynchronously."""
     start = torch.frombuffer(pages, dtype=torch.uint8, count=1).data_ptr()
     _driver("cudaHostRegister")(start, len(pages), 0)
 
@@ -334,7 +334,7 @@ def _unregister_all(registered: dict[int, mmap.mmap]) -> None:
 
 
 def _driver(name: str) -> Callable[..., object]:
-    """Return a function of the CUDA runtime that raises where the runtime says so."""
+    """Return a function of the CUDA runtime that raises MemoryError on an error code."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     called = cast("Callable[..., int]", getattr(runtime, name))
 

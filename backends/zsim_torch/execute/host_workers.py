@@ -1,12 +1,12 @@
-"""Threads that run what a schedule puts on the host: one for each host thread and I/O handle.
+"""Threads for the host operations of a schedule: one per host thread and I/O handle.
 
-Operations are handed over in the order of issue, each with what it waits for, and a thread does its
-own first in, first out. The host goes on; it waits where a schedule says so, and where it is itself
-the stream that needs a result. Torch and the kernel's I/O run without Python's lock, so threads
-really work beside each other and beside the host.
+Operations are queued in the order of issue, each with its dependencies; a thread runs its queue
+first in, first out. The host does not block, except where a schedule says so or where the host
+itself is the stream that needs a result. Torch and the kernel's I/O release the GIL, so threads run
+in parallel with each other and with the host.
 
-What an operation waits for was issued before it, so threads cannot wait for each other in a circle.
-After a failure everything behind it fails with it, unrun: whoever waits is told the first error.
+The dependencies of an operation are issued before it, so threads cannot deadlock. After a failure
+all later operations fail without running; every waiter gets the first error.
 """
 
 import threading
@@ -26,7 +26,7 @@ from zsim_torch.supervise.progress_record import note, progressed
 PS_PER_NS: Final = 1000
 
 _CLOSE_S: Final = 5.0
-"""How long the end of a run waits for an operation that a thread is at; then it is left to it."""
+"""Seconds to wait at the end of a run for a running operation; then its thread is abandoned."""
 
 
 class HostWorkError(RuntimeError):
@@ -34,39 +34,39 @@ class HostWorkError(RuntimeError):
 
 
 class Awaitable(Protocol):
-    """Something under way that a thread can wait for."""
+    """An operation in flight that a thread can wait for."""
 
     def wait(self) -> None:
-        """Block the calling thread until it is over."""
+        """Block the calling thread until the operation is done."""
         ...
 
     def is_over(self) -> bool:
-        """Return whether it is."""
+        """Return True if the operation is done."""
         ...
 
 
 class WorkerEntry(Protocol):
-    """An operation as streams know it."""
+    """An operation, as streams see it."""
 
     @property
     def operation(self) -> str:
-        """Its id."""
+        """Id of the operation."""
         ...
 
     @property
     def stream(self) -> str:
-        """The stream or thread that it is on."""
+        """Stream or thread of the operation."""
         ...
 
     @property
     def after(self) -> tuple[Edge, ...]:
-        """The operations that it waits for."""
+        """Operations that it depends on."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class HostJob:
-    """An operation that was handed to a thread. Without a name it is no operation of a schedule."""
+    """A job of a thread; without a name it is not an operation of the schedule."""
 
     operation: str
     step: int
@@ -79,21 +79,21 @@ class HostJob:
     _finished: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> None:
-        """Block the calling thread until the job is over.
+        """Block the calling thread until the job is done.
 
         Raises:
-            HostWorkError: it has failed, or something before it.
+            HostWorkError: the job, or one before it, has failed.
         """
         self._finished.wait()
         if self.error is not None:
             raise self.error
 
     def is_over(self) -> bool:
-        """Return whether the job has run or failed."""
+        """Return True if the job has run or failed."""
         return self._finished.is_set()
 
     def run(self, failed: HostWorkError | None) -> HostWorkError | None:
-        """Wait for what is before, then act; return the error that ends the thread's work."""
+        """Wait for dependencies, run the action, and return the error if something has failed."""
         self.error = failed
         try:
             if failed is None:
@@ -104,24 +104,24 @@ class HostJob:
                     self.action()
         except HostWorkError as error:
             self.error = error
-        except BaseException as error:  # whatever it is, the host must learn of it
+        except BaseException as error:  # the host must learn of any error
             self.error = HostWorkError(f"{self.where}: {_reason(error)}")
             self.error.__cause__ = error
         self.end_ns = time.perf_counter_ns()
-        self.action, self.awaited = None, ()  # what they hold may be freed
+        self.action, self.awaited = None, ()  # release their references
         self._finished.set()
         progressed()
         return self.error
 
     @property
     def where(self) -> str:
-        """Return the operation and its step."""
+        """Return the operation and its step, for messages."""
         name = self.operation or f"a free on {self.stream}"
         return name if self.step < 0 else f"{name} in step {self.step}"
 
 
 def worker_streams(schedule: Schedule, program: Program) -> tuple[str, ...]:
-    """Return the streams that are threads of the host, or I/O handles."""
+    """Return the streams that are host threads or I/O handles."""
     handles = {
         operation.stream
         for part in (program.setup, program.step)
@@ -134,7 +134,7 @@ def worker_streams(schedule: Schedule, program: Program) -> tuple[str, ...]:
 
 
 class HostWorkers:
-    """The threads of a rank, by stream, and what they were given."""
+    """The threads of a rank, by stream, and their jobs."""
 
     def __init__(self, streams: Iterable[str] = ()) -> None:
         self._queues = {name: SimpleQueue[HostJob | None]() for name in streams}
@@ -147,7 +147,7 @@ class HostWorkers:
         self._failed: list[HostWorkError] = []
 
     def has(self, stream: str) -> bool:
-        """Return whether `stream` is a thread here."""
+        """Return True if `stream` is a thread of this rank."""
         return stream in self._queues
 
     def takes(
@@ -157,10 +157,10 @@ class HostWorkers:
         action: Callable[[], None],
         awaited: Iterable[Awaitable],
     ) -> bool:
-        """Hand `action` to the thread that the stream of `entry` is; return whether it is one.
+        """Queue `action` if the stream of `entry` is a thread; return True if it is.
 
         Raises:
-            HostWorkError: some job has failed.
+            HostWorkError: a job has failed.
         """
         if not self.has(entry.stream):
             return False
@@ -178,10 +178,10 @@ class HostWorkers:
         after: Iterable[Edge] = (),
         awaited: Iterable[Awaitable] = (),
     ) -> HostJob:
-        """Let `stream` do `action` after the jobs that `after` names, and after `awaited`.
+        """Queue `action` on `stream`, after the jobs in `after` and the operations in `awaited`.
 
         Raises:
-            HostWorkError: some job has failed.
+            HostWorkError: a job has failed.
         """
         self._raise_failure()
         job = HostJob(operation, step, stream, action, [*self.named(after), *awaited])
@@ -207,7 +207,7 @@ class HostWorkers:
                     self._failed.append(failed)
 
     def named(self, edges: Iterable[Edge]) -> list[HostJob]:
-        """Return the jobs that `edges` name and that are not known to have succeeded."""
+        """Return the jobs in `edges` that have not finished successfully."""
         found: list[HostJob] = []
         for edge in edges:
             if isinstance(edge, Previous):
@@ -219,14 +219,14 @@ class HostWorkers:
         return found
 
     def last(self, stream: str) -> list[HostJob]:
-        """Return what `stream` was given last, if it was given anything."""
+        """Return the last job of `stream`, if it had any."""
         return [self._last[stream]] if stream in self._last else []
 
     def wait(self, jobs: Iterable[Awaitable]) -> None:
-        """Block the host until the jobs are over.
+        """Block the host until the jobs are done.
 
         Raises:
-            HostWorkError: one has failed.
+            HostWorkError: a job has failed.
         """
         for job in jobs:
             if isinstance(job, HostJob) and not job.is_over():
@@ -235,16 +235,16 @@ class HostWorkers:
         self._raise_failure()
 
     def drain(self) -> None:
-        """Block the host until every job is over."""
+        """Block the host until every job is done."""
         self.wait(list(self._last.values()))
 
     def end_step(self) -> None:
-        """Let jobs of this step serve `Previous` edges from now on; they go on."""
+        """Make the jobs of this step the targets of `Previous` edges; they keep running."""
         self._previous.update(self._current)
         self._current.clear()
 
     def events(self, origin: int) -> Iterator[Event]:
-        """Yield the operations that ran and when, in picoseconds since `origin`; after a drain."""
+        """Yield the events of operations, in picoseconds since `origin`; call after `drain`."""
         for job in self._named:
             yield Event(
                 operation=job.operation,
@@ -255,11 +255,11 @@ class HostWorkers:
             )
 
     def forget(self) -> None:
-        """Forget jobs that are over: `events` has them no more."""
+        """Forget finished jobs, so that `events` no longer yields them."""
         self._named = [job for job in self._named if not job.is_over()]
 
     def close(self) -> None:
-        """End the threads: what is still in their queues is not run."""
+        """End the threads; queued jobs are not run."""
         if self._threads and any(not job.is_over() for job in self._last.values()):
             self._failed.append(HostWorkError("the run has ended"))
         for queue in self._queues.values():

@@ -1,4 +1,4 @@
-"""Lists of operations as a rank issues them: the id of each, and what is noted of it."""
+"""Prepare lists of operations for issuing: the id of each and its progress line."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from zsim.schedule.operation import Allocate, Free, Operation, SetScalar
 
 @dataclass(slots=True, eq=False)
 class IssueLine:
-    """An operation, its id, and the start of the line that is noted when the host comes to it.
+    """An operation, its id, and the start of its line in the progress record.
 
-    Of what the host does at once, without computing or waiting, nothing is noted. `issue` is found
-    when the operation is issued first.
+    Operations that neither compute nor wait on the host have an empty line. `issue` is bound when
+    the operation is first issued.
     """
 
     name: str
@@ -22,7 +22,7 @@ class IssueLine:
 
 @dataclass(slots=True)
 class IssueLines:
-    """Lines of each list of a schedule, made once."""
+    """Lines of each list of operations in a schedule, created once."""
 
     _made: dict[int, tuple[Iterable[Operation], list[IssueLine]]] = field(
         default_factory=dict[int, tuple[Iterable[Operation], list[IssueLine]]]
@@ -43,7 +43,7 @@ class IssueLines:
 
 
 def _may_last(operation: Operation) -> bool:
-    """Return whether the host may spend time at an operation: it computes, or waits."""
+    """Return True if the host may spend time on an operation: it computes or waits."""
     return not isinstance(operation, Allocate | SetScalar) and (
         not isinstance(operation, Free) or bool(operation.uses)
     )

@@ -1,4 +1,4 @@
-"""The memory of one rank: buffers that the executor allocates, and those that autograd produces."""
+"""The memory of one rank: buffers allocated by the executor or produced by autograd."""
 
 import weakref
 from collections import Counter
@@ -23,16 +23,16 @@ from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
 class MemoryFaultError(RuntimeError):
-    """The schedule uses memory that is not there; the message names the buffer."""
+    """The schedule uses memory that does not exist; the message names the buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySetting:
     """Settings of memory: its device, its observer, and whether unused memory is poisoned.
 
-    `making` marks what is allocated inside it as the executor's own; `on_home` makes a stream
-    current for an allocation. `pools` are those of the host and on NVMe. Without `is_observed`,
-    `making` marks nothing.
+    Allocations inside `making()` count as the executor's own, unless `is_observed` is False;
+    `on_home` makes a stream current for an allocation. `pools` are those in host memory and on
+    NVMe.
     """
 
     device: torch.device
@@ -44,7 +44,7 @@ class MemorySetting:
 
 
 class LiveMemory:
-    """Buffers by name. A name without memory cannot be read or written."""
+    """Buffers by name. A buffer without memory cannot be read or written."""
 
     def __init__(
         self, schedule: Schedule, program: Program, coordinates: Coordinates, setting: MemorySetting
@@ -68,17 +68,17 @@ class LiveMemory:
         """Promise memory to a buffer that is produced, and bound later.
 
         Raises:
-            MemoryFaultError: it has memory already.
+            MemoryFaultError: the buffer is already allocated.
         """
         if name in self._promised:
             raise MemoryFaultError(f"buffer {name}: allocated while it is alive")
         self._promised.add(name)
 
     def allocate(self, name: str) -> None:
-        """Give `name`, which is not produced, memory.
+        """Allocate memory for `name`, a buffer that is not produced.
 
         Raises:
-            MemoryFaultError: it has memory already.
+            MemoryFaultError: the buffer is already allocated.
         """
         if name in self._flat or name in self._held:
             raise MemoryFaultError(f"buffer {name}: allocated while it is alive")
@@ -108,9 +108,9 @@ class LiveMemory:
         return made
 
     def bind(self, name: str, parts: list[ProducedPart]) -> None:
-        """Give the promised buffer `name` these parts, beside those it has.
+        """Add `parts` to the promised buffer `name`.
 
-        One that has memory of its own, such as other ranks read, is written instead.
+        A buffer with memory of its own, such as one that other ranks read, is written instead.
         """
         if name in self._flat:
             for each in parts:
@@ -134,23 +134,23 @@ class LiveMemory:
         """Return the micro-batch bound to `name`.
 
         Raises:
-            MemoryFaultError: there is none.
+            MemoryFaultError: no micro-batch was loaded.
         """
         if name not in self._batches:
             raise MemoryFaultError(f"buffer {name}: read before a micro-batch was loaded")
         return self._batches[name]
 
     def zeros(self, name: str, size: int) -> torch.Tensor:
-        """Zeros in the format of `name`, for a gradient that autograd did not make."""
+        """Return zeros in the data type of `name`, for a gradient that autograd did not compute."""
         dtype = TORCH_DTYPE[self.program.by_name[name].dtype]
         with self.setting.making():
             return torch.zeros(size, dtype=dtype, device=self.setting.device)
 
     def take_away(self, name: str) -> Remains:
-        """`name` has no memory any more; what it had lives on in what is returned, until dropped.
+        """Remove the memory of `name` and return it; it lives until `drop`.
 
         Raises:
-            MemoryFaultError: it has none.
+            MemoryFaultError: the buffer has no memory.
         """
         if name in self._promised:
             self._promised.remove(name)
@@ -166,11 +166,11 @@ class LiveMemory:
     def drop(
         self, name: str, remains: Remains, held: HostBlock | FileRange | None, *, travelled: bool
     ) -> None:
-        """Drop the memory. `travelled`: a collective has held its storage.
+        """Drop memory; `travelled` is True if a collective has held its storage.
 
-        `held` is what `remains` had when it was freed: a thread may come here after memory that
-        waits for it was given back. Memory that autograd made is never poisoned: two gradients may
-        share a storage.
+        `held` is the value of `remains.held` at the free: a thread may call this after the memory
+        was given back. Memory made by autograd is never poisoned, since two gradients may share a
+        storage.
         """
         remains.parts.clear()
         if held is not None:
@@ -194,18 +194,18 @@ class LiveMemory:
         settle(storage)
 
     def give_back(self, name: str, remains: Remains, busy: Iterable[Awaitable] = ()) -> None:
-        """Let dropped memory of the host, or of a file, serve another once `busy` is over."""
+        """Let dropped host memory or a file range be reused once `busy` has finished."""
         if remains.held is not None:
             self.setting.pools.give_back(self.program.by_name[name].pool, remains.held, busy)
             remains.held = None
 
     @property
     def lends(self) -> bool:
-        """Return whether some buffer is in host memory or in a file."""
+        """Return True if some buffer is in host memory or in a file."""
         return bool(self._held)
 
     def busy(self, name: str) -> list[Awaitable]:
-        """Return what still uses the memory of `name` since it was another buffer's."""
+        """Return the operations that still use the memory of `name` for its previous buffer."""
         held = self._held.get(name)
         if held is None:
             return []
@@ -213,14 +213,14 @@ class LiveMemory:
         return held.busy
 
     def is_allocated(self, name: str) -> bool:
-        """Return whether a buffer has memory of the executor, not of what autograd made."""
+        """Return True if a buffer has memory of the executor, not of autograd."""
         return name in self._flat
 
     def window(self, view: View) -> FileWindow:
-        """Return the bytes of a file that `view` is.
+        """Return the byte range of `view` in a file.
 
         Raises:
-            MemoryFaultError: its buffer has no range of a file.
+            MemoryFaultError: its buffer is not in a file.
         """
         held = self._held.get(view.buffer)
         if not isinstance(held, FileRange):
@@ -232,22 +232,22 @@ class LiveMemory:
         return FileWindow(held.file, held.offset + start * width, size * width, room)
 
     def room(self, view: View) -> int:
-        """Return how many bytes behind `view` no buffer has."""
+        """Return the number of unused bytes behind `view`."""
         held = self._held.get(view.buffer)
         ends = sum(self.extent(view)) == self.program.by_name[view.buffer].elements
         return held.room if ends and isinstance(held, HostBlock) else 0
 
     def is_in_file(self, name: str) -> bool:
-        """Return whether a buffer is a range of a file."""
+        """Return True if a buffer is a range of a file."""
         return isinstance(self._held.get(name), FileRange)
 
     def put_back(self, name: str, values: torch.Tensor) -> None:
-        """Write all of a buffer that is in a file."""
+        """Write the whole of a buffer to its file."""
         window = self.window(View(buffer=name, size=values.numel()))
         window.file.write(window.offset, values)
 
     def left(self, name: str) -> torch.Tensor:
-        """Return what a buffer holds once a run is over, flat; what is in a file is read."""
+        """Return the values of a buffer after a run, flat; read them if they are in a file."""
         if not self.is_in_file(name):
             return self.part(name)
         buffer = self.program.by_name[name]
@@ -270,21 +270,21 @@ class LiveMemory:
         return parts[0].tensor
 
     def parts(self, name: str) -> list[ProducedPart]:
-        """Return the parts that a produced buffer has, in the order in which they were bound."""
+        """Return the parts of a produced buffer, in the order in which they were bound."""
         return self._parts.get(name, [])
 
     def operand(self, view: View) -> torch.Tensor:
-        """As `part` for a produced buffer, as `flat` for an allocated one."""
+        """Return `part` of a produced buffer, or `flat` of an allocated one."""
         parts = self._parts.get(view.buffer)
         if parts is not None and len(parts) == 1:
             return parts[0].tensor
         return self.flat(view) if view.buffer in self._flat else self.part(view.buffer)
 
     def flat(self, view: View) -> torch.Tensor:
-        """Return the elements of `view`, one-dimensional. It aliases an allocated buffer, or is it.
+        """Return the elements of `view`, one-dimensional, as a view if the buffer is allocated.
 
         Raises:
-            MemoryFaultError: the buffer has no memory, or nothing was produced there yet.
+            MemoryFaultError: the buffer has no memory, or was not produced yet.
         """
         start, size = self.extent(view)
         flat = self._flat.get(view.buffer)
@@ -293,12 +293,12 @@ class LiveMemory:
         if view.buffer in self._promised and view.buffer not in self._parts:  # no unit writes it
             taken = self._take(self.program.by_name[view.buffer])
             self.bind(view.buffer, [ProducedPart(0, taken)])
-        # backward of a unit's last segment, whose gradients are behind the others, comes first
+        # a unit's last segment runs its backward first, but its gradients come last in the buffer
         found = [tensor for _, tensor in sorted(self.pieces(view), key=itemgetter(0))]
         return found[0].reshape(-1) if len(found) == 1 else torch.cat([t.flatten() for t in found])
 
     def shaped(self, view: View, shape: torch.Size, start: int = 0) -> torch.Tensor:
-        """Return what `flat` does, from its element `start` on in `shape`; cut once if it stays."""
+        """Return the elements of `view` from `start` in `shape`; cached for persistent buffers."""
         whole = self._flat.get(view.buffer)
         if whole is None:
             return self.flat(view)[start : start + shape.numel()].view(shape)
@@ -314,14 +314,14 @@ class LiveMemory:
         return found
 
     def keep(self, buffers: Iterable[str], kept: Kept) -> None:
-        """Let `kept`, which holds views of these buffers, be cleared before one is freed."""
+        """Clear `kept`, which holds views of these buffers, before one of them is freed."""
         for name in buffers:
             self._cuts.tie(name, kept)
 
     def pieces(self, view: View) -> Iterator[tuple[int, torch.Tensor]]:
-        """Tensors that make up `view`, each with where it starts in the view.
+        """Yield the tensors that make up `view`, each with its start in the view.
 
-        A part that lies in the view whole comes in its own shape.
+        A part that lies entirely in the view keeps its own shape.
         """
         start, size = self.extent(view)
         if view.buffer in self._flat:
@@ -343,7 +343,7 @@ class LiveMemory:
             )
 
     def own(self, view: View) -> torch.Tensor:
-        """As `flat`, to be written in part: what shares its storage with others is copied first."""
+        """Return `flat` for writing; copy it first if other buffers share its storage."""
         parts = self._parts.get(view.buffer)
         if parts is not None and not self._is_alone(parts):
             buffer = self.program.by_name[view.buffer]
@@ -355,7 +355,7 @@ class LiveMemory:
         return self.flat(view)
 
     def _is_alone(self, parts: list[ProducedPart]) -> bool:
-        """Return whether a buffer is one contiguous part that no other buffer shares."""
+        """Return True if `parts` is one contiguous part that shares its storage with no other."""
         return (
             len(parts) == 1
             and parts[0].tensor.is_contiguous()
@@ -363,9 +363,9 @@ class LiveMemory:
         )
 
     def _storages(self) -> Iterator[int]:
-        """Addresses of the storages in which buffers, or parts of them, have their memory.
+        """Yield the addresses of the storages of all buffers and parts.
 
-        They are looked for where they are needed, which is seldom.
+        They are computed on demand, since they are seldom needed.
         """
         for flat in self._flat.values():
             yield _address(flat)
@@ -374,11 +374,11 @@ class LiveMemory:
                 yield _address(part.tensor)
 
     def extent(self, view: View) -> tuple[int, int]:
-        """Start and size of `view` in its buffer, on this rank."""
+        """Return start and size of `view` in its buffer, on this rank."""
         return self.schedule.extent(view, self.coordinates)
 
     def holds(self, pointer: int) -> bool:
-        """Return whether a buffer's storage starts at the address `pointer`."""
+        """Return True if a buffer's storage starts at the address `pointer`."""
         return pointer in self._storages()
 
     def _bound(self, name: str) -> list[ProducedPart]:

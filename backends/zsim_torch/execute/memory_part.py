@@ -1,4 +1,4 @@
-"""Memory that buffers have beside an allocation: what autograd made, what is freed, in a file."""
+"""Memory of buffers outside allocations: produced by autograd, freed, or in a file."""
 
 import time
 import weakref
@@ -11,24 +11,27 @@ from zsim_torch.execute.host_memory import FileRange, HostBlock
 from zsim_torch.execute.range_file import RangeFile
 
 _SETTLE_S: Final = 0.2
-"""Seconds to wait at most for a freed storage that a thread of Gloo still holds; a few us do."""
+"""Maximum seconds to wait for a freed storage that a Gloo thread still holds.
+
+The wait usually takes microseconds.
+"""
 
 
 class ProducedPart(NamedTuple):
-    """Elements `start` on of a produced buffer, as autograd made them."""
+    """Elements of a produced buffer from `start`, as autograd made them."""
 
     start: int
     tensor: torch.Tensor
 
     @property
     def end(self) -> int:
-        """First element past the part."""
+        """Return the index after the last element of the part."""
         return self.start + self.tensor.numel()
 
 
 @dataclass(slots=True)
 class Remains:
-    """Facts of a freed buffer: `held` is there where its memory was the host's, or in a file."""
+    """Memory of a freed buffer; `held` is set if it was in host memory or in a file."""
 
     flat: torch.Tensor | None
     parts: list[ProducedPart]
@@ -36,7 +39,7 @@ class Remains:
 
 
 class FileWindow(NamedTuple):
-    """Bytes of a file from `offset` on, and `room` bytes behind them that no buffer has."""
+    """`size` bytes of a file from `offset`, followed by `room` unused bytes."""
 
     file: RangeFile
     offset: int
@@ -45,14 +48,14 @@ class FileWindow(NamedTuple):
 
 
 def settle(storage: "weakref.ref[torch.UntypedStorage]") -> None:
-    """Wait until a storage is gone, or for so long that nobody will let go of it."""
+    """Wait until a storage is released, but at most `_SETTLE_S` seconds."""
     deadline = time.perf_counter() + _SETTLE_S
     while storage() is not None and time.perf_counter() < deadline:
         time.sleep(0)
 
 
 def spoil(tensor: torch.Tensor) -> None:
-    """Fill `tensor` so that whoever reads it sees it: not a number, or the largest integer."""
+    """Fill `tensor` with NaN, or with the largest integer, so that invalid reads show."""
     if tensor.is_floating_point():
         tensor.fill_(float("nan"))
     else:

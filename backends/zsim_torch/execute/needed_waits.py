@@ -1,13 +1,13 @@
-"""The waits of a step that order something: what is ordered all the same needs no event.
+"""Find the waits of a step that need an event, and drop those that other waits imply.
 
-Streams are first-in-first-out. Of each stream, and of the host, it is known up to which position it
-has waited for each other stream, and with that for what those had waited for. An edge to what is
-known to have finished is left out. Of the edges of one operation the last one issued is looked at
-first, since it knows most. Communicators order nothing here, nor do threads of the host: their
-edges stay.
+Streams are first-in-first-out. For each stream and for the host, the pass tracks up to which
+position it has waited for each other stream, directly or through other waits. An edge to an
+operation that is known to have finished is dropped. The edges of one operation are examined from
+the last one issued to the first, since the last one implies most. Communicators and host threads
+imply no order here: edges to host threads stay.
 
-A step stands for any: what earlier steps waited for is not known. Each list of a branch begins with
-what is known before it; after it is known what is known after both.
+The pass looks at one step and knows nothing about the waits of earlier steps. Both lists of a
+branch start with the knowledge before the branch; after it, only knowledge from both lists remains.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,18 +27,18 @@ from zsim.schedule.operation import (
 )
 
 Known = dict[str, int]
-"""Position on each stream up to which everything has finished. Of other streams nothing is known.
+"""Position on each stream up to which all operations have finished; other streams are unknown.
 
-The first operation of a step is at position 1. What is at 0 or before is of earlier steps.
+The first operation of a step is at position 1. Positions of 0 and below are in earlier steps.
 """
 
 HOST: Final = ""
-"""The host, among the streams by what they know."""
+"""Name of the host among the streams."""
 
 _NOTHING: Final = -(1 << 60)
 
 _Path = tuple[tuple[str, bool], ...]
-"""Branches that an operation is inside, and in which of their lists."""
+"""The branches around an operation, each with the list that it is in."""
 
 
 class _Place(NamedTuple):
@@ -52,9 +52,9 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class NeededWaits:
-    """Edges of a step that are needed, by the operation that waits.
+    """Edges of a step that are needed, by the waiting operation.
 
-    `homes` are the home streams of buffers, and `threads` the streams that are threads of the host.
+    `homes` are the home streams of buffers, and `threads` the streams that are host threads.
     """
 
     homes: Mapping[str, str]
@@ -69,7 +69,7 @@ class NeededWaits:
     def of(
         cls, step: Iterable[Operation], homes: Mapping[str, str], threads: Iterable[str] = ()
     ) -> "NeededWaits":
-        """Go through the operations of a step."""
+        """Analyze the operations of a step."""
         step, made = tuple(step), cls(homes, frozenset(threads))
         made._place_all(step, ())
         made._go_through(step, ())
@@ -77,7 +77,7 @@ class NeededWaits:
 
     @property
     def awaited(self) -> set[str]:
-        """Return the operations that a needed edge names."""
+        """Return the operations that needed edges point to."""
         return {_target(edge) for edges in self.edges.values() for edge in edges}
 
     def _place_all(self, operations: Iterable[Operation], path: _Path) -> None:
@@ -114,7 +114,7 @@ class NeededWaits:
             _learn(known, self._known.get(HOST, {}))
             self.edges[operation.id] = self._needed(edges, waiting, known, path)
             if not (isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED):
-                self._known[waiting] = known  # who asks later, knows nothing now
+                self._known[waiting] = known  # a deferred free does not wait now
             if operation.id in self._places and waiting not in self.threads:
                 self._at_start[operation.id] = known
             if isinstance(operation, Branch):
@@ -133,7 +133,7 @@ class NeededWaits:
     def _needed(
         self, edges: tuple[Edge, ...], waiting: str, known: Known, path: _Path
     ) -> tuple[Edge, ...]:
-        """Return those of `edges` that `waiting` has to wait for; add to `known` what they tell."""
+        """Return the `edges` that `waiting` must wait for; add the order they imply to `known`."""
         if waiting in self.threads:
             return edges
         needed = set[Edge]()
@@ -170,7 +170,7 @@ def _target(edge: Edge) -> str:
 
 
 def _learn(known: Known, other: Known) -> None:
-    """Raise `known` to what either knows."""
+    """Raise each position in `known` to that in `other`, if it is higher."""
     for stream, position in other.items():
         if known.get(stream, _NOTHING) < position:
             known[stream] = position

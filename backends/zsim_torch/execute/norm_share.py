@@ -1,4 +1,4 @@
-"""The share of a rank in a norm over all ranks."""
+"""Select a rank's share of a norm over all ranks."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from zsim_torch.execute.live_memory import LiveMemory
 
 
 def counted(memory: LiveMemory, view: View) -> Iterator[torch.Tensor]:
-    """Yield what this rank adds to a norm: of copies on several ranks, the first one's."""
+    """Yield the elements that this rank adds to a norm; only the first of equal copies counts."""
     schedule, coordinates = memory.schedule, memory.coordinates
     flat, buffer = memory.flat(view), memory.program.by_name[view.buffer]
     layout = schedule.layout_by_name.get(buffer.layout or "")

@@ -1,4 +1,4 @@
-"""Operands of a `Compute`: what is known of an operation from one step to the next."""
+"""Operands of a `Compute`, cached from one step to the next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,30 +12,30 @@ from zsim_torch.module.unit import TorchUnit
 from zsim_torch.module.visit import LaterUses, Visit, views_of, visit_of
 
 InputKey = tuple[str, int, int]
-"""A unit, its segment, and the place of an input."""
+"""Unit, segment and position of an input."""
 
 
 @dataclass(slots=True, eq=False)
 class SteadyParameters:
-    """Parameters of an operation in memory that is the same in every step, once they are cut."""
+    """Views of parameters whose memory stays the same in every step."""
 
     views: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     leaves: Leaves | None = None
 
     def clear(self) -> None:
-        """Hold their memory no more."""
+        """Drop the views."""
         self.views, self.leaves = [], None
 
 
 @dataclass(slots=True)
 class Operands:
-    """Views of an operation by role, in order, and where in its module the parameters are.
+    """Views of an operation by role, and the order of its parameters in the module.
 
-    `inputs` have a key each, but for batches. Of those, by place, `stored` may be in memory of the
-    executor, and `differentiable` may have gradients. `steady` is there where memory of parameters
-    is the same in every forward and its backward. `trained` are places of the parameters that have
-    gradients, in the order of `order`; `wanted` those of inputs that have; `visits` counts forwards
-    in memory that stays.
+    Each entry of `inputs` has a key, except batches. `stored` are the positions and views of inputs
+    in memory of the executor, and `differentiable` those of inputs that may have gradients.
+    `steady` is set if parameters have the same memory in every forward and backward. `trained` are
+    the positions in `order` of parameters with gradients, and `wanted` those of inputs with
+    gradients.
     """
 
     compute: Compute
@@ -52,7 +52,7 @@ class Operands:
 
     @classmethod
     def of(cls, compute: Compute, forecast: LaterUses, program: Program) -> "Operands":
-        """Read off an operation of `program`."""
+        """Return the operands of an operation of `program`."""
         views = {role: tuple(views_of(compute, role)) for role in Role}
         batches, buffers = forecast.batches, program.by_name
         without = batches | forecast.without_gradient

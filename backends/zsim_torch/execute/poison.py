@@ -1,8 +1,8 @@
-"""Makes hidden faults show: memory that is not valid holds no numbers, and ranks run late.
+"""Make hidden faults visible: invalid memory is filled with NaN, and ranks are delayed.
 
-A collective works on copies while it flies: its target holds no number until an operation that is
-ordered after it has waited, however fast the group was; whoever reads without waiting sees it. What
-it reads and where it writes must not change meanwhile, as it would not be told on a GPU.
+A collective in flight works on copies. Its target holds NaN until an operation that is ordered
+after it has waited, however fast the collective was, so a read without a wait shows. Its source and
+target must not change in flight, since a GPU would not report that.
 """
 
 import time
@@ -18,22 +18,22 @@ from zsim_torch.execute.collectives import IssuedCollective
 from zsim_torch.execute.memory_part import spoil
 
 DELAY_S_MAX: Final = 2e-3
-"""A late rank is at most this late at one operation; a collective on loopback takes about 1 ms."""
+"""Maximum delay of a rank at one operation; a collective on loopback takes about 1 ms."""
 
 DELAYED_SHARE: Final = 0.1
-"""Of all operations, how many are delayed."""
+"""Share of operations that are delayed."""
 
 CYCLES_PER_S: Final = 1e9
-"""Of a GPU that spins, about: what it waits for is time, not work."""
+"""Approximate cycles per second of a spinning GPU: the length of a delay is not exact."""
 
 
 class PoisonError(RuntimeError):
-    """Memory was used while it was not valid; the message names the operation."""
+    """Memory was used while it was invalid; the message names the operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Sighting:
-    """The first operation of a rank that wrote what is no number: it read some, or made it."""
+    """The first operation of a rank that wrote NaN: it read invalid memory, or computed NaN."""
 
     step: int
     place: int
@@ -47,37 +47,37 @@ class Sighting:
 
 @dataclass(slots=True)
 class Poison:
-    """Does nothing without a generator."""
+    """Poison mode; a no-op without a generator."""
 
     generator: np.random.Generator | None = None
 
     @property
     def is_on(self) -> bool:
-        """Return whether anything is done."""
+        """Return True if poison mode is on."""
         return self.generator is not None
 
     def delay(self) -> None:
-        """Now and then this rank is late."""
+        """Sleep for `late_s()` seconds."""
         late_s = self.late_s()
         if late_s:
             time.sleep(late_s)
 
     def late_s(self) -> float:
-        """Return the seconds by which something is late, mostly none."""
+        """Return a random delay in seconds, mostly 0."""
         if self.generator is None or self.generator.random() >= DELAYED_SHARE:
             return 0.0
         return float(self.generator.uniform(0.0, DELAY_S_MAX))
 
     def veiled(self, handed: Iterable[IssuedCollective], place: int) -> "list[Veil]":
-        """Return the collectives on copies; this rank is the member `place` of the communicator."""
+        """Wrap collectives to run on copies; this rank is member `place` of the communicator."""
         return [Veil(one, place, self.late_s()) for one in handed]
 
 
 class Veil:
-    """A collective that flies on copies: `handed` is given to the group, `wait` shows the result.
+    """A collective that runs on copies: `handed` is issued, and `wait` reveals the result.
 
-    An in-place one keeps its own slot, which is its source: that may be read meanwhile. On a GPU
-    everything is in order on the stream that is current.
+    An in-place collective keeps its own slot, which is its source and may be read in flight. On a
+    GPU everything is in order on the current stream.
     """
 
     def __init__(self, handed: IssuedCollective, place: int, late_s: float) -> None:
@@ -91,7 +91,7 @@ class Veil:
         if shown is not None:
             spoil(shown)
         if isinstance(self._operation, Broadcast) and not reads:
-            source = shown  # what this member would send is never read
+            source = shown  # this member sends nothing, so its source is never read
         self.handed = IssuedCollective(self._operation, source, shown)
         self._shown = shown
         self._cover(reads=reads)
@@ -99,7 +99,7 @@ class Veil:
         self._target_then = None if self._target is None else self._target.clone()
 
     def _cover(self, *, reads: bool) -> None:
-        """Spoil the target, but for what is the source too and keeps its value."""
+        """Fill the target with NaN, except for the part that is also the source."""
         source, target = self._source, self._target
         if target is None:
             return
@@ -115,7 +115,7 @@ class Veil:
             spoil(target)
 
     def wait(self) -> None:
-        """Wait, then copy the result to the target.
+        """Wait for the delay, then copy the result to the target.
 
         Raises:
             PoisonError: source or target changed in flight.
@@ -152,5 +152,5 @@ def _alias(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def has_no_number(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether one of them holds something that is not a number."""
+    """Return True if one of the tensors contains NaN."""
     return any(tensor.is_floating_point() and bool(torch.isnan(tensor).any()) for tensor in tensors)

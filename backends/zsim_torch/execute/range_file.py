@@ -1,12 +1,12 @@
-"""A file without a name, read and written by byte ranges past the page cache.
+"""An unnamed file that is read and written by byte ranges past the page cache.
 
-It is opened with O_TMPFILE, or unlinked as soon as it is made: whatever ends the process, SIGKILL
-included, the kernel then gives its space back, so no run leaves a file behind, and none finds one.
+It is opened with O_TMPFILE, or unlinked right after creation. However the process ends, even by
+SIGKILL, the kernel frees its space, so no run leaves a file behind.
 
-O_DIRECT wants address, length and offset in multiples of the block size of the device (open(2)):
-4096 serves every one. Where ends do not fit, bytes go through an aligned buffer, and a write reads
-the blocks at its ends first. Where the file system refuses O_DIRECT, the file goes through the page
-cache, and `direct` says so.
+O_DIRECT requires address, length and offset to be multiples of the device's block size (open(2));
+4096 works for all. Unaligned ranges go through an aligned buffer, and a write first reads the
+blocks at its ends. If the file system refuses O_DIRECT, the file uses the page cache, and `direct`
+is False.
 """
 
 import ctypes
@@ -29,17 +29,17 @@ from zsim_torch.supervise.progress_record import progressed
 
 ALIGNMENT: Final = 4096
 CHUNK_BYTES: Final = 1 << 22
-"""Bytes of one system call: enough to keep a drive busy, and several in flight at a time."""
+"""Bytes per system call: enough to keep a drive busy, with several calls in flight."""
 
 FILE_THREADS: Final = 4
-"""System calls of one file that are in flight at a time."""
+"""Maximum number of system calls in flight for one file."""
 
 POISON: Final = 0xFF
-"""Of a floating-point number in any format these bytes make no number."""
+"""A byte that makes NaN in every floating-point format when repeated."""
 
 
 class FileRangeError(OSError):
-    """Bytes that could not be read or written, or a file that could not be made; one line."""
+    """A range that could not be read or written, or a file that could not be created."""
 
 
 def aligned(count: int) -> int:
@@ -48,7 +48,7 @@ def aligned(count: int) -> int:
 
 
 class RangeFile:
-    """`size` bytes on the file system of `folder`, written whole once."""
+    """A file of `size` bytes on the file system of `folder`, written fully on creation."""
 
     def __init__(self, folder: Path, size: int, *, poison: bool = False) -> None:
         self.size = 0
@@ -65,12 +65,12 @@ class RangeFile:
             raise
 
     def grow(self, size: int) -> None:
-        """Have at least `size` bytes; what is new is reserved, and written once.
+        """Extend the file to at least `size` bytes; the new range is reserved and written once.
 
-        The first write to a range that was only reserved is several times slower than later ones.
+        The first write to a range that was only reserved is several times slower than later writes.
 
         Raises:
-            FileRangeError: there is no space.
+            FileRangeError: there is not enough space.
         """
         more = aligned(size) - self.size
         if more > 0:
@@ -89,9 +89,9 @@ class RangeFile:
                 self._write(offset + start, view[:length])
 
     def read(self, offset: int, target: torch.Tensor, room: int = 0) -> None:
-        """Read bytes from `offset` on to all of `target`.
+        """Read bytes from `offset` into all of `target`.
 
-        What follows `target` in memory may be overwritten for `room` bytes.
+        Up to `room` bytes after `target` in memory may be overwritten.
         """
         size = target.nbytes
         with self._counts:
@@ -101,7 +101,7 @@ class RangeFile:
             self._in_chunks(self._read, offset, _bytes_at(target.data_ptr(), whole))
             return
         memory = _bytes_at(target.data_ptr(), size)
-        for start, length in _chunks(size):  # in one after the other: pages of one are enough
+        for start, length in _chunks(size):  # chunk by chunk, through one bounce buffer
             first = (offset + start) // ALIGNMENT * ALIGNMENT
             bounce = mmap.mmap(-1, aligned(offset + start + length - first))
             self._read(first, memoryview(bounce))
@@ -109,9 +109,9 @@ class RangeFile:
             memory[start : start + length] = bounce[there : there + length]
 
     def write(self, offset: int, source: torch.Tensor, room: int = 0) -> None:
-        """Write all of `source` to `offset` on.
+        """Write all of `source` at `offset`.
 
-        What follows in the file may be overwritten for `room` bytes, with what follows in memory.
+        Up to `room` bytes after it in the file may be overwritten, with the bytes after `source`.
         """
         size = source.nbytes
         with self._counts:
@@ -129,7 +129,7 @@ class RangeFile:
         return offset % ALIGNMENT == 0 and address % ALIGNMENT == 0 and excess <= room
 
     def _merge(self, offset: int, memory: memoryview) -> None:
-        """Write to part of some blocks, of which the rest stays: nobody else writes ends then."""
+        """Write part of some blocks and keep the rest; a lock serializes such writes."""
         first = offset // ALIGNMENT * ALIGNMENT
         bounce = mmap.mmap(-1, aligned(offset + len(memory) - first))
         with self._ends, memoryview(bounce) as blocks:
@@ -175,13 +175,13 @@ class RangeFile:
         progressed()
 
     def close(self) -> None:
-        """Give the space back."""
+        """Close the file, which frees its space."""
         self._threads.shutdown()
         self._closing()
 
 
 def space_refusal(folder: Path, needed: int) -> str | None:
-    """Return why `folder` cannot have `needed` bytes of files without a name, or None."""
+    """Return why unnamed files of `needed` bytes do not fit in `folder`, or None."""
     try:
         os.close(_opened(folder)[0])
         found = os.statvfs(folder)
@@ -197,7 +197,7 @@ def space_refusal(folder: Path, needed: int) -> str | None:
 
 
 def _opened(folder: Path) -> tuple[int, bool]:
-    """Return the descriptor of a new file without a name, and whether it is past the page cache."""
+    """Return the descriptor of a new unnamed file, and True if it bypasses the page cache."""
     for direct in (os.O_DIRECT, 0):
         with suppress(OSError):
             return os.open(folder, os.O_TMPFILE | os.O_RDWR | direct, 0o600), bool(direct)
@@ -212,10 +212,10 @@ def _opened(folder: Path) -> tuple[int, bool]:
 
 
 def _reserve(descriptor: int, start: int, size: int, folder: Path) -> None:
-    """Take the space now, so that no write fails later for want of it.
+    """Reserve the space now, so that no write fails later because the disk is full.
 
     Raises:
-        FileRangeError: there is not enough.
+        FileRangeError: there is not enough space.
     """
     try:
         os.posix_fallocate(descriptor, start, size)
@@ -224,7 +224,7 @@ def _reserve(descriptor: int, start: int, size: int, folder: Path) -> None:
             raise FileRangeError(
                 f"offload_path: {folder} has no {format_bytes(size)} for a file: {error.strerror}"
             ) from error
-        os.ftruncate(descriptor, start + size)  # a file system that cannot reserve
+        os.ftruncate(descriptor, start + size)  # the file system cannot reserve
 
 
 def _chunks(size: int) -> Iterator[tuple[int, int]]:
@@ -233,7 +233,7 @@ def _chunks(size: int) -> Iterator[tuple[int, int]]:
 
 
 def _bytes_at(address: int, size: int) -> memoryview:
-    """Return memory as it is, by its address: whoever asks keeps it alive."""
+    """Return memory by its address as a view; the caller keeps the memory alive."""
     if not size:
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")

@@ -1,6 +1,6 @@
-"""Books of a rank: what was allocated and freed, and the collectives that were issued.
+"""Record the allocations, frees and collectives of a rank.
 
-A line is made once for each operation, and noted with the step in which it holds.
+Each operation's record is created once and stored with the step of each execution.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ SETUP: Final = -1
 
 @dataclass(slots=True)
 class RankBook:
-    """Lines of memory and of collectives, in the order of issue, each with its step."""
+    """Records of memory and collectives, in the order of issue, each with its step."""
 
     program: Program
     communicators: ProcessGroups
@@ -30,16 +30,16 @@ class RankBook:
 
     @property
     def entries(self) -> list[BookEntry]:
-        """Return what was allocated and freed."""
+        """Return the records of allocations and frees."""
         return [replace(entry, step=step) for step, entry in self._entries]
 
     @property
     def transfers(self) -> list[Transfer]:
-        """Return the collectives that were issued."""
+        """Return the records of issued collectives."""
         return [replace(line, step=step) for step, line in self._transfers]
 
     def entry(self, operation: str, buffer: str, sign: int) -> BookEntry:
-        """Return the line of `operation`, which takes memory or gives it back."""
+        """Return the record of `operation`, which allocates (`sign` 1) or frees (-1) `buffer`."""
         booked = self.program.by_name[buffer]
         return BookEntry(
             operation=operation,
@@ -51,26 +51,26 @@ class RankBook:
         )
 
     def transfer(self, member: Communication) -> Transfer:
-        """Return the line of a collective."""
+        """Return the record of a collective."""
         count = len(self.communicators.member(member.group).ranks)
         return transfer(member, SETUP, ring_equivalent_bytes(member, count))
 
     def enter(self, step: int, entry: BookEntry) -> None:
-        """Note that memory was taken or given back."""
+        """Record an allocation or a free."""
         self._entries.append((step, entry))
 
     def hand_over(self, step: int, transfers: Sequence[Transfer]) -> None:
-        """Note collectives that were issued as one."""
+        """Record collectives that were issued as one."""
         self._transfers += [(step, line) for line in transfers]
 
     def end_step(self, step: int) -> None:
-        """Log the collectives of the step, on which ranks have to agree."""
+        """Add the step's collectives to the log that ranks compare at the end."""
         own = [line for _, line in self._transfers[self._logged :]]
         self.issued.add_step(step, own)
         self._logged = len(self._transfers)
 
     def forget(self) -> None:
-        """Forget all lines; what the log has of them stays."""
+        """Drop all records; the log of issued collectives stays."""
         self._entries.clear()
         self._transfers.clear()
         self._logged = 0

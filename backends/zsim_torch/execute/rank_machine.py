@@ -25,7 +25,7 @@ from zsim_torch.observe.observer import Observer
 
 
 class Bench:
-    """Memory, streams and communicators of a rank, and what watches them."""
+    """Memory, streams and communicators of a rank, and its observer."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Bench:
         poison: Poison,
         on_issue: Callable[[int, str], None] | None = None,
     ) -> Executor:
-        """Return an executor at the start of setup."""
+        """Return an executor that is ready to run setup."""
         setting = MemorySetting(
             device=self.device,
             making=self.observer.executor if self.observer else _unwatched,
@@ -110,7 +110,7 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the executor's memory and files, or after an error nothing that this rank has."""
+        """Close threads and communicators; after an error, close the memory pools instead."""
         self.streams.workers.close()
         if error is None:
             self.communicators.close()

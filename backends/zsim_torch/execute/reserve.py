@@ -1,12 +1,12 @@
-"""Memory of large buffers on a CPU, which serves another buffer of its size when one is freed.
+"""Reuse the memory of large CPU buffers after they are freed.
 
-The C library gives large blocks back to the kernel when they are freed, and each page of a new one
-is then a fault, and is filled with zeros: 78,000 faults in a step of 100 million parameters. A
-GPU has the allocator of torch for it.
+The C library returns large blocks to the kernel when they are freed. Each page of a new block then
+faults and is zeroed: 78,000 faults in a step of 100 million parameters. On a GPU, torch's caching
+allocator avoids this.
 
-A block is free when nobody holds a tensor on it any more: neither the executor, nor autograd, nor a
-thread of Gloo. Each use is a storage of its own, which ends with it. Blocks together never have
-more bytes than buffers have needed at a time.
+A block is free when no tensor on it is referenced any more: not by the executor, by autograd or by
+a Gloo thread. Each use creates a new storage. The total size of all blocks never exceeds the peak
+of bytes that were in use at one time.
 """
 
 import sys
@@ -17,34 +17,34 @@ import numpy as np
 import torch
 
 LARGE_BYTES: Final = 128 << 10
-"""Blocks from which on glibc asks the kernel for each (mallopt(3), M_MMAP_THRESHOLD)."""
+"""Size above which glibc requests each block from the kernel (mallopt(3), M_MMAP_THRESHOLD)."""
 
 ALIGNMENT: Final = 64
-"""Of memory that torch allocates on a CPU (`gAlignment` in c10/core/alignment.h)."""
+"""Alignment of torch's CPU memory in bytes (`gAlignment` in c10/core/alignment.h)."""
 
 
 @dataclass(slots=True, eq=False)
 class _ReservedBlock:
-    """Memory as numpy has it: a tensor on it counts among the references to `held`."""
+    """Memory held by numpy; each tensor on it holds a reference to `held`."""
 
     held: "np.ndarray[Any, np.dtype[np.uint8]]"
     size: int
 
     @property
     def is_free(self) -> bool:
-        """Return whether no tensor is on it: there is this reference, and that of the call."""
+        """Return True if no tensor is on it: only this reference and the call's argument remain."""
         return sys.getrefcount(self.held) == 2
 
 
 @dataclass(slots=True)
 class Reserve:
-    """Blocks, those used last behind."""
+    """Blocks, the most recently used last."""
 
     peak_bytes: int = 0
     _blocks: list[_ReservedBlock] = field(default_factory=list[_ReservedBlock])
 
     def take(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return memory on the CPU for a buffer, with whatever is in it."""
+        """Return uninitialized CPU memory for a buffer."""
         size = elements * dtype.itemsize
         if size < LARGE_BYTES:
             return torch.empty(elements, dtype=dtype)
@@ -52,7 +52,7 @@ class Reserve:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all blocks, used or free."""
+        """Return the total bytes of all blocks, used or free."""
         return sum(block.size for block in self._blocks)
 
     def _block(self, size: int) -> _ReservedBlock:
@@ -74,7 +74,7 @@ class Reserve:
 
 
 def _aligned(size: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """Return memory aligned as that of torch: kernels may round otherwise if it is not."""
+    """Return memory with torch's alignment; kernels may round differently on unaligned memory."""
     room = np.empty(size + ALIGNMENT, dtype=np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     return room[start : start + size]

@@ -1,7 +1,8 @@
-"""State that a run has beside the parameters, and that is gone when it is over.
+"""State of a run besides the parameters, which is lost when the run ends.
 
-The moments of an optimizer, a loss scale, masters finer than the parameters of the module: `train`
-leaves the module its parameters alone. A second run would begin the rest anew, so it has to say so.
+Examples are moments of an optimizer, a loss scale, and masters in a wider format than the module's
+parameters: `train` writes only the parameters back to the module. A second run would start the rest
+anew, so it must ask for that explicitly.
 """
 
 from collections.abc import MutableMapping
@@ -18,25 +19,25 @@ from zsim_torch.torch_dtype import TORCH_DTYPE
 MOMENTS: Final = "optimizer's moments"
 
 _LEFT: Final = cast("MutableMapping[torch.Tensor, tuple[str, ...]]", WeakTensorKeyDictionary())
-"""What the latest run of a parameter had beside it, by parameter."""
+"""Lost state of the latest run, by parameter."""
 
 
 def leave_state(module: nn.Module, program: Program) -> None:
-    """Note that a run of `program` has trained `module`, and what it had beside the parameters."""
+    """Record that a run of `program` has trained `module`, and the state that it had."""
     found = _state(module, program)
     for parameter in module.parameters():
         _LEFT[parameter] = found
 
 
 def has_lost_moments(parameter: torch.Tensor) -> bool:
-    """Return True if the latest run of a parameter had moments, which are gone."""
+    """Return True if the latest run of a parameter had moments, which are lost."""
     return MOMENTS in _LEFT.get(parameter, ())
 
 
 def lost_state(module: nn.Module, program: Program, *, given: bool) -> tuple[str, ...]:
-    """Return what an earlier run of `module` had that `program` has, too, and would begin anew.
+    """Return the state that an earlier run of `module` had and that `program` would reset.
 
-    With `given` parameters come from the caller, and so do masters.
+    With `given`, parameters come from the caller, and so do masters.
     """
     left = {each for parameter in module.parameters() for each in _LEFT.get(parameter, ())}
     return tuple(
@@ -50,7 +51,7 @@ _MASTERS: Final = "masters"
 
 
 def _state(module: nn.Module, program: Program) -> tuple[str, ...]:
-    """Return in words what `program` keeps from step to step and does not write into `module`."""
+    """Return names of the state that `program` keeps across steps but not in `module`."""
     kept = [program.by_name[name] for name in program.persistent]
     found: list[str] = []
     if any(buffer.kind is Kind.MOMENT for buffer in kept):
@@ -64,7 +65,7 @@ def _state(module: nn.Module, program: Program) -> tuple[str, ...]:
 
 
 def _changing_scalars(program: Program) -> set[str]:
-    """Return the scalars that a step changes and that operations read: a loss scale."""
+    """Return the scalars that a step changes and that operations read, such as a loss scale."""
     changed: set[str] = set()
     read: set[str] = set()
     for operation in walk(program.step):

@@ -1,4 +1,4 @@
-"""Runs the `Compute` operations on shards of one rank: initial values, and the optimizer."""
+"""Run the `Compute` operations on shards of one rank: initial values and the optimizer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from zsim_torch.module.visit import views_of
 from zsim_torch.observe.watchers import is_watched, unwatched
 
 Initial = Callable[[str], torch.Tensor]
-"""The initial value of a parameter, by its name."""
+"""A function from a parameter's name to its initial value."""
 
 
 def _state(known: Operands) -> tuple[View, ...]:
-    """Return what an update trains, and its moments."""
+    """Return the views that an update changes: master or parameter, and moments."""
     trained = known.views[Role.MASTER] or known.views[Role.PARAMETER]
     return (*trained[:1], *known.views[Role.MOMENT])
 
 
 @dataclass(slots=True, eq=False)
 class SteadyUpdate:
-    """An update by Adam of buffers that stay; `prepared` holds their memory until it goes."""
+    """An Adam update of persistent buffers; `prepared` holds their memory until it is freed."""
 
     memory: LiveMemory
     known: Operands
@@ -38,7 +38,7 @@ class SteadyUpdate:
     prepared: optimizer.SteadyAdam | None = None
 
     def __call__(self) -> None:
-        """Apply a step, with scalars and memory as they are now."""
+        """Apply a step, with the current scalars and memory."""
         known, scalars, prepared = self.known, self.scalars, self.prepared
         gradient = self.memory.flat(known.views[Role.GRADIENT][0])
         if prepared is None:
@@ -54,20 +54,20 @@ class SteadyUpdate:
         prepared.update(gradient, scalars)
 
     def clear(self) -> None:
-        """Hold memory no more."""
+        """Release the memory."""
         self.prepared = None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardComputer:
-    """Does what has no unit; `initial` and `on_norm` are those of `RankCompute`."""
+    """Runs operations without a unit; `initial` and `on_norm` are those of `RankCompute`."""
 
     memory: LiveMemory
     initial: Initial
     on_norm: Callable[[torch.Tensor, float], None]
 
     def initializing(self, compute: Compute) -> Callable[[], None]:
-        """Return what writes initial values into the parameters or masters of an operation."""
+        """Return a function that writes initial values to parameters or masters."""
         views = [*views_of(compute, Role.PARAMETER, Role.MASTER)]
         targets = [self.memory.flat(each) for each in views]
 
@@ -93,7 +93,7 @@ class ShardComputer:
                 target[low - start : high - start] = value[first : first + high - low]
 
     def updating(self, known: Operands, scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Return what updates in every step, with scalars and memory as they are then."""
+        """Return a function that runs an update in any step, with its scalars and memory."""
         rule, staying = known.compute.rule, frozenset(self.memory.program.persistent)
         state = _state(known)
         if not isinstance(rule, Adam) or not {each.buffer for each in state} <= staying:
@@ -104,7 +104,7 @@ class ShardComputer:
         self.bound(known, scalars)()
 
     def bound(self, known: Operands, scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Return what an operation of the optimizer does, with scalars and memory as they are."""
+        """Return a function that runs an optimizer operation with current scalars and memory."""
         compute, flat = known.compute, self.memory.flat
 
         def tensors(role: Role) -> tuple[torch.Tensor, ...]:

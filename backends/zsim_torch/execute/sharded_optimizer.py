@@ -1,9 +1,10 @@
-"""The optimizer on shards: update, norm, unscale, clip, finite test. All in place on flat views.
+"""The optimizer on shards: update, norm, unscale, clip and finite check, in place.
 
-Where a shard is, and how it is cut into operations, changes no bit of an update by Adam, nor by SGD
-in fp32 and fp64. Torch's fused Adam for the CPU computes whole vectors in one way and what is left
-over in another (a multiply and an add are fused, or not), so what is left over here is padded to
-whole vectors. Norms are summed in fp64, in which squares of fp32 and shorter formats are exact.
+Neither the start of a shard nor its division into operations changes a bit of an Adam update, or of
+an SGD update in fp32 and fp64. Torch's fused Adam on the CPU rounds the last elements, which do not
+fill a vector, differently (it may or may not fuse a multiply and an add), so they are padded to
+whole vectors here. Norms are summed in fp64, in which squares of fp32 and shorter formats are
+exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,21 +16,21 @@ import torch
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm, Rule, rate_of
 
 LANES: Final = 64
-"""Elements that are whole vectors in every format and on every processor (AVX-512: 64 bytes)."""
+"""Elements that fill whole vectors in every format on every CPU (AVX-512: 64 bytes)."""
 
 BLOCK: Final = 1 << 18
-"""Elements of an update at a time on the CPU: what is cast for it stays in the cache."""
+"""Elements per block of a CPU update, so that converted values stay in the cache."""
 
 SUMMED: Final = 1 << 15
-"""Elements of a sum of squares at a time on the CPU, where they are cast to fp64."""
+"""Elements per block of a sum of squares on the CPU, where they are converted to fp64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
     """Flat tensors of equal size that an update reads and writes.
 
-    `trained` are the masters, or without them the parameters themselves; `moments` Adam's first and
-    second, or the momentum buffer of SGD.
+    `trained` are the masters or, without masters, the parameters. `moments` are Adam's first and
+    second moment, or the momentum buffer of SGD.
     """
 
     gradient: torch.Tensor
@@ -38,7 +39,10 @@ class Updated:
 
 
 def update(rule: Rule | None, operands: Updated, scalars: Mapping[str, float]) -> None:
-    """Apply one step of `rule`; Adam reads the number of the step, from 1, in scalar "step"."""
+    """Apply one step of `rule`.
+
+    Adam reads the number of the step, from 1, from the scalar "step".
+    """
     if rule is None or isinstance(rule, ClipNorm):
         raise ValueError(f"update: {rule} is no optimizer")
     rate = rate_of(rule, scalars)
@@ -52,7 +56,7 @@ def update(rule: Rule | None, operands: Updated, scalars: Mapping[str, float]) -
 
 
 def _sgd(rule: SGD, operands: Updated, rate: float) -> None:
-    """As `torch.optim.SGD` has it; the buffer begins at zero."""
+    """Apply SGD as in `torch.optim.SGD`; the momentum buffer starts at zero."""
     trained = operands.trained
     gradient = operands.gradient.to(trained.dtype)
     if rule.weight_decay:
@@ -64,9 +68,10 @@ def _sgd(rule: SGD, operands: Updated, rate: float) -> None:
 
 
 def _adam(rule: Adam, operands: Updated, rate: float, step: float) -> None:
-    """Kingma and Ba 2015, algorithm 1; decay as in Loshchilov and Hutter 2019, algorithm 2.
+    """Apply Adam (Kingma and Ba 2015, algorithm 1) with decoupled weight decay.
 
-    The fused kernel of `torch.optim.AdamW`: one pass over 16 bytes read and 12 written.
+    Decay is as in Loshchilov and Hutter 2019, algorithm 2. It uses the fused kernel of
+    `torch.optim.AdamW`: one pass that reads 16 bytes and writes 12 per element.
     """
     steps = torch.full((), step, dtype=torch.float32, device=operands.trained.device)
 
@@ -81,7 +86,7 @@ def _adam(rule: Adam, operands: Updated, rate: float, step: float) -> None:
 def _fused(
     rule: Adam, rate: float, step: torch.Tensor, lists: tuple[list[torch.Tensor], ...]
 ) -> None:
-    """Update lists of parameters, by gradients and both moments, with torch's fused kernel."""
+    """Update lists of parameters from gradients and both moments by torch's fused kernel."""
     trained, gradients, first, second = lists
     torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
         trained,
@@ -101,7 +106,7 @@ def _fused(
 
 
 def _in_blocks(update_block: Callable[..., None], operands: Updated, dtype: torch.dtype) -> None:
-    """Update block by block, in the format `dtype` of the moments; on a GPU all at once."""
+    """Update in blocks, in the data type `dtype` of the moments; on a GPU in one block."""
     gradient, trained, moments = operands.gradient, operands.trained, operands.moments
     count = gradient.numel()
     whole, size = count - count % LANES, BLOCK
@@ -123,10 +128,10 @@ def _in_blocks(update_block: Callable[..., None], operands: Updated, dtype: torc
 
 
 class SteadyAdam:
-    """Adam on a shard that stays in its memory on the CPU: all that stays is found once.
+    """Adam on a persistent CPU shard; its views are created once.
 
-    It does what `update` does, to the same bits, where gradient, masters and moments have one
-    format: in one call of torch, and without a tensor made but for views of the gradient.
+    It gives bitwise the same result as `update` when gradient, masters and moments have one data
+    type. It makes one call of torch, and creates no tensors except views of the gradient.
     """
 
     __slots__ = ("_blocks", "_ends", "_padded", "_rule", "_slots", "_step", "_whole")
@@ -147,13 +152,13 @@ class SteadyAdam:
 
     @staticmethod
     def serves(operands: Updated) -> bool:
-        """Return whether all operands are on the CPU, in one format."""
+        """Return True if all operands are on the CPU and have one data type."""
         trained = operands.trained
         formats = {each.dtype for each in (operands.gradient, *operands.moments)}
         return trained.is_cpu and formats == {trained.dtype}
 
     def update(self, gradient: torch.Tensor, scalars: Mapping[str, float]) -> None:
-        """Apply a step to what stays."""
+        """Apply a step to the persistent buffers."""
         rule, whole, ends = self._rule, self._whole, self._ends
         gradients = [gradient[:whole] if ends else gradient] if whole else []
         if ends:
@@ -175,7 +180,7 @@ def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor])
 
 
 def _padded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of less than LANES elements, with zeros behind."""
+    """Return a copy of fewer than LANES elements, padded with zeros."""
     made = torch.zeros(LANES, dtype=dtype)
     made[: tensor.numel()] = tensor
     return made
@@ -195,7 +200,7 @@ def sum_of_squares(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> N
 
 
 def is_finite(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-    """Write 1 to `target` where an element is infinite or not a number, else 0."""
+    """Write 1 to `target` if an element is infinite or NaN, else 0."""
     target.zero_()
     for gradient in gradients:
         if gradient.numel():
@@ -210,7 +215,7 @@ def largest_magnitudes(parameters: Sequence[torch.Tensor], target: torch.Tensor)
 
 
 def unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:
-    """Divide by the loss scale."""
+    """Divide the gradients by the loss scale."""
     for gradient in gradients:
         gradient.div_(scale)
 
@@ -220,8 +225,8 @@ def clip(
 ) -> None:
     """Scale gradients so that their norm is at most the rule's.
 
-    `squares` is the sum of squares of all gradients, which were larger by `scale` when it was
-    taken. The host does not read it.
+    `squares` is the sum of squares of all gradients while they were larger by `scale`. The host
+    does not read it.
     """
     if not isinstance(rule, ClipNorm):
         raise ValueError(f"clip: {rule} does not clip")  # noqa: TRY004  (a fault of the schedule)

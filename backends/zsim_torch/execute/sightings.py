@@ -1,4 +1,4 @@
-"""Looks for memory that is not valid in what operations of a rank wrote, in poison mode."""
+"""In poison mode, check the results of a rank's operations for NaN from invalid memory."""
 
 import math
 import sys
@@ -16,11 +16,11 @@ from zsim_torch.execute.live_memory import LiveMemory, MemoryFaultError
 from zsim_torch.execute.poison import Sighting, has_no_number
 
 STATE: Final = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
-"""Kinds that a run leaves behind. A gradient may hold no number in a step that overflows."""
+"""Kinds of buffers that hold results of a run. Gradients may be NaN in a step that overflows."""
 
 
 class Looking(NamedTuple):
-    """An operation whose results are looked at, and what it writes."""
+    """An operation whose results are checked, and the tensors that it writes."""
 
     operation: str
     step: int
@@ -30,25 +30,25 @@ class Looking(NamedTuple):
 
 @dataclass(slots=True)
 class Sightings:
-    """The first operation of a rank that wrote what is no number."""
+    """The first operation of a rank that wrote NaN."""
 
     memory: LiveMemory
     first: Sighting | None = None
     _looked: int = 0
 
     def looking(self, operation: StreamOperation, step: int) -> Looking:
-        """Return what `operation` writes, where the host can see it."""
+        """Return the tensors that `operation` writes, if the host can read them."""
         memory, written = self.memory, list[torch.Tensor]()
         self._looked += 1
         if self.first is None and memory.setting.device.type == "cpu":
             for access in accesses(operation):
-                with suppress(MemoryFaultError):  # a micro-batch, a file, what autograd keeps
+                with suppress(MemoryFaultError):  # a micro-batch, a file or memory of autograd
                     if access.writes:
                         written += [each for _, each in memory.pieces(access.view)]
         return Looking(operation.id, step, self._looked, written)
 
     def look(self, looking: Looking) -> None:
-        """Note the first operation that wrote what is no number."""
+        """Record `looking` if it wrote NaN and is the first operation to do so."""
         if has_no_number(looking.written):
             seen = Sighting(
                 step=looking.step,
@@ -59,9 +59,9 @@ class Sightings:
             self.first = seen if self.first is None else min(seen, self.first)
 
     def of_run(self, losses: Iterable[float], step: int) -> Sighting | None:
-        """Return where poison was read first, if a result or a loss is not a number.
+        """Return the first operation that wrote NaN, if a result or a loss is NaN.
 
-        On a GPU the host does not look at each operation, and only the rank is known.
+        On a GPU the host does not check each operation, so only the rank is known.
         """
         program, memory = self.memory.program, self.memory
         kept = (name for name in program.persistent if program.by_name[name].kind in STATE)

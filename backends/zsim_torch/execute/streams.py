@@ -1,9 +1,9 @@
-"""Order of operations on one rank: streams, edges, and waits of the host.
+"""Order operations on one rank: streams, edges and waits of the host.
 
-Streams that are threads of the host or I/O handles run on threads (`HostWorkers`). Of the others
-`CpuStreams` runs everything but collectives at once, on the host. A collective is handed over and
-flies; the first operation that is ordered after it waits. Two collectives in a row need no wait
-between them unless their views overlap: the group keeps their order.
+Streams that are host threads or I/O handles run on threads (`HostWorkers`). `CpuStreams` runs the
+operations of other streams on the host at once, except collectives. A collective is issued and
+stays in flight; the first operation that is ordered after it waits. Two collectives in a row need
+no wait between them unless their views overlap: the process group keeps their order.
 """
 
 import time
@@ -23,22 +23,22 @@ from zsim_torch.supervise.progress_record import handed_over, waiting_for
 
 
 class Completion(Protocol):
-    """Something that will have finished; asked by deferred frees."""
+    """A check whether operations have finished, called by deferred frees."""
 
     def __call__(self) -> bool:
-        """Return whether it has."""
+        """Return True if they have finished."""
         ...
 
 
 class Streams(Protocol):
-    """The interface of streams that an executor needs."""
+    """The interface of streams that an executor uses."""
 
     step: int
 
     workers: HostWorkers
 
     keeps_trace: bool
-    """Keep when operations ran, for `events`."""
+    """Whether to record the times of operations for `events`."""
 
     def compute(
         self,
@@ -46,11 +46,11 @@ class Streams(Protocol):
         action: Callable[[], None],
         awaited: Sequence[Awaitable] = (),
     ) -> None:
-        """Run `action` in order on its stream, and after `awaited`."""
+        """Run `action` in order on its stream, after the operations in `awaited`."""
         ...
 
     def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
-        """Hand a collective over in order on its stream."""
+        """Issue a collective in order on its stream."""
         ...
 
     def home_waits(
@@ -62,9 +62,9 @@ class Streams(Protocol):
         *,
         lent: bool = True,
     ) -> Sequence[Awaitable]:
-        """Make the stream `home` wait for `uses` and drop the buffer's memory.
+        """Make the stream `home` wait for `uses`, then drop the buffer's memory.
 
-        Returns what has to be over before memory that was `lent` is somebody else's.
+        Returns the operations that must finish before memory that was `lent` is reused.
         """
         ...
 
@@ -73,42 +73,39 @@ class Streams(Protocol):
         ...
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
-        """Return whether `uses`, and what `home` does with the buffer, have finished.
-
-        Asked later.
-        """
+        """Return a function that is True once `uses` and the work of `home` have finished."""
         ...
 
     def on(self, stream: str) -> AbstractContextManager[None]:
-        """`stream` is current inside."""
+        """Return a context manager that makes `stream` current."""
         ...
 
     def drain(self) -> None:
-        """Everything issued has finished."""
+        """Block the host until all issued operations have finished."""
         ...
 
     def end_step(self) -> None:
-        """End the step: what ran in it is from now on a previous instance."""
+        """End the step: `Previous` edges now refer to its operations."""
         ...
 
     def events(self, origin: int) -> list[Event]:
-        """Return what ran and when, in picoseconds since `origin` of `now`; after a drain."""
+        """Return the events in picoseconds since `origin`, a value of `now`; call after `drain`."""
         ...
 
     def forget(self) -> None:
-        """Forget what ran and has ended: `events` has it no more."""
+        """Forget the events of finished operations."""
         ...
 
     def follow_caller(self) -> None:
-        """Order every stream after what the caller has issued on its own stream."""
+        """Order every stream after the caller's earlier operations on its own stream."""
         ...
 
     def hand_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Let the caller read `tensors` on its own stream, after what was issued here."""
+        """Make `tensors` readable on the caller's stream, after the operations issued here."""
         ...
 
     def now(self) -> int:
-        """Return the clock, in a unit that `events` understands."""
+        """Return the clock in the unit of the `origin` of `events`."""
         ...
 
 
@@ -122,7 +119,7 @@ class _Span(NamedTuple):
 
 @dataclass(slots=True)
 class CpuStreams:
-    """Streams of a rank on CPU. The end of a collective is when the host learnt of it."""
+    """Streams of a rank on CPU. A collective ends when the host has waited for it."""
 
     workers: HostWorkers = field(default_factory=HostWorkers)
     step: int = -1
@@ -138,9 +135,10 @@ class CpuStreams:
         action: Callable[[], None],
         awaited: Sequence[Awaitable] = (),
     ) -> None:
-        """Wait for what is ordered before, then run `action` on the host; or hand it to a thread.
+        """Wait for dependencies, then run `action` on the host; or pass it to a thread.
 
-        A thread cannot wait for a collective: Gloo divides for an average where somebody waits.
+        A thread cannot wait for a collective, because Gloo divides for an average in the waiting
+        call.
         """
         if self._flying.alive and (before := self._flying.before(entry)):
             self._land(before)
@@ -156,7 +154,7 @@ class CpuStreams:
         self._note(entry, start, time.perf_counter_ns())
 
     def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
-        """Hand the collective over; wait first for flights before it that touch what it touches."""
+        """Issue the collective; first wait for earlier collectives that touch the same elements."""
         if self.workers.exist:
             self.workers.wait(self.workers.named(entry.after))
         before = self._flying.before(entry) if self._flying.alive else []
@@ -194,7 +192,7 @@ class CpuStreams:
         *,
         lent: bool = True,
     ) -> Sequence[Awaitable]:
-        """Wait on the host: it is the stream, and the memory really goes. Or let a thread wait."""
+        """Wait on the host for `uses` and free the memory; or let a thread do both."""
         if self._flying.alive:
             uses = tuple(uses)
             if users := self._flying.users(home, buffer, uses):
@@ -208,7 +206,7 @@ class CpuStreams:
         return ()
 
     def host_waits(self, edges: Iterable[Edge]) -> None:
-        """Wait for the named operations, and what was ordered before them."""
+        """Wait for the named operations and their predecessors."""
         edges = tuple(edges)
         if self._flying.alive:
             self._land(self._flying.named(edges))
@@ -216,7 +214,7 @@ class CpuStreams:
             self.workers.wait(self.workers.named(edges))
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
-        """Return whether the host has learnt that all of them ended."""
+        """Return a function that is True once the host has seen all of them finish."""
         uses = tuple(uses)
         users = self._flying.users(home, buffer, uses)
         jobs = [*self.workers.named(uses), *self.workers.last(home)]
@@ -226,21 +224,21 @@ class CpuStreams:
         )
 
     def on(self, stream: str) -> AbstractContextManager[None]:
-        """Nothing changes."""
+        """Return a no-op context manager."""
         return nullcontext()
 
     def drain(self) -> None:
-        """Wait for every flight, and every thread."""
+        """Wait for every collective in flight and every thread."""
         self._land(self._flying)
         self.workers.drain()
 
     def end_step(self) -> None:
-        """Wait for every flight; the next step starts with none. Threads go on."""
+        """Wait for every collective in flight, but not for threads."""
         self._land(self._flying)
         self.workers.end_step()
 
     def events(self, origin: int) -> list[Event]:
-        """Everything that ran, of each stream in the order in which it ended."""
+        """Return all events of the trace; per stream in the order in which they ended."""
         return [
             *self.workers.events(origin),
             *(
@@ -256,7 +254,7 @@ class CpuStreams:
         ]
 
     def forget(self) -> None:
-        """Forget the spans of what has ended."""
+        """Forget the events of finished operations."""
         self.workers.forget()
         self._spans.clear()
 
@@ -264,10 +262,10 @@ class CpuStreams:
         """Do nothing: the caller is this thread."""
 
     def hand_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Do nothing: they have been computed."""
+        """Do nothing: the tensors are already computed."""
 
     def now(self) -> int:
-        """Nanoseconds of a clock that all processes of this machine share."""
+        """Return nanoseconds of a clock that all processes of this machine share."""
         return time.perf_counter_ns()
 
     def _land(self, flights: Iterable[Flight]) -> None:

@@ -1,7 +1,7 @@
-"""Parameters, masters and moments of the ranks between two steps: a rank's part, and the whole.
+"""Read parameters, masters and moments of all ranks between two steps, shard by shard.
 
-Of a whole buffer each rank is believed in its own segment, which it updates: a step may end before
-others have it. Parameters are believed in their masters where there are some.
+A rank updates only its own segment of a buffer, so only that segment is read from it: a step may
+end before other ranks have gathered it. If a parameter has a master, the master is read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +21,9 @@ from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
 class OwnPart(NamedTuple):
-    """The part of a buffer that its rank is believed in.
+    """The part of a buffer that is valid on its rank.
 
-    Fragments are counted from `start`, the first of `size` elements of the buffer.
+    Positions of fragments count from `start`, the first of `size` elements of the buffer.
     """
 
     fragments: Sequence[Fragment]
@@ -32,14 +32,14 @@ class OwnPart(NamedTuple):
 
 
 class StateMemory:
-    """Persistent buffers as flat tensors. Of those in files one at a time is in memory."""
+    """Persistent buffers as flat tensors; of those in files, one at a time is in memory."""
 
     def __init__(self, memory: LiveMemory) -> None:
         self._memory = memory
         self._staged: tuple[str, torch.Tensor] | None = None
 
     def flat(self, name: str) -> torch.Tensor:
-        """Return all elements of a buffer; what is written to it holds after `flush`."""
+        """Return all elements of a buffer; changes to a buffer in a file take effect on `flush`."""
         if not self._memory.is_in_file(name):
             return self._memory.part(name)
         if self._staged is None or self._staged[0] != name:
@@ -48,18 +48,18 @@ class StateMemory:
         return self._staged[1]
 
     def flush(self) -> None:
-        """Write what is in memory of a file back to it."""
+        """Write the buffer that is staged in memory back to its file."""
         if self._staged is not None:
             self._memory.put_back(*self._staged)
             self._staged = None
 
 
 def collect(machine: RankMachine) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter with its name, flat, on the CPU: from masters where there are some.
+    """Yield every parameter with its name, flat, on the CPU; the master if there is one.
 
-    Every rank calls it, and gets those of all roles, a buffer at a time. Of ranks that hold the
-    same the last is believed. What ranks of the tensor axis have parts of comes as the part of this
-    rank.
+    Every rank calls it, and gets the parameters of all roles, one buffer at a time. If several
+    ranks hold a parameter, the last one's value counts. A tensor parallel parameter comes as the
+    shard of this rank.
     """
     programs = machine.schedule.programs
     for program in programs:
@@ -75,7 +75,7 @@ def collect(machine: RankMachine) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def holders(machine: RankMachine, program: Program | None = None) -> list[Buffer]:
-    """Return the persistent buffers of a program, by default its own, that have parameters."""
+    """Return the persistent buffers that hold parameters; by default those of this program."""
     found: dict[str, Buffer] = {}
     for buffer in persistent(machine, Kind.PARAMETER, Kind.MASTER, program=program):
         for piece in machine.schedule.layout_by_name[buffer.layout or ""].pieces:
@@ -94,7 +94,7 @@ def persistent(
 
 
 def own_part(machine: RankMachine, buffer: Buffer, rank: int | None = None) -> OwnPart:
-    """Return the part of `buffer` that this rank, or another one, is believed in."""
+    """Return the part of `buffer` that is valid on `rank`, by default this one."""
     schedule = machine.schedule
     coordinates = machine.coordinates if rank is None else schedule.mesh.coordinates(rank)
     layout = schedule.layout_by_name[buffer.layout or ""]
@@ -109,7 +109,7 @@ def own_part(machine: RankMachine, buffer: Buffer, rank: int | None = None) -> O
 
 
 def cutalong(machine: RankMachine, buffer: Buffer) -> str | None:
-    """Return the axis along which ranks are believed in different parts of `buffer`, if any."""
+    """Return the axis along which ranks own different parts of `buffer`, or None."""
     layout = machine.schedule.layout_by_name[buffer.layout or ""]
     if layout.cuts is not None and buffer.shard is None:
         return None
@@ -117,9 +117,9 @@ def cutalong(machine: RankMachine, buffer: Buffer) -> str | None:
 
 
 def whole(machine: RankMachine, buffer: Buffer, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the parameters that `buffer`, which is `flat` here, holds on all ranks, flat.
+    """Return the full parameters in `buffer`, flat, on the device; `flat` is this rank's memory.
 
-    Every rank that has the buffer calls it. They are on the device.
+    Every rank that has the buffer calls it.
     """
     axis = cutalong(machine, buffer)
     if axis is None or not distributed.is_initialized():
@@ -131,7 +131,7 @@ def whole(machine: RankMachine, buffer: Buffer, flat: torch.Tensor) -> dict[str,
 
 
 def along(machine: RankMachine, axis: str) -> OwnGroup:
-    """Return the ranks that differ from this one along `axis` alone, or else all of its role."""
+    """Return the ranks that differ from this one along `axis` only, or else all ranks."""
     mesh = machine.schedule.mesh
     for group in machine.schedule.groups:
         if group.axes == mesh.parts(axis) and group.holds(mesh, machine.coordinates):
@@ -145,13 +145,13 @@ def _all(machine: RankMachine) -> OwnGroup:
 
 
 _Parts = Iterable[tuple[Sequence[Fragment], torch.Tensor]]
-"""Parts of ranks, each with the parts of parameters that it is."""
+"""Parts of ranks, each with the fragments of parameters in it."""
 
 
 def _of_role(
     machine: RankMachine, buffer: Buffer, flat: torch.Tensor | None, program: Program
 ) -> _Parts:
-    """Yield the parts of the ranks of `program`; those of others, which call it too, have none."""
+    """Yield the parts of the ranks of `program`; every rank calls it, others send zeros."""
     if flat is None:
         flat = torch.zeros(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])
     return _gathered(machine, buffer, flat, program=program, member=_all(machine))
@@ -160,7 +160,7 @@ def _of_role(
 def _gathered(
     machine: RankMachine, buffer: Buffer, flat: torch.Tensor, *, program: Program, member: OwnGroup
 ) -> Iterator[tuple[Sequence[Fragment], torch.Tensor]]:
-    """Yield the parts of the ranks of `member` that have `program`, and the parts of matrices."""
+    """Yield the parts of the ranks of `member` that run `program` with this tensor index."""
     schedule, own = machine.schedule, own_part(machine, buffer)
     mine = flat[own.start : own.start + own.size].to(machine.memory.setting.device).contiguous()
     segments = [torch.empty_like(mine) for _ in member.ranks]
@@ -173,7 +173,10 @@ def _gathered(
 
 
 def _joined(machine: RankMachine, buffer: Buffer, parts: _Parts) -> dict[str, torch.Tensor]:
-    """Return the parameters of `buffer` from the parts of ranks; what none has is zero."""
+    """Return the parameters of `buffer`, joined from parts of ranks.
+
+    Elements in no part are zero.
+    """
     dtype, device = TORCH_DTYPE[buffer.dtype], machine.memory.setting.device
     layout = machine.schedule.layout_by_name[buffer.layout or ""]
     found = {
@@ -187,7 +190,7 @@ def _joined(machine: RankMachine, buffer: Buffer, parts: _Parts) -> dict[str, to
 
 
 def spread(machine: RankMachine, memory: StateMemory) -> None:
-    """Give every persistent buffer what the ranks are believed in; every rank calls it."""
+    """Copy the valid values of all ranks to every persistent buffer; every rank calls it."""
     for buffer in persistent(machine, Kind.PARAMETER, Kind.MASTER, Kind.MOMENT):
         if buffer.shard is None and cutalong(machine, buffer) is not None:
             _put(machine, buffer, whole(machine, buffer, memory.flat(buffer.name)), memory)
@@ -203,7 +206,7 @@ def spread(machine: RankMachine, memory: StateMemory) -> None:
 def _put(
     machine: RankMachine, buffer: Buffer, values: dict[str, torch.Tensor], memory: StateMemory
 ) -> None:
-    """Write what `buffer` holds on this rank of the parameters in `values`."""
+    """Write this rank's fragments of the parameters in `values` to `buffer`."""
     for parameter, offset, position, size in held(machine.schedule, buffer, machine.coordinates):
         if parameter in values:
             target = memory.flat(buffer.name)[position : position + size]

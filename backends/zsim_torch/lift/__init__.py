@@ -1,1 +1,1 @@
-"""Recordings as schedules: what a script did in its last step, in zsim's own operations."""
+"""Convert recordings to schedules: the last step of a script in zsim's operations."""

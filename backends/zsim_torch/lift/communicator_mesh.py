@@ -1,4 +1,4 @@
-"""The mesh of ranks that the communicators of one rank are rows of."""
+"""Find the mesh of ranks whose rows are the communicators of one rank."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from zsim.schedule.mesh import Axis, Group, Joined, Mesh
 from zsim_torch.lift.step_events import LiftError
 
 DATA = "data"
-"""The name of the only axis."""
+"""Name of the axis of a one-dimensional mesh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class CommunicatorMesh:
     groups: Mapping[str, Group]
 
     def axis(self, communicator: str) -> str:
-        """Return the axis along which the ranks of a communicator are numbered."""
+        """Return the axis along which the members of a communicator are numbered."""
         axes = self.groups[communicator].axes
         return axes[0] if len(axes) == 1 else _joined(axes)
 
@@ -28,12 +28,13 @@ class CommunicatorMesh:
 def mesh_of(
     world: int, rank: int, communicators: Mapping[str, tuple[int, ...]]
 ) -> CommunicatorMesh:
-    """Return the coarsest mesh of which each communicator of `rank` is a row.
+    """Return the coarsest mesh in which each communicator of `rank` is a row.
 
-    Groups are named by their axes, as they are called on every rank.
+    Groups are named by their axes, so that their names are equal on all ranks.
 
     Raises:
-        LiftError: there is none: a communicator is no arithmetic progression, or two do not nest.
+        LiftError: there is none: a communicator is not an arithmetic progression, or two do not
+            nest.
     """
     rows = {
         name: _row(name, rank, ranks) for name, ranks in communicators.items() if len(ranks) > 1
@@ -69,7 +70,7 @@ def _joined(axes: Iterable[str]) -> str:
 
 
 def _row(name: str, rank: int, ranks: tuple[int, ...]) -> tuple[int, int]:
-    """Return the step between ranks, and the step behind them: what divides into the next axis."""
+    """Return the stride between ranks, and the stride times the number of ranks."""
     step = ranks[1] - ranks[0]
     end = step * len(ranks)
     is_even = all(after - before == step for before, after in pairwise(ranks))

@@ -1,4 +1,4 @@
-"""Collectives of torch as operations of a schedule, and the bytes that they send."""
+"""Convert collectives of torch to operations of a schedule, and count the bytes that they send."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ REDUCTIONS = {
     "avg": Reduction.AVERAGE,
     "max": Reduction.MAX,
 }
-"""Reductions by torch's names; what `premul_sum` multiplies by is a value, which a lift has not."""
+"""Reductions by torch's names; the factor of `premul_sum` is a value, which recordings lack."""
 DTYPES = {
     "float64": DType.FP64,
     "float32": DType.FP32,
@@ -58,7 +58,7 @@ DTYPES = {
 
 
 class CallPlace(NamedTuple):
-    """The place of a collective in a schedule."""
+    """The id, stream, dependencies and group of a collective in a schedule."""
 
     id: str
     stream: str
@@ -102,10 +102,10 @@ def _one(call: CollectiveCall, place: CallPlace, source: View, target: View) -> 
 
 
 def sent(call: CollectiveCall, group: str) -> list[WireBytes]:
-    """Return the bytes that a rank sends, from the sizes that torch was handed.
+    """Return the bytes that a rank sends, from the sizes in torch's call.
 
-    Each tensor is cut into a chunk for each rank; a ring sends all but one of them, twice where it
-    reduces and gathers (Patarasuk and Yuan 2009, section 4).
+    Each tensor is cut into one chunk per rank. A ring sends all chunks but one, and twice as many
+    if it reduces and gathers (Patarasuk and Yuan 2009, section 4).
     """
     count, width = len(call.ranks), DTYPES[call.dtype].size_bytes
     inputs, outputs = call.sizes[: call.reads], call.sizes[call.reads :]

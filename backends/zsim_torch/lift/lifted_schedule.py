@@ -33,7 +33,7 @@ def lift(journal: StepEvents, *, name: str, world: int, rank: int) -> Schedule:
     """Return the repeated step of a recording as a schedule that each of `world` ranks runs.
 
     Raises:
-        LiftError: there is none.
+        LiftError: there is no repeated step, or a schedule cannot express it.
     """
     if journal.unliftable:
         raise LiftError(journal.unliftable[0])
@@ -100,7 +100,7 @@ def _volume(step: RepeatedStep, mesh: CommunicatorMesh) -> tuple[WireBytes, ...]
 
 
 def document(schedule: Schedule, cluster: Cluster | None = None) -> Document:
-    """Return `schedule` as a file has it: it can be checked and, with a cluster, simulated."""
+    """Return `schedule` as a document that can be checked and, with a cluster, simulated."""
     flops = {Action.FORWARD: 0, Action.BACKWARD: 0}
     turns: set[int] = set()
     for operation in schedule.programs[0].step:
@@ -125,10 +125,10 @@ def document(schedule: Schedule, cluster: Cluster | None = None) -> Document:
 
 
 def one_for_all(documents: Mapping[int, Document]) -> Document:
-    """Return the schedule that all recorded ranks have.
+    """Return the document that all recorded ranks share.
 
     Raises:
-        LiftError: two have different ones.
+        LiftError: two ranks have different schedules.
     """
     (first, document), *others = documents.items()
     for rank, other in others:

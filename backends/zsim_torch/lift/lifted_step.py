@@ -1,4 +1,4 @@
-"""The operations of a repeated step, and the buffers of its blocks."""
+"""Build the operations of a repeated step, and the buffers of its blocks."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -32,25 +32,25 @@ from zsim_torch.lift.repeated_step import BlockKey, EventPlace, OrderedEvent, Re
 from zsim_torch.lift.step_events import Allocation, CollectiveCall, Drop, Launch, LiftError, Touch
 
 RUNS_MAX = 64
-"""Views of more separate runs count as all that lies between their first and last element."""
+"""Views with more separate runs count as one from their first to their last element."""
 Span = tuple[int, int]
-"""First element, and the first behind the last."""
+"""Start and end (exclusive) in elements."""
 DEVICE, PINNED = "device", "pinned"
-"""Pools."""
+"""Names of pools."""
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block, as all accesses of a step have it."""
+    """A block with the accesses of a step."""
 
     name: str
     size: int
     home: int | None
     label: str
     on_wire: set[str] = field(default_factory=set[str])
-    """Formats of collectives that touch it."""
+    """Data types of collectives that access it."""
     own: tuple[int, int, str] | None = None
-    """Start and size, in bytes, of the part that is the rank's own along an axis."""
+    """Start and size in bytes of the rank's own shard, and its axis."""
     touched: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     @property
@@ -77,7 +77,7 @@ class _Block:
 
 
 class LiftedStep:
-    """Makes the operations of a repeated step, so often that each block has one name."""
+    """Builds the operations of a repeated step, repeated so that each block keeps one name."""
 
     def __init__(self, step: RepeatedStep, mesh: CommunicatorMesh, rank: int) -> None:
         self.step = step
@@ -96,7 +96,7 @@ class LiftedStep:
         return made
 
     def buffers(self) -> list[tuple[Buffer, bool]]:
-        """Return each buffer, and whether it is alive between steps."""
+        """Return each buffer, and True if it is live between steps."""
         found: list[tuple[Buffer, bool]] = []
         last = self.step.turns - 1
         for key, block in self._blocks.items():
@@ -147,7 +147,7 @@ class LiftedStep:
         return found
 
     def _key(self, number: int) -> BlockKey:
-        """Return the key of a block without its age."""
+        """Return the key of a block, with its lag set to 0."""
         key = self.step.key(number)
         return key if key.lag is None else BlockKey(0, key.position)
 
@@ -238,9 +238,10 @@ class LiftedStep:
         )
 
     def _apart(self, touches: list[Touch], turn: int) -> Iterator[tuple[bool, View]]:
-        """Yield what an operation reads and writes in views that do not overlap.
+        """Yield the reads and writes of an operation as views that do not overlap.
 
-        What it reads and writes counts as written: no less has to be ordered with it.
+        Elements that are both read and written count as written, which requires at least the same
+        order.
         """
         own: dict[tuple[str, bool], View] = {}
         runs: dict[str, tuple[list[Span], list[Span]]] = {}
@@ -296,7 +297,7 @@ class LiftedStep:
 
 
 def cut(spans: Sequence[Span], bounds: Iterable[Span]) -> list[Span]:
-    """Return the union of `spans` as pieces that end wherever one of `bounds` begins or ends."""
+    """Return the union of `spans`, cut at every start and end in `bounds`."""
     ends = sorted({end for span in bounds for end in span})
     pieces: set[Span] = set()
     for start, end in spans:
@@ -310,7 +311,7 @@ def _at(site: StackFrame | None) -> str:
 
 
 def _names_of(step: RepeatedStep) -> list[str]:
-    """Return a name for each event: what it is and where it was written, numbered if it repeats."""
+    """Return a unique name for each event: operation, source line, and a number."""
     seen, found = Counter[str](), list[str]()
     blocks = step.journal.blocks
     for event in step.events:

@@ -1,7 +1,7 @@
-"""The step that a recording repeats: its last two steps, which have to be the same operations.
+"""Find the step that a recording repeats; its last two steps must have equal operations.
 
-What an operation comes after, and which memory it touches, is said relative to its step: in the
-same one, or so many steps ago. Memory that no step takes or gives back is alive throughout.
+Dependencies and memory are described relative to a step: in the same step, or a number of steps
+ago. Memory that no step allocates or frees is permanent.
 """
 
 from bisect import bisect_right
@@ -24,14 +24,14 @@ from zsim_torch.lift.step_events import (
 
 
 class EventPlace(NamedTuple):
-    """An event: the one at `position` of the step `lag` steps ago."""
+    """The event at `position` of the step `lag` steps ago."""
 
     lag: int
     position: int
 
 
 class BlockKey(NamedTuple):
-    """A block by the `position` of its allocation `lag` steps ago; `lag` None: always alive."""
+    """A block, by the `position` of its allocation `lag` steps ago; `lag` is None if permanent."""
 
     lag: int | None
     position: int
@@ -39,35 +39,35 @@ class BlockKey(NamedTuple):
 
 @dataclass(slots=True)
 class Lifetime:
-    """A block that each step takes: where it is taken, and where the step that drops it does."""
+    """Lifetime of a block that each step allocates: its allocation, and the drop that frees it."""
 
     allocated: int
     dropped: EventPlace
-    """Its lag is how many steps later."""
+    """Its lag is the number of steps after the allocation."""
 
     @property
     def copies(self) -> int:
-        """Return how many blocks of it take turns: two if the next is taken before it dies."""
+        """Return how many instances alternate: two if the next is allocated before one is freed."""
         return max(1, self.dropped.lag + (self.dropped.position > self.allocated))
 
 
 @dataclass(slots=True)
 class RepeatedStep:
-    """The last step of a recording, which is as the one `before` it."""
+    """The last step of a recording, which equals the one `before` it."""
 
     journal: StepEvents
     before: list[Event] = field(init=False)
     events: list[Event] = field(init=False)
     lifetimes: dict[int, Lifetime] = field(init=False)
-    """Of each block that the step takes, by the position of its allocation."""
+    """Lifetimes of blocks, by the position of their allocation."""
     permanent: list[int] = field(init=False)
-    """Blocks that are alive throughout."""
+    """Blocks that are live throughout."""
     turns: int = field(init=False)
-    """Repetitions that make a step of a schedule, in which each block has one name."""
+    """Repetitions per step of the schedule, so that each block keeps its name."""
     _last: int = field(init=False)
     _born: dict[int, tuple[int, int]] = field(init=False)
     _places: dict[int, tuple[list[int], list[tuple[int, int]]]] = field(init=False)
-    """Of each timeline the times of its operations, and in which step each is, and where."""
+    """For each timeline, the times of its operations, and the step and position of each."""
 
     def __post_init__(self) -> None:
         steps = self.journal.steps
@@ -76,7 +76,7 @@ class RepeatedStep:
                 f"{len(steps) - 1} steps are recorded, at least 3 are needed: the first sets up, "
                 "two have to be the same (optimizer.step() ends a step, or tape.end_step())"
             )
-        self._last = len(steps) - 2  # what comes after the last end is no whole step
+        self._last = len(steps) - 2  # events after the last end do not form a whole step
         self.before = steps[self._last - 1]
         self.events = _without_teardown(steps[self._last], self.before)
         self._born, self._places = {}, {}
@@ -104,7 +104,10 @@ class RepeatedStep:
         ]
 
     def latest(self, timeline: int, time: int) -> tuple[int, EventPlace] | None:
-        """Return the last operation of a timeline up to `time`; None before the last two steps."""
+        """Return the last operation of a timeline up to `time`, with its time.
+
+        The result is None if the operation is more than one step old.
+        """
         return self._latest(timeline, time, self._last)
 
     def _latest(self, timeline: int, time: int, step: int) -> tuple[int, EventPlace] | None:
@@ -117,7 +120,7 @@ class RepeatedStep:
         return (times[index - 1], EventPlace(lag, position)) if lag <= 1 else None
 
     def key(self, block: int) -> BlockKey:
-        """Return which block of the repeated step one of the journal is."""
+        """Return the key of a journal's block in the repeated step."""
         step, position = self._born[block]
         lag = self._last - step
         return BlockKey(lag, position) if lag <= 1 else BlockKey(None, block)
@@ -144,10 +147,9 @@ class RepeatedStep:
         return found
 
     def _need_equal(self) -> None:
-        """Check that the last two steps are the same.
+        """Raise LiftError unless the last two steps are equal.
 
-        Raises:
-            LiftError: they differ; the message says where first.
+        The message names the first difference.
         """
         before, last = (
             self._forms(self.before, self._last - 1),
@@ -167,7 +169,7 @@ class RepeatedStep:
         return LiftError(f"the last two steps differ: {what}; of {count} steps, the first set up")
 
     def _forms(self, events: list[Event], step: int) -> Iterator[tuple[object, Event]]:
-        """Yield each event in a form that is the same in equal steps."""
+        """Yield each event in a form that is equal in equal steps."""
         for event in events:
             match event:
                 case Launch():
@@ -183,9 +185,9 @@ class RepeatedStep:
         return self._key_in(touch.block, step), touch.region, touch.writes
 
     def _key_in(self, block: int, step: int) -> object:
-        """Return what `block` is seen from `step`.
+        """Return the key of `block` as seen from `step`.
 
-        Places in the step before one of the two are not compared: it may be the first one.
+        Positions in the previous step are not compared, since it may be the first step.
         """
         born, position = self._born[block]
         if born == step:
@@ -193,7 +195,7 @@ class RepeatedStep:
         return self.journal.blocks[block]
 
     def _within(self, step: int, timeline: int, time: int) -> int | None:
-        """Return the position of what is waited for on a timeline, if it is in the same step."""
+        """Return the position of a dependency on a timeline, if it is in the same step."""
         found = self._latest(timeline, time, step)
         return None if found is None or found[1].lag else found[1].position
 
@@ -206,7 +208,7 @@ class RepeatedStep:
 
 
 def _without_teardown(events: list[Event], before: list[Event]) -> list[Event]:
-    """Return a step without what died only since the script was over."""
+    """Return a step without the drops that only happened after the script ended."""
     kept = len(events) - _trailing_drops(events) + _trailing_drops(before)
     return events[:kept]
 
@@ -220,11 +222,11 @@ def _trailing_drops(events: list[Event]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OrderedEvent:
-    """An event, what the host waits for before it, and what it comes after.
+    """An event with the operations that the host waits for before it, and its dependencies.
 
-    What others imply is left out: what the stream or the host already knew, and what is ordered
-    before another operation that is waited for. A drop comes after what the next operation of its
-    home stream comes after: there the stream waits for it at the latest.
+    Redundant dependencies are omitted: those that the stream or host has already waited for, and
+    those ordered before another dependency. A drop depends on the uses that the next operation of
+    its home stream depends on: the stream waits for them there at the latest.
     """
 
     event: Event
@@ -233,7 +235,7 @@ class OrderedEvent:
 
 
 class _Reduction:
-    """Finds which waits of a step are not implied by others."""
+    """Finds the waits of a step that others do not imply."""
 
     def __init__(self, step: RepeatedStep) -> None:
         self.step = step
@@ -266,14 +268,14 @@ class _Reduction:
             yield OrderedEvent(event, waits, after)
 
     def _deferred(self, drop: Drop, host: Sequence[int]) -> tuple[EventPlace, ...]:
-        """Return what the allocator waits for, but for what the host has seen finished."""
+        """Return the uses that the allocator waits for, unless the host has seen them finish."""
         found = [self.step.latest(*tick) for tick in drop.recorded if not ordered(host, tick)]
         return tuple(each[1] for each in found if each is not None)
 
     def _awaited(
         self, drop: Drop, position: int, known: tuple[int, ...], home: int
     ) -> tuple[tuple[EventPlace, ...], tuple[int, ...]]:
-        """Return the uses that the home stream waits for from here on, and what it then knows."""
+        """Return the uses that the home stream waits for, and its clock afterwards."""
         clock = [0] * (1 + max(tick.timeline for tick in drop.uses))
         for timeline in self._covered(drop, position, home):
             clock[timeline] = next(each.time for each in drop.uses if each.timeline == timeline)
@@ -285,10 +287,10 @@ class _Reduction:
         return after, known
 
     def _covered(self, drop: Drop, position: int, home: int) -> Iterator[int]:
-        """Yield the streams whose uses the next operation of the home stream comes after."""
+        """Yield the streams whose uses precede the next operation of the home stream."""
         behind = self._first(self.step.events[position + 1 :], home)
         uses = drop.uses
-        if behind is None:  # it is in the next step: as this one is in the view of the last
+        if behind is None:  # look one step back
             earlier = self.step.before[position]
             assert isinstance(earlier, Drop)
             behind, uses = self._first(self.step.events, home), earlier.uses
@@ -303,7 +305,7 @@ class _Reduction:
     def _needed(
         self, clock: Sequence[int], known: Sequence[int], *, own: int
     ) -> tuple[EventPlace, ...]:
-        """Return the operations up to `clock` that what `known` has does not cover."""
+        """Return the operations up to `clock` that `known` does not cover."""
         found: list[tuple[int, int, EventPlace]] = []
         for timeline, time in enumerate(clock):
             if timeline in (own, self.step.journal.host):
@@ -327,5 +329,5 @@ def _later(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
 
 
 def in_order(step: RepeatedStep) -> list[OrderedEvent]:
-    """Return the events of a step with what each waits for."""
+    """Return the events of a step with their dependencies."""
     return list(_Reduction(step).run())

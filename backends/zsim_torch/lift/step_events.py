@@ -1,4 +1,4 @@
-"""Events that a recording keeps for its lift: operations, memory, ends of steps in host order."""
+"""Events of a recording for its lift: operations, memory and ends of steps, in host order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from zsim_torch.clocks.stream_clock import ClockTimeline, Tick
 
 
 class LiftError(ValueError):
-    """A recording that no schedule says; the message names what is in the way."""
+    """A recording that no schedule can express; the message names the reason."""
 
 
 class Touch(NamedTuple):
-    """A read or a write of some bytes of a block."""
+    """A read or a write of a byte region of a block."""
 
     block: int
     region: ByteRegion
@@ -25,9 +25,9 @@ class Touch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A collective as it was called; of the touches of its launch the first `reads` are reads.
+    """A recorded call of a collective; the first `reads` touches of its launch are reads.
 
-    `sizes` are elements of each tensor that it reads, then of each that it writes.
+    `sizes` are the elements of each tensor that it reads, followed by those that it writes.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class CollectiveCall:
 
 @dataclass(slots=True, eq=False)
 class Launch:
-    """An operation on a timeline: its tick, what is ordered before it, and what it touches."""
+    """An operation on a timeline: its time, clock and accesses, and the clock of the host."""
 
     timeline: int
     time: int
@@ -59,7 +59,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory is taken for a block; `live_bytes` of the device are in use then."""
+    """The allocation of a block; `live_bytes` of the device are in use afterwards."""
 
     block: int
     host: tuple[int, ...]
@@ -68,9 +68,9 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A storage died, last used at `uses` by other streams than that of its allocation.
+    """The free of a storage; `uses` are the last uses by streams other than its home.
 
-    The allocator waits for `recorded`, which `record_stream` told it of.
+    The allocator waits for the uses in `recorded`, from `record_stream`.
     """
 
     block: int
@@ -83,7 +83,7 @@ Event = Launch | Allocation | Drop
 
 
 class BlockFacts(NamedTuple):
-    """Facts of a block at its allocation; `home` is None for pinned memory."""
+    """Properties of a block at its allocation; `home` is None for pinned memory."""
 
     size: int
     home: int | None
@@ -92,10 +92,10 @@ class BlockFacts(NamedTuple):
 
 
 class StepEvents:
-    """Events in the order of the host, cut at the ends of steps.
+    """Events in host order, divided into steps.
 
-    An operation is noted while its results are allocated: until it is `closed`, what is allocated
-    and dropped stands before it.
+    The results of an operation are allocated while it is being recorded. Allocations and drops
+    before `close` are inserted before the operation.
     """
 
     def __init__(self, host: ClockTimeline) -> None:
@@ -104,17 +104,17 @@ class StepEvents:
         self.blocks: list[BlockFacts] = []
         self.streams: dict[int, str] = {}
         self.unliftable: list[str] = []
-        """Operations that no schedule says."""
+        """Operations that no schedule can express."""
         self._numbers: dict[TrackedBlock, int] = {}
         self._open: Launch | None = None
         self._are_optimizers = True
 
     def close(self) -> None:
-        """Note that the last operation has been noted whole."""
+        """Finish the last operation."""
         self._open = None
 
     def end_step(self, *, by_optimizer: bool = False) -> None:
-        """End a step; once the script says where steps end, optimizers do not."""
+        """End a step; after the first explicit call, optimizers no longer end steps."""
         self.close()
         if by_optimizer and not self._are_optimizers:
             return
@@ -125,11 +125,11 @@ class StepEvents:
 
     @property
     def host(self) -> int:
-        """The number of the host's timeline."""
+        """Return the number of the host's timeline."""
         return self._host.number
 
     def allocate(self, block: TrackedBlock, live_bytes: int, site: StackFrame | None) -> None:
-        """Note that memory was taken for `block`."""
+        """Record the allocation of `block`."""
         if block.size:
             number = self._numbers[block] = len(self.blocks)
             home = None if block.home is None else block.home.number
@@ -137,7 +137,7 @@ class StepEvents:
             self._insert(Allocation(number, tuple(self._host.clock), live_bytes))
 
     def drop(self, block: TrackedBlock) -> None:
-        """Note that the storage in `block` died."""
+        """Record the free of the storage in `block`."""
         number = self._numbers.pop(block, None)
         if number is not None:
             home = None if block.home is None else block.home.number
@@ -147,7 +147,7 @@ class StepEvents:
             self._insert(Drop(number, tuple(self._host.clock), uses, recorded))
 
     def _insert(self, event: Allocation | Drop) -> None:
-        # What dies behind the end of a step, as gradients do in zero_grad(), is the last of it.
+        # Frees right after the end of a step, as in zero_grad(), belong to that step.
         is_behind = isinstance(event, Drop) and not self.steps[-1] and len(self.steps) > 1
         step = self.steps[-2 if is_behind else -1]
         step.insert(len(step) - (self._open is not None), event)
@@ -163,7 +163,7 @@ class StepEvents:
         name: str,
         site: StackFrame | None,
     ) -> None:
-        """Note that the operation at `tick` touches bytes of a block."""
+        """Record that the operation at `tick` accesses a region of a block."""
         launch = self._open
         if launch is None or (launch.timeline, launch.time) != tick:
             if not timeline.is_host:
@@ -175,14 +175,14 @@ class StepEvents:
         launch.touches.append(Touch(self._numbers[block], region, writes))
 
     def describe(self, kernel: Kernel, *, in_backward: bool, is_copy: bool) -> None:
-        """Say what the operation noted last costs, and whether it is one of backward, or a copy."""
+        """Set the cost of the last operation, and whether it is in backward or a copy."""
         if self._open is not None:
             self._open.kernel = kernel
             self._open.in_backward = in_backward
             self._open.is_copy = is_copy
 
     def collective(self, call: CollectiveCall) -> None:
-        """Say that the operation noted last is a collective."""
+        """Mark the last operation as a collective."""
         if self._open is None or len(self._open.touches) != len(call.sizes):
             self.unliftable.append(f"{call.kind}: it has a tensor that is empty, or on the CPU")
         else:
@@ -190,5 +190,5 @@ class StepEvents:
 
 
 def ordered(first: Sequence[int], tick: Tick) -> bool:
-    """Return whether who knows `first` comes after `tick`."""
+    """Return True if the clock `first` includes `tick`."""
     return tick.timeline < len(first) and first[tick.timeline] >= tick.time

@@ -1,1 +1,1 @@
-"""Times of kernels, collectives, operations, drives and copies on the ranks at hand."""
+"""Measure kernels, collectives, operations, drives and copies on the ranks of this machine."""

@@ -1,9 +1,10 @@
-"""Collectives of each kind by size, between kernels as in a step; and what they take from kernels.
+"""Measure collectives of each kind by size, and the time that kernels lose to them.
 
-Between two collectives every rank computes for a moment. So the thread that carries bytes has gone
-to sleep, caches hold something else, and ranks arrive at slightly different times, as in training.
-On processors other rounds ask what a host has to do with an end that has come long before, for
-which the streams of a training wait then, and what kernels lose that the host runs meanwhile.
+Between two collectives every rank computes briefly. As in training, the thread that transfers bytes
+has then gone to sleep, caches hold other data, and ranks arrive at slightly different times.
+
+On CPUs, further rounds measure how long the host needs to notice the end of a finished collective,
+and the time that kernels on the host lose while a collective is in flight.
 """
 
 import time
@@ -27,17 +28,17 @@ from zsim_torch.measure.time_budget import TimeBudget
 from zsim_torch.supervise.progress_record import note
 
 ROUNDS: Final = 9
-"""Each collective is issued so often, or more often if there is time; of the first is none told."""
+"""Desired number of rounds; more if there is time. The first round is not counted."""
 
 ROUNDS_LEAST: Final = 3
-"""However late it is: one that is timed, one in which its end is looked for, one beside kernels."""
+"""Rounds that always run: one for the time, one for noticing the end, one next to kernels."""
 
 POLL_S: Final = 2e-5
 BETWEEN: Final = 192
-"""Extent of the products between collectives: some hundred microseconds on a core."""
+"""Size of the matrix products between collectives: some hundred microseconds on a core."""
 
 BESIDE_TIMES, BESIDE_S = 2, 2e-3
-"""Kernels run beside a collective for so often its time alone, and so many seconds more."""
+"""Kernels run next to a collective for BESIDE_TIMES its time plus BESIDE_S seconds."""
 
 SHORTEST_S: Final = 1e-6
 PAIR: Final = "send_receive"
@@ -46,15 +47,15 @@ PAIR: Final = "send_receive"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSample:
-    """One collective of so many bytes on this rank, in each round.
+    """One collective of `size_bytes` on this rank, in each round.
 
     Attributes:
-        issue_s: median seconds until it was handed over.
-        handed_s, ended_s: when it had been, and when the host had learnt of its end, on the clock
-            that all processes of a machine share.
-        landing_s: median seconds of the host to learn of an end that has come; None of a device
-            beside its host, and of messages, whose end Gloo tells to who waits alone.
-        lost_s: median seconds that kernels lose which the host runs beside it; None likewise.
+        issue_s: median seconds to issue it.
+        handed_s, ended_s: times when it had been issued, and when the host had noticed its end, on
+            the clock that all processes of a machine share.
+        landing_s: median seconds for the host to notice the end of a finished collective; None on a
+            GPU, and for messages, whose end Gloo reports only to a waiting thread.
+        lost_s: median seconds that kernels on the host lose to it; None in the same cases.
     """
 
     collective: str
@@ -130,8 +131,8 @@ def collective_samples(
 def shared_s(samples: Sequence[CollectiveSample]) -> float:
     """Return the median seconds of a collective over rounds, from its samples on all ranks.
 
-    It begins when the last rank has handed it over, and ends when the last has learnt of its end:
-    that an early rank waits for a late one is not its own time.
+    A round starts when the last rank has issued it, and ends when the last rank has noticed its
+    end, so that an early rank's wait for a late one does not count.
     """
     begins = (max(each) for each in zip(*(one.handed_s for one in samples), strict=True))
     ends = (max(each) for each in zip(*(one.ended_s for one in samples), strict=True))
@@ -140,7 +141,7 @@ def shared_s(samples: Sequence[CollectiveSample]) -> float:
 
 
 def _landing_s(collective: _Collective) -> float:
-    """Return the seconds in which the streams of a training learn of an end that has come."""
+    """Return the seconds that the streams of a training need to notice a finished collective."""
     streams = CpuStreams(keeps_trace=False)
     flying: list[Any] = []
 
@@ -159,7 +160,7 @@ def _landing_s(collective: _Collective) -> float:
 
 
 class _Kernels:
-    """Kernels that a host runs beside collectives."""
+    """Kernels that the host runs while collectives are in flight."""
 
     def __init__(self, watch: Stopwatch, square: Tensor) -> None:
         self._watch = watch
@@ -167,9 +168,9 @@ class _Kernels:
         self._each_s = self._taken_s(20) / 20
 
     def lost_s(self, collective: _Collective, alone_s: float) -> float:
-        """Return what they lose to `collective`, which takes `alone_s`, once it is handed over.
+        """Return the seconds that kernels lose to `collective`, which takes `alone_s` by itself.
 
-        They lose no more than other threads of the rank work meanwhile: the rest they lose to other
+        The loss is capped at the CPU time of the rank's other threads; the rest is due to other
         programs.
         """
         count = max(1, round((BESIDE_TIMES * alone_s + BESIDE_S) / self._each_s))
@@ -188,12 +189,12 @@ class _Kernels:
 
 
 def _others_s() -> float:
-    """Return the processor time of all threads but this one."""
+    """Return the CPU time of all threads but this one."""
     return time.process_time() - time.thread_time()
 
 
 def agreed(number: int, device: torch.device) -> int:
-    """Return the number of the first rank: all ranks do as many rounds."""
+    """Return the first rank's number on all ranks, so that all do equally many rounds."""
     held = torch.tensor([number], device=device)
     distributed.broadcast(held, src=0)
     return int(held.item())

@@ -1,8 +1,8 @@
-"""Costs of operations in a training, fitted to events of reference steps. No torch.
+"""Fit costs of operations in training to events of reference steps. Does not import torch.
 
-An operation takes a part of its own, a part for each kernel, and multiples of what its products and
-its other kernels took alone. All are at least 0: of every choice of them the one counts that leaves
-the least relative error.
+The cost of an operation is a constant, plus a constant per kernel, plus multiples of the times of
+its products and of its other kernels when measured alone. All coefficients are at least 0. The fit
+tries every subset of terms and keeps the one with the smallest relative error.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ from zsim.trace.trace import RankTrace
 from zsim.units import PICOSECONDS_PER_SECOND
 
 WARM_UP = 2
-"""Steps of a run that are not looked at."""
+"""Number of first steps of a run that are ignored."""
 
 Floats = NDArray[np.float64]
 RUN_HERE = (Compute, Copy, Fill)
@@ -44,19 +44,19 @@ HANDED_OVER = (Communication, Together)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceTrace:
-    """A trace of one rank of a reference run, and the schedule that it followed."""
+    """A trace of one rank of a reference run, and its schedule."""
 
     schedule: Schedule
     trace: RankTrace
 
     @property
     def program(self) -> Program:
-        """The program of the rank."""
+        """Return the program of the rank."""
         return self.schedule.program_of(self.trace.rank)
 
 
 def not_negative(features: Sequence[Sequence[float]], taken: Sequence[float]) -> tuple[float, ...]:
-    """Return the factors of `features`, at least 0, that leave the least relative error."""
+    """Return non-negative factors of `features` with the smallest relative error in `taken`."""
     given: Floats = np.asarray(features, np.float64)
     seconds: Floats = np.asarray(taken, np.float64)
     rows, target = given / seconds[:, None], np.ones(len(seconds))
@@ -78,7 +78,7 @@ def not_negative(features: Sequence[Sequence[float]], taken: Sequence[float]) ->
 
 
 def fitted_costs(runs: Iterable[ReferenceTrace], times: MeasuredTimes) -> tuple[OperationCost, ...]:
-    """Return the cost of each action of the runs, and that of operations that move bytes alone."""
+    """Return the cost of each action in the runs, and of operations that only move bytes."""
     rows: defaultdict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
     taken: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:
@@ -107,9 +107,9 @@ def _cost(name: str, factors: tuple[float, ...]) -> OperationCost:
 
 
 def _durations(trace: RankTrace, operations: Mapping[str, Operation]) -> dict[str, float]:
-    """Return the median seconds of each operation over steps, without the first ones.
+    """Return the median seconds of each operation over the steps after the warm-up.
 
-    It counts where no collective was under way beside it: what this takes from it is no cost of it.
+    Only operations without a concurrent collective count, since a collective slows them down.
     """
     flown: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in trace.events:
@@ -127,10 +127,10 @@ def _durations(trace: RankTrace, operations: Mapping[str, Operation]) -> dict[st
 
 
 def fitted_host(runs: Iterable[ReferenceTrace], issue_s: float) -> HostTimes:
-    """Return what operations cost a host that runs them itself, beside running them.
+    """Return the overhead on the host of operations that the host runs itself.
 
-    That is the time between one operation and the next that it runs, where it waited for nothing in
-    between. `issue_s` of a collective counts where none was handed over in such a place.
+    That is the time between two consecutive operations without a wait in between. `issue_s` is used
+    for a collective if none was issued in such a gap.
     """
     rows: list[tuple[float, float, float]] = []
     taken: list[float] = []
@@ -155,10 +155,10 @@ def fitted_host(runs: Iterable[ReferenceTrace], issue_s: float) -> HostTimes:
 
 
 def _booked_around(program: Program) -> int:
-    """Return how many operations the host books before a step's first event and after its last.
+    """Return the number of operations that the host records at the edges of a step.
 
-    What it hands over takes as long as several of them, and so counts as none: a step does not
-    begin with it.
+    They are those before the first event and after the last one. An issued collective is an event
+    here, since issuing it takes as long as several records.
     """
     events = [isinstance(each, (*RUN_HERE, *HANDED_OVER)) for each in walk(program.step)]
     if True not in events:
@@ -167,7 +167,7 @@ def _booked_around(program: Program) -> int:
 
 
 def _between_steps(trace: RankTrace) -> Iterator[float]:
-    """Yield the seconds from the end of each step to the beginning of the next."""
+    """Yield the seconds from the end of each step to the start of the next."""
     spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in trace.events:
         spans[event.step].append((event.start_ps, event.end_ps))
@@ -178,7 +178,7 @@ def _between_steps(trace: RankTrace) -> Iterator[float]:
 
 
 def _gaps(run: ReferenceTrace) -> Iterator[tuple[tuple[float, float], float]]:
-    """Yield how many collectives and other operations stand between two, and the time between."""
+    """Yield the collectives and other operations in each gap, and the gap's seconds."""
     by_step: defaultdict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
     for event in run.trace.events:
         by_step[event.step][event.operation] = event.start_ps, event.end_ps

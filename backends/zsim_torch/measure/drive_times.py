@@ -1,4 +1,4 @@
-"""Reads and writes of a drive past the page cache, in large blocks, several at a time."""
+"""Measure reads and writes of a drive past the page cache, in large concurrent blocks."""
 
 import os
 import time
@@ -20,14 +20,14 @@ SMALL_ROUNDS: Final = 32
 
 
 class DriveError(ValueError):
-    """A folder that cannot be measured; one line."""
+    """A folder that cannot be measured; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveTimes:
-    """Bytes per second of large reads and writes, seconds of a small read; medians.
+    """Bytes per second of large reads and writes, and seconds of a small read; medians.
 
-    `direct` says whether they passed the page cache: if not, they say nothing of the drive.
+    `direct` is True if they bypassed the page cache; otherwise they do not measure the drive.
     """
 
     read_bytes_per_s: float
@@ -38,10 +38,10 @@ class DriveTimes:
 
 
 def drive_times(folder: Path) -> DriveTimes:
-    """Return what the drive below `folder` does; the file is gone afterwards.
+    """Return the times of the drive that holds `folder`; the test file is deleted.
 
     Raises:
-        DriveError: there is no space, or no file can be made.
+        DriveError: there is not enough space, or no file can be created.
     """
     if not folder.is_dir():
         raise DriveError(f"drive: {folder} must be a folder")

@@ -1,7 +1,7 @@
-"""Kernels alone, one after the other: products of matrices on a grid, all others by bytes.
+"""Time single kernels: matrix products on a grid of sizes, all others by bytes.
 
-Bytes are those that `zsim.model` counts for such a kernel, so that a kernel of a model finds its
-time whatever an implementation really moves.
+Bytes are those that `zsim.model` counts for such a kernel. So the time of a model's kernel can be
+looked up, whatever number of bytes an implementation really moves.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,17 +27,17 @@ from zsim_torch.torch_dtype import TORCH_DTYPE
 COLUMNS: Final = 256
 
 PASSES: Final = 3
-"""Each kernel is timed so often, all in turn, or more often if there is time; the lowest counts."""
+"""Desired number of passes over all kernels; more if there is time. The lowest time counts."""
 
 LAYOUTS: Final = {False: ("nt",), True: ("nn", "tn")}
-"""Layouts of the operands of products: forward y = x w^T, backward dx = dy w and dw = dy^T x."""
+"""Operand layouts of products: forward y = x w^T, backward dx = dy w and dw = dy^T x."""
 
 Action = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """One kernel to time. `prepare` makes its operands, and returns what runs it."""
+    """One kernel to time. `prepare` allocates its operands and returns a function that runs it."""
 
     key: tuple[object, ...]
     prepare: Callable[[], Action]
@@ -46,7 +46,7 @@ class _Case:
 def kernel_tables(
     watch: Stopwatch, dtypes: tuple[DType, ...], budget: TimeBudget, ladder: Ladder = LADDER
 ) -> tuple[tuple[ProductTimes, ...], tuple[KernelTimes, ...]]:
-    """Return times of kernels in `dtypes`, each the lowest of as many as `budget` allows."""
+    """Return times of kernels in `dtypes`, each the lowest of all passes within `budget`."""
     with torch.no_grad():
         cases = [case for dtype in dtypes for case in _cases(watch.device, dtype, ladder)]
         found = _lowest(cases, watch, budget)
@@ -91,7 +91,7 @@ def _curve(points: dict[float, float]) -> TimeCurve:
 def _lowest(
     cases: list[_Case], watch: Stopwatch, budget: TimeBudget
 ) -> dict[tuple[object, ...], float]:
-    """Return the lowest time of each case over passes through all of them."""
+    """Return the lowest time of each case over passes through all cases."""
     found: dict[tuple[object, ...], float] = {}
     done = 0
     while done < len(cases) or not budget.is_over:
@@ -210,7 +210,7 @@ def _rotary(rows: Tensor) -> Action:
 def _attention(
     dtype: torch.dtype, device: torch.device, extents: tuple[int, ...], *, backward: bool
 ) -> Action:
-    """Return attention, or its backward by autograd, whose own time is short beside it."""
+    """Return attention or its backward by autograd, whose overhead is comparatively small."""
     query, key, value = (torch.ones(extents, dtype=dtype, device=device) for _ in range(3))
     attend = partial(functional.scaled_dot_product_attention, is_causal=True)
     if not backward:
@@ -237,4 +237,4 @@ OPERATORS: Final[tuple[tuple[KernelKind, bool, int, Callable[[Tensor], Action]],
     (KernelKind.ROTARY, False, 2, _rotary),
     (KernelKind.ROTARY, True, 2, _rotary),
 )
-"""Kinds of kernels, each way, with the tensors that a model counts as moved by one."""
+"""Kinds of kernels, forward and backward, with the number of tensors that a model counts."""

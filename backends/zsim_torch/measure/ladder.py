@@ -1,4 +1,4 @@
-"""Sizes that are measured, from where a launch counts to beyond the caches."""
+"""Sizes to measure, from those dominated by launches to those beyond the caches."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,17 +6,17 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """Sizes of what is measured.
+    """Sizes to measure.
 
     Attributes:
-        extents: of products of matrices; m, n and k each take all of them.
-        elements: of tensors that other kernels move.
+        extents: of matrix products; m, n and k each take all of them.
+        elements: of tensors of other kernels.
         attentions: (sequences, heads, tokens, head size).
         tensors: bytes of whole tensors of collectives.
         shapes: (layers, hidden size, sequence length) of reference runs.
-        steps: of each of these.
-        copied_bytes: of a copy that measures memory.
-        updated: parameters of an update by Adam.
+        steps: number of steps of each reference run.
+        copied_bytes: of a copy that measures memory bandwidth.
+        updated: number of parameters of an Adam update.
     """
 
     extents: tuple[int, ...] = (16, 64, 192, 512, 1024)

@@ -1,4 +1,4 @@
-"""The ranks at hand as a node: measured together, fitted, written down."""
+"""Measure the ranks of this machine as a node: run, fit and describe them."""
 
 import os
 import platform
@@ -41,18 +41,18 @@ from zsim_torch.supervise.ranks import run_ranks
 DTYPES: Final = (DType.FP32, DType.BF16)
 LOCAL_RANKS: Final = 2
 LANDING_MOST: Final = 0.9
-"""Part of a collective that its landing is at most, whatever the clock said of either."""
+"""Maximum share of a collective's time spent on noticing its end, to limit clock errors."""
 
 SHARING, BUCKET_BYTES = "all_reduce", 2**22
 SHARE_MAX: Final = 0.9
-"""Share of a collective's time above which what kernels lose says little, as with small ones."""
+"""Maximum share of a collective's time that kernels lose; larger values are unreliable."""
 
 NO_LINK: Final = (1e9, 0.0)
-"""Bytes per second and latency of the link of a rank that is alone: nothing goes over it."""
+"""Bytes per second and latency of the unused link of a single rank."""
 
 
 class SeveralNodesError(ValueError):
-    """Ranks on several nodes, whose clocks differ; one line."""
+    """Ranks on several nodes, whose clocks differ; the message is one line."""
 
 
 def measure_machine(
@@ -64,15 +64,15 @@ def measure_machine(
     ladder: Ladder = LADDER,
     clock: Clock = time.monotonic,
 ) -> MeasuredNode:
-    """Measure so many ranks of this machine, or those that torchrun started.
+    """Measure `ranks` ranks of this machine, or those that torchrun started.
 
-    Without a number they are as many as it has GPUs, or two. All is measured once, however slow the
-    machine is; repeats end with `seconds`, by `clock`.
+    By default there are as many as GPUs, or two. Everything is measured at least once, however slow
+    the machine is; repetitions stop after `seconds` by `clock`.
 
     Raises:
         DriveError: the folder cannot be measured.
         SeveralNodesError: torchrun started ranks on several nodes.
-        RankFailedError: a rank did not end well.
+        RankFailedError: a rank failed.
     """
     placement = under_torchrun()
     if placement is not None and placement.local_ranks < placement.ranks:
@@ -103,7 +103,7 @@ def node_of_times(
     *,
     cores: int,
 ) -> MeasuredNode:
-    """Return the node that the times of its ranks come to."""
+    """Return the node described by the times of its ranks."""
     first, ranks = found[0], len(found)
     times = times_of(found, traces, drives)
     pair = next((each for each in times.collectives if each.collective == PAIR), None)
@@ -138,7 +138,7 @@ def node_of_times(
 
 
 def share_of(times: MeasuredTimes) -> float:
-    """Return the part of its time that an all-reduce of a bucket takes from kernels beside it."""
+    """Return the share of an all-reduce's time by which it slows down concurrent kernels."""
     for each in times.collectives:
         if each.collective == SHARING and each.taken is not None:
             return min(SHARE_MAX, each.taken.at(BUCKET_BYTES) / each.curve.at(BUCKET_BYTES))
@@ -146,7 +146,7 @@ def share_of(times: MeasuredTimes) -> float:
 
 
 def source_line(ranks: int, device: str) -> str:
-    """Return when, where and with what was measured."""
+    """Return the date, machine and software of the measurement."""
     today = datetime.now(UTC).date().isoformat()
     backend = "NCCL" if device == "cuda" else "Gloo"
     return (
@@ -205,7 +205,7 @@ def _missing(found: Sequence[RankTimes], drives: DriveTimes | None) -> tuple[str
 
 
 def _hurried(found: Sequence[RankTimes]) -> tuple[str, ...]:
-    """Return what was repeated less often than it should be, on some rank."""
+    """Return the measurements that were repeated less often than desired on some rank."""
     least: dict[str, Repeats] = {}
     for each in (repeats for rank in found for repeats in rank.repeats):
         known = least.get(each.what, each)
@@ -255,7 +255,7 @@ def _collectives(found: Sequence[RankTimes]) -> tuple[CollectiveTimes, ...]:
 
 
 def _rate(times: ProductTimes) -> float:
-    """Return the highest rate of a product."""
+    """Return the highest FLOP/s of a matrix product."""
     extents = times.extents
     flops = (2 * m * n * k for m in extents for n in extents for k in extents)
     return max(each / seconds for each, seconds in zip(flops, times.seconds, strict=True))

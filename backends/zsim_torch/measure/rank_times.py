@@ -1,4 +1,4 @@
-"""Everything that one rank measures, while the others do the same."""
+"""Run all measurements of one rank, while the other ranks do the same."""
 
 import os
 import platform
@@ -37,17 +37,17 @@ from zsim_torch.trainer import Trainer
 ROUNDS: Final = 5
 
 KERNEL_SHARE, COLLECTIVE_SHARE = 0.5, 0.5
-"""Parts of the time that kernels and collectives get."""
+"""Shares of the time for kernels and for collectives."""
 
 STEPS_SHARE: Final = 1.0
-"""Time of reference steps on top, in parts of that time."""
+"""Additional time for reference steps, as a share of the same time."""
 
 STEPS_LEAST: Final = WARM_UP + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOrder:
-    """Orders of a rank: formats of kernels, seconds by a clock, reference runs, and sizes."""
+    """Settings of the measurement on a rank: data types, seconds, reference runs and sizes."""
 
     dtypes: tuple[DType, ...]
     seconds: float
@@ -111,14 +111,14 @@ def measure_rank(order: MeasureOrder) -> RankTimes:
 
 
 def rank_device() -> torch.device:
-    """Return the device that this rank computes on."""
+    """Return the device of this rank."""
     if distributed.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def processor_name(device: torch.device) -> str:
-    """Return what the machine calls the device."""
+    """Return the name of the device or CPU."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     try:
@@ -130,10 +130,10 @@ def processor_name(device: torch.device) -> str:
 
 
 def _reference_trace(job: Job, budget: TimeBudget, *, left: int) -> RankTrace:
-    """Return what this rank does in a reference run, unobserved; so many runs share `budget`.
+    """Return this rank's trace of a reference run; `left` runs share `budget`.
 
-    How many steps it has is decided after the first one, which takes longest: no later step begins
-    with what ranks say to each other for it.
+    The number of steps is decided after the first, slowest step, so that no later step starts with
+    the communication for this decision.
     """
     note(f"reference steps of {job.schedule.name}")
     batches = feed(job, distributed.get_rank(), data=None, seed=0)
@@ -155,7 +155,7 @@ def _meet() -> None:
 
 
 def _copied_bytes_per_s(watch: Stopwatch, size_bytes: int) -> float:
-    """Return what a copy in the memory of the device reads and writes in a second."""
+    """Return the bytes per second that a copy in device memory reads and writes."""
     note("measuring memory")
     source = torch.ones(size_bytes, dtype=torch.uint8, device=watch.device)
     target = torch.empty_like(source)
@@ -165,9 +165,9 @@ def _copied_bytes_per_s(watch: Stopwatch, size_bytes: int) -> float:
 
 
 def _host_rates(count: int) -> tuple[float, float]:
-    """Return bytes of host memory per second of an update by Adam, and of a cast to 16 bits.
+    """Return bytes of host memory per second of an Adam update and of a cast to 16 bits.
 
-    Bytes are those that `zsim.compute.host_kernel` counts: 28 and 6 of an element.
+    Bytes are those that `zsim.compute.host_kernel` counts: 28 and 6 per element.
     """
     watch = Stopwatch(torch.device("cpu"))
     tensors = [torch.ones(count) for _ in range(4)]
@@ -185,7 +185,7 @@ def _host_rates(count: int) -> tuple[float, float]:
 
 
 def memory_bytes(device: str, ranks: int) -> int:
-    """Return the memory of a rank: of its GPU, or its part of the machine's."""
+    """Return the memory of a rank: its GPU's, or its share of the machine's."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks

@@ -1,10 +1,10 @@
-"""Reference steps: small transformers that our executor trains on the ranks at hand.
+"""Reference steps: small transformers that our executor trains on the ranks of this machine.
 
-Their sizes lie around those at which a kernel's launch, its arithmetic and its bytes each count, so
-that the costs of operations can be told apart. Stages 0 and 3 have every kind of operation of a
-step; the update is that of Adam. Two settings compute nothing while a collective is under way, for
-costs of operations: what kernels lose to one is measured apart. The third hands collectives over
-and goes on, as a training does, for the host's time.
+Their sizes are around those at which a kernel's launch, its arithmetic and its bytes dominate, so
+that these costs can be separated. Stages 0 and 3 contain every kind of operation of a step; the
+optimizer is Adam. Two settings compute nothing during collectives and give the costs of operations;
+the time that kernels lose to a collective is measured separately. The third overlaps collectives
+with computation, as a training does, and gives the host's overhead.
 """
 
 from itertools import product
@@ -30,7 +30,7 @@ SETTINGS: Final = (
 SEQUENCES: Final = 2
 VOCABULARY: Final = 256
 MEMORY_BYTES: Final = 2**40
-"""More than a reference run can need: it is not judged by memory."""
+"""More than a reference run can need, so that memory never limits it."""
 
 
 def reference_jobs(ranks: int, ladder: Ladder = LADDER) -> tuple[Job, ...]:

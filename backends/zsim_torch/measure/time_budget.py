@@ -1,4 +1,4 @@
-"""Seconds that a measurement has, and how often it has repeated what it measures in them."""
+"""The time budget of a measurement, and its number of repetitions."""
 
 import time
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 Clock = Callable[[], float]
-"""Seconds since some moment."""
+"""Returns seconds since a fixed moment."""
 
 
 class Repeats(NamedTuple):
-    """Numbers of times that something was measured, and that it should be."""
+    """How often something was measured, and how often it should have been."""
 
     what: str
     done: int
@@ -19,9 +19,9 @@ class Repeats(NamedTuple):
 
 @dataclass(slots=True)
 class TimeBudget:
-    """Seconds by a clock, which end at `end_s`; `repeats` is noted by those who spend them.
+    """A budget that ends at `end_s` on a clock; users add their `repeats`.
 
-    Who spends them does once what has to be done, however late it is, and again until they end.
+    Users always run the required measurements, even after the end, and repeat them until the end.
     """
 
     clock: Clock
@@ -30,19 +30,19 @@ class TimeBudget:
 
     @classmethod
     def of(cls, seconds: float, clock: Clock = time.monotonic) -> Self:
-        """Return so many seconds from now on."""
+        """Return a budget of `seconds` from now on."""
         return cls(clock, clock() + seconds)
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left; less than 0 after the end."""
+        """Return the seconds left; negative after the end."""
         return self.end_s - self.clock()
 
     @property
     def is_over(self) -> bool:
-        """Return whether none are left."""
+        """Return True if no seconds are left."""
         return self.left_s <= 0
 
     def note(self, what: str, done: int, wanted: int) -> None:
-        """Note how often something was measured."""
+        """Record how often something was measured."""
         self.repeats.append(Repeats(what, done, wanted))

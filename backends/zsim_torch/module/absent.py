@@ -1,9 +1,9 @@
-"""Parameters of a module while a schedule has them: the module holds none, and reads are refused.
+"""Refuse reads of a module's parameters while a schedule holds them.
 
-A unit runs on parameters that the schedule gives it. Whatever reads the module's own meanwhile (a
-forward that `torch.utils.checkpoint` runs again at backward, a hook, a function that kept a
-parameter) would compute with something else, so it is told. Behind a parameter stand values that
-are not numbers, for what reads it past Python.
+A unit runs on parameters that the schedule passes to it. Any other reader of the module's own
+parameters (a forward that `torch.utils.checkpoint` reruns at backward, a hook, a function that kept
+a parameter) would compute with wrong values, so it gets an error. For readers outside Python, the
+parameter's memory contains NaN.
 """
 
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
@@ -25,7 +25,10 @@ LOST: Final = (
 
 
 class AbsentParameterError(RuntimeError):
-    """A parameter was read while a schedule has it, or has lost it; `what` was read."""
+    """A parameter was read while a schedule holds it, or after its value was lost.
+
+    `what` names the parameter.
+    """
 
     def __init__(self, what: str, why: str = HELD) -> None:
         super().__init__(f"{what}: {why}")
@@ -46,11 +49,11 @@ READS_NOTHING: Final = frozenset(
         torch.Tensor.__repr__,
     ]
 )
-"""Functions that may be called with an absent parameter: sizes and formats are as they were."""
+"""Functions that may be called with an absent parameter: they read no elements."""
 
 
 class _Absent:
-    """Base that the class of a parameter has before its own ones while it is absent."""
+    """Base class that is put in front of a parameter's own class while it is absent."""
 
     parameter_name: str
     own_class: type[nn.Parameter]
@@ -64,20 +67,20 @@ class _Absent:
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Call `func` if it reads no element; every function of torch comes here.
+        """Call `func` if it reads no element; torch calls this for every function.
 
         Raises:
-            AbsentParameterError: it may read one.
+            AbsentParameterError: `func` may read an element.
         """
         if func not in READS_NOTHING:
             raise AbsentParameterError(f"parameter {cls.parameter_name}", cls.why)
-        # Torch documents it under this name alone (docs: "Extending PyTorch").
+        # Torch documents it only under this name (docs: "Extending PyTorch").
         with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
             return func(*args, **(kwargs or {}))
 
 
 class Absence:
-    """Refuses reads of the parameters of `module` inside `with`."""
+    """Context manager that refuses reads of the parameters of `module`."""
 
     def __init__(self, module: nn.Module) -> None:
         self._classes = [
@@ -86,7 +89,7 @@ class Absence:
         ]
 
     def __enter__(self) -> None:
-        # Torch's lazy parameters change their class so, too.
+        # Torch's lazy parameters change their class in the same way.
         for parameter, _, absent in self._classes:
             parameter.__class__ = absent
 
@@ -105,13 +108,13 @@ def _absent(name: str, own: type[nn.Parameter], why: str = HELD) -> type[nn.Para
 
 
 def is_absent(parameter: torch.Tensor) -> bool:
-    """Return True if a schedule has the parameter, or has lost it."""
+    """Return True if a schedule holds the parameter, or if its value was lost."""
     return isinstance(parameter, _Absent)
 
 
 @contextmanager
 def readable(module: nn.Module) -> Generator[None]:
-    """Let lost parameters of `module` be read inside as what they are: not numbers."""
+    """Return a context in which lost parameters of `module` can be read, as NaN."""
     names = [name for name, each in module.named_parameters() if _found(each)]
     try:
         yield
@@ -129,14 +132,14 @@ def _found(parameter: nn.Parameter) -> bool:
 
 
 def _lose(module: nn.Module, names: Container[str]) -> None:
-    """Refuse reads of parameters that have no values until they get some."""
+    """Refuse reads of the parameters `names` until they get values again."""
     for name, each in module.named_parameters():
         if name in names:
             each.__class__ = _absent(name, type(each), LOST)
 
 
 class LeftMemory(TorchFunctionMode):
-    """Refuses reads of storages, given by where they start, that have held parameters."""
+    """Refuses reads of storages that have held parameters, given by their addresses."""
 
     def __init__(self, pointers: Iterable[int]) -> None:
         super().__init__()
@@ -149,10 +152,10 @@ class LeftMemory(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Call `func` if none of its tensors is in such a storage, or it reads no element.
+        """Call `func` unless it reads an element of a tensor in one of the storages.
 
         Raises:
-            AbsentParameterError: one is.
+            AbsentParameterError: it does.
         """
         if func not in READS_NOTHING and any(
             isinstance(each, torch.Tensor) and _start(each) in self._pointers
@@ -163,16 +166,16 @@ class LeftMemory(TorchFunctionMode):
 
 
 def _start(tensor: torch.Tensor) -> int | None:
-    """Return where the storage of `tensor` starts, None if it has none."""
+    """Return the address of the storage of `tensor`, or None if it has none."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return None
     return tensor.untyped_storage().data_ptr()
 
 
 def empty_module(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Take the parameters of `module` out of it, and return them by name.
+    """Take the parameters of `module` out of it and return them by name.
 
-    Their shapes stay; behind them stands what is not a number.
+    The module's parameters keep their shapes but read as NaN.
     """
     taken: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
@@ -183,7 +186,7 @@ def empty_module(module: nn.Module) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class TakenParameters:
-    """Parameters by name: `values` as they were taken, and `kept` those to be given back."""
+    """Parameters by name: `values` as they were taken, and `kept` copies to restore."""
 
     values: dict[str, torch.Tensor]
     kept: dict[str, torch.Tensor]
@@ -191,11 +194,11 @@ class TakenParameters:
 
 @contextmanager
 def emptied(module: nn.Module, *, keep: bool) -> Generator[TakenParameters]:
-    """Empty `module` of its parameters inside the context; they are in what is given.
+    """Return a context in which `module` is empty; it yields the parameters.
 
-    After an error in there, and with `keep`, it has those again that are still kept then; they are
-    in host memory. Parameters that have no value then, or that nobody fills afterwards, cannot be
-    read.
+    If the block raises, the module gets back those that are still in `kept`, which holds copies in
+    host memory if `keep` is True. Parameters without a value at the end stay unreadable until
+    `refill_module` sets them.
     """
     lost = {name for name, each in module.named_parameters() if _found(each)}
     values = empty_module(module)
@@ -216,7 +219,7 @@ def emptied(module: nn.Module, *, keep: bool) -> Generator[TakenParameters]:
 
 
 def refill_module(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Parameters of `module` are `values` where there are some, in the format that they had."""
+    """Set parameters of `module` to `values`, in their own data types and devices."""
     for name, parameter in module.named_parameters():
         if name in values:
             _found(parameter)

@@ -1,7 +1,7 @@
-"""Attention of a rank's queries to the keys and values of all ranks that share its sequences.
+"""Attention of a rank's queries to the keys and values of all ranks of a context group.
 
-What is kept for backward is what `zsim.model.transformer` says: queries, keys and values as they
-were given, the result, and a number for each row of scores.
+Saved for backward, as in `zsim.model.transformer`: queries, keys, values, the result, and one
+number per row of scores.
 """
 
 import math
@@ -12,15 +12,16 @@ from torch import Tensor
 
 
 class _Shared(torch.autograd.Function):
-    """Causal attention of queries at some places to keys at others, as flash attention keeps it.
+    """Causal attention of this rank's queries to all keys, with flash attention's saved tensors.
 
-    Queries are [sequences, tokens, heads, size], keys and values [ranks, 2, sequences, tokens of a
-    rank, shared heads, size]; `seen` says which query sees which key.
+    Queries are [sequences, tokens, heads, size], keys and values [ranks, 2, sequences, tokens per
+    rank, key-value heads, size]. `seen` is the mask [queries, keys]: True where a query attends to
+    a key.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, gathered: Tensor, seen: Tensor) -> Tensor:  # noqa: ANN401
-        """Return [sequences, tokens, heads x size]."""
+        """Return the attention output, [sequences, tokens, heads x size]."""
         rows, keys, values = _rows(query, gathered)
         scores = _scores(rows, keys, seen)
         sums = scores.logsumexp(-1)
@@ -32,7 +33,7 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Make scores again, and of them gradients (Dao et al. 2022, appendix B.2)."""
+        """Recompute the scores and return gradients (Dao et al. 2022, appendix B.2)."""
         query, gathered, mixed, sums = ctx.saved_tensors
         rows, keys, values = _rows(query, gathered)
         groups = rows.shape[2]
@@ -54,7 +55,7 @@ class _Shared(torch.autograd.Function):
 
 
 def attend_to_all(query: Tensor, gathered: Tensor, seen: Tensor) -> Tensor:
-    """Attend with queries to all keys that `seen`, [queries, keys], names; see `_Shared`."""
+    """Return causal attention of queries to all keys in the mask `seen`; see `_Shared`."""
     made: Tensor = _Shared.apply(query, gathered, seen)  # type: ignore[no-untyped-call]
     return made
 
@@ -64,7 +65,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _heads(tensor: Tensor, groups: int) -> Tensor:
-    """Return [sequences, shared heads, groups, tokens, size] of heads behind each token."""
+    """Reshape [sequences, tokens, heads, size] to [sequences, shared, groups, tokens, size]."""
     sequences, tokens, heads, size = tensor.shape
     split = _wide(tensor).view(sequences, tokens, heads // groups, groups, size)
     return split.permute(0, 2, 3, 1, 4)
@@ -76,7 +77,7 @@ def _tokens(tensor: Tensor) -> Tensor:
 
 
 def _rows(query: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries by heads, and keys and values for all queries of a group."""
+    """Return queries by heads, and keys and values broadcast over the queries of a group."""
     sequences, shared, size = gathered.shape[2], gathered.shape[4], gathered.shape[5]
     keys, values = (
         _wide(each).permute(1, 3, 0, 2, 4).reshape(sequences, shared, 1, -1, size)

@@ -1,15 +1,15 @@
-"""One unit forward and backward, with memory that the schedule owns.
+"""Run one unit forward and backward, with memory that the schedule owns.
 
-The schedule drives autograd. A unit runs on detached inputs, and its backward is a call of
-`torch.autograd.grad` of its own. Parameters and inputs enter through a function of autograd, and
-what is kept are gradient edges, never a leaf or an output: a leaf's node would hold its tensor, and
-with it the storage of the gathered bucket.
+The schedule drives autograd. A unit runs on detached inputs, and its backward is a separate call of
+`torch.autograd.grad`. Parameters and inputs enter through an autograd function. Only gradient edges
+are kept, never a leaf or an output: a leaf's node would hold its tensor, and with it the storage of
+the gathered bucket.
 
-What autograd wants to save of a parameter becomes a handle: which parameter, and which part of it.
-At backward the handle is bound to the buffer that holds the parameter then. So the buffer gathered
-for forward can be freed, and the one gathered for backward is another. The same goes for an input
-that the schedule gathers for each pass; one that it gathers for forward alone is copied. Where
-parameters stay in their memory, that is done in a unit's first visit alone, to look at it.
+If autograd saves a parameter, a handle is stored instead: the parameter's number and the part of
+it. At backward, the handle is bound to the buffer that holds the parameter at that time. So the
+buffer gathered for forward can be freed, and backward uses another one. The same holds for an input
+that the schedule gathers for each pass; an input that it gathers for forward only is copied. If
+parameters stay in memory, this is done only in a unit's first visit, to check it.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -36,14 +36,14 @@ from zsim_torch.module.unit import TorchUnit, UnitRunError
 from zsim_torch.module.unit_refusal import BackwardRefusals, ForwardRefusals
 
 LINKS: Final = 8
-"""Units that hang together for autograd at most."""
+"""Maximum number of units in one connected autograd graph."""
 
 _GRAD: Final = torch.autograd.grad
-_ENGINE: Final = _ImperativeEngine()  # it has no state: all are the one of torch
+_ENGINE: Final = _ImperativeEngine()  # it has no state: all instances use torch's engine
 
 
 class BackwardPart(Enum):
-    """Parts of a backward: gradients of inputs, and later those of parameters, or both at once."""
+    """Parts of a backward: gradients of inputs, those of parameters, or both at once."""
 
     WHOLE = auto()
     INPUTS = auto()
@@ -51,7 +51,7 @@ class BackwardPart(Enum):
 
 
 class _Output(NamedTuple):
-    """An output: where its gradient enters, and what that has to look like."""
+    """An output: the edge where its gradient enters, and the gradient's shape and data type."""
 
     edge: GradientEdge | None
     shape: torch.Size
@@ -59,10 +59,10 @@ class _Output(NamedTuple):
 
 
 class UnitLink(NamedTuple):
-    """The only output of a unit, with its history, and how many units in a row go on from it.
+    """The only output of a unit, with its history, and the length of its chain of linked units.
 
-    A unit that goes on from it needs no entry: its gradient is taken at `edge`. Autograd looks at
-    all that hangs together in each backward, so after `LINKS` units one enters again.
+    The next unit uses it without a new entry: its gradient is taken at `edge`. Each backward
+    traverses the whole connected graph, so the chain is cut after `LINKS` units.
     """
 
     output: torch.Tensor
@@ -71,17 +71,17 @@ class UnitLink(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Return whether nobody has changed the output in place since."""
+        """Return True if the output was not changed in place since."""
         return self.output.grad_fn is self.edge.node
 
     @classmethod
     def of(
         cls, record: "Record", outputs: Sequence[torch.Tensor], before: int
     ) -> "UnitLink | None":
-        """Return the link that the outputs of a forward make, behind `before` others.
+        """Return the link for the outputs of a forward, after `before` earlier links; or None.
 
-        An output with hooks is none: they would be called where its gradient is taken, and where
-        the unit's backward begins with it.
+        An output with hooks cannot be linked: they would run twice, when its gradient is taken and
+        when the unit's backward starts from it.
         """
         if len(outputs) != 1 or before >= LINKS or record.saving is not None:
             return None
@@ -93,7 +93,7 @@ class UnitLink(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """The record that a forward leaves for its backward: edges of the graph, no tensor of ours."""
+    """Record of a forward for its backward: edges of the graph, but no tensors of the schedule."""
 
     unit: TorchUnit
     outputs: list[_Output] = field(default_factory=list[_Output])
@@ -101,18 +101,18 @@ class Record:
     inputs: list[GradientEdge] = field(default_factory=list[GradientEdge])
     saving: Saving | None = None
     incoming: list[torch.Tensor] | None = None
-    """Gradients of the outputs, once the first of two parts has run."""
+    """Gradients of the outputs, after the first part of a two-part backward."""
     link: GradientEdge | None = None
-    """The output of another unit that this one goes on from, instead of an input that entered."""
+    """The linked output of another unit that is the input; None if the input entered."""
 
     @property
     def reads_parameters(self) -> bool:
-        """Return whether backward has to be given the parameters again."""
+        """Return True if backward needs the parameters again."""
         return self.saving is not None
 
     @property
     def binds_inputs(self) -> bool:
-        """Return whether backward has to be given the inputs again."""
+        """Return True if backward needs the inputs again."""
         return self.saving is not None and self.saving.binds_inputs
 
 
@@ -132,7 +132,7 @@ def call(
     """Call the module of `unit` with `parameters` in place of its own.
 
     Raises:
-        UnitRunError: it returns something that is no tensor.
+        UnitRunError: it returns something other than tensors.
     """
     return _outputs(unit, unit.run(parameters, inputs))
 
@@ -142,7 +142,7 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
     """Bind the parameters of a unit to `views`, and refuse all other reads of them.
 
     Raises:
-        UnitRunError: there is one, or something that was saved was changed in place.
+        UnitRunError: another read happens, or a saved tensor was changed in place.
     """
     saving = record.saving
     assert saving is not None
@@ -159,7 +159,7 @@ def evaluate(
 ) -> list[torch.Tensor]:
     """Run `unit` without a graph and return its outputs."""
     with torch.enable_grad():
-        entered = enter(views)  # so that one that is kept is known again
+        entered = enter(views)  # marked, so that a tensor kept by the module is recognized later
     with torch.no_grad(), ForwardRefusals(unit):
         return [output.detach() for output in call(unit, entered, inputs)]
 
@@ -174,13 +174,13 @@ def forward(
     leaves: Leaves | None = None,
     link: UnitLink | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], Record]:
-    """Run `unit` and return outputs with their history, and what its backward needs.
+    """Run `unit`; return its outputs with their history, and the record for its backward.
 
     `views` are its parameters in its order; `differentiated` are the positions of the inputs whose
-    gradients the backward will give. Inputs are kept for it as they are, but for those `entries`.
-    With `leaves` instead of `views`, parameters stay in their memory until backward, and autograd
-    keeps them itself: what it saves is looked at one by one else, which takes as long as a small
-    layer. With a `link` besides, the only input with a gradient is that output of another unit.
+    gradients the backward will return. Inputs are saved as they are, except `entries`. With
+    `leaves` instead of `views`, parameters stay in memory until backward and autograd keeps them
+    itself: checking every saved tensor takes as long as a small layer. With a `link`, too, the only
+    input with a gradient is that output of another unit.
     """
     record = Record(unit)
     with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
@@ -223,10 +223,10 @@ def forward(
 def _tensors_at(
     unit: TorchUnit, inputs: Sequence[object], places: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Return inputs that have gradients.
+    """Return the inputs at `places`, which have gradients.
 
     Raises:
-        UnitRunError: one is no tensor.
+        UnitRunError: one is not a tensor.
     """
     found: list[torch.Tensor] = []
     for place in places:
@@ -245,7 +245,7 @@ def _hooks(unit: TorchUnit, saving: Saving) -> AbstractContextManager[object]:
 
 
 def _edge_of(output: torch.Tensor) -> GradientEdge | None:
-    """Return where the gradient of an output enters, if it has one."""
+    """Return the edge at which the gradient of an output enters, if it has one."""
     node = output.grad_fn
     if node is None or isinstance(node, BackwardCFunction):
         return get_gradient_edge(output) if output.requires_grad else None
@@ -258,7 +258,7 @@ def _enter_all(
     read: Sequence[torch.Tensor],
     entries: Mapping[int, tuple[InputEntry, object]],
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Enter parameters and the inputs `read`; what autograd saves of them is to be looked at."""
+    """Enter parameters and the inputs `read`; saved tensors go through `record.saving`."""
     unit = record.unit
     saving = record.saving = Saving(unit, views)
     for position, (entry, value) in entries.items():
@@ -276,10 +276,9 @@ def _enter_all(
 
 
 def _need_own_inputs(record: Record) -> None:
-    """Return if the outputs depend on what entered this forward alone.
+    """Raise UnitRunError unless the outputs depend only on inputs of this forward.
 
-    Raises:
-        UnitRunError: they depend on what entered another one, whose gradient would be lost.
+    The gradient of anything that entered another forward would be lost.
     """
     seen: set[Node] = {edge.node for edge in record.parameters if edge is not None}
     seen.update(edge.node for edge in record.inputs)
@@ -312,14 +311,13 @@ def backward(
     output_gradients: Sequence[torch.Tensor],
     part: BackwardPart = BackwardPart.WHOLE,
 ) -> tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]]:
-    """Gradients of the parameters, in the unit's order, and of the differentiated inputs.
+    """Return gradients of the parameters, in the unit's order, and of the differentiated inputs.
 
-    None stands for a zero gradient of something that the outputs do not depend on, and for that of
-    a frozen parameter. `views` hold the parameters now, and behind them the inputs where those are
-    bound again.
+    None stands for a zero gradient, if the outputs do not depend on a value, and for frozen
+    parameters. `views` hold the parameters now, followed by the inputs if these are bound again.
 
-    Of two parts the first keeps the graph, and makes no gradients of parameters; the second makes
-    them from the same gradients of the outputs, and goes through the graph once more for it.
+    With INPUTS, the graph is kept and no gradients of parameters are computed. WEIGHTS then
+    computes them from the same gradients of the outputs, in a second pass through the graph.
     """
     edges: list[GradientEdge] = []
     seeds: list[torch.Tensor] = []
@@ -355,12 +353,12 @@ def _gradients(
     *,
     keeps_graph: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return what `torch.autograd.grad` does, without its checks: seeds have the right shapes."""
-    if torch.autograd.grad is not _GRAD:  # an observer is there
+    """Return the result of `torch.autograd.grad` without checks: seeds have the right shapes."""
+    if torch.autograd.grad is not _GRAD:  # an observer has replaced it
         return torch.autograd.grad(
             edges, wanted, seeds, retain_graph=keeps_graph, allow_unused=True
         )
-    # On a CPU no thread of a device has to see the context that `_engine_run_backward` hands on.
+    # On a CPU, no device thread needs the context that `_engine_run_backward` sets up.
     run = _ENGINE.run_backward if seeds[0].is_cpu else _engine_run_backward
     return run(
         tuple(edges),

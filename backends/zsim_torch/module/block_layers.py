@@ -12,7 +12,7 @@ def projections(shape: Transformer) -> tuple[str, ...]:
 
 
 def linear_layers(shape: Transformer) -> dict[str, tuple[int, int, bool]]:
-    """Return rows and columns of each linear layer of a block, and whether it has a bias."""
+    """Return rows and columns of each linear layer of a block, and True if it has a bias."""
     hidden, wide, size = shape.hidden_size, shape.wide, shape.head_width
     queries, keys = shape.attention_heads * size, shape.shared_heads * size
     widths = {"q": queries, "k": keys, "v": keys, "qkv": queries + 2 * keys}
@@ -24,5 +24,5 @@ def linear_layers(shape: Transformer) -> dict[str, tuple[int, int, bool]]:
 
 
 def activate(gate: Tensor | None, up: Tensor) -> Tensor:
-    """Return what the last layer of an MLP is given."""
+    """Return the input of the last layer of an MLP."""
     return functional.gelu(up) if gate is None else functional.silu(gate) * up

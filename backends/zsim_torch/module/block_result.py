@@ -1,4 +1,4 @@
-"""Results of a block's first call: later ones are planned by them, and held to them."""
+"""Results of a block's first call, which plan its later calls and are checked against them."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ PLAIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AliasLeaf:
-    """A result of a block that is its argument with this number."""
+    """A result of a block that is one of its arguments, by its number."""
 
     argument: int
 
@@ -43,7 +43,7 @@ class TensorLeaf:
 
 @dataclass(frozen=True, slots=True)
 class ConstantLeaf:
-    """A result of a block that is no tensor."""
+    """A result of a block that is not a tensor."""
 
     value: object
 
@@ -53,17 +53,16 @@ class ConstantLeaf:
 
 @dataclass(frozen=True, slots=True)
 class BlockResult:
-    """All results of a call of a block, without values."""
+    """The structure of all results of a call of a block, without values of tensors."""
 
     path: str
     leaves: tuple[AliasLeaf | TensorLeaf | ConstantLeaf, ...]
     spec: TreeSpec
 
     def need(self, found: Sequence[object], given: Sequence[object]) -> None:
-        """Return if a later call on `given` has returned the same but for values of tensors.
+        """Raise ModuleUnitError unless a later call on `given` has returned the same structure.
 
-        Raises:
-            ModuleUnitError: it has not.
+        Only values of tensors may differ.
         """
         for leaf, each in zip(self.leaves, found, strict=False):
             match leaf:
@@ -87,7 +86,7 @@ class BlockResult:
 
 
 def _in_words(found: object, given: Sequence[object]) -> str:
-    """Return what a block has returned, as leaves of a result say it."""
+    """Describe a value that a block has returned, in the terms of a leaf of its result."""
     if not isinstance(found, Tensor):
         return f"{found!r:.60}"
     place = next((number for number, each in enumerate(given) if each is found), None)
@@ -95,11 +94,7 @@ def _in_words(found: object, given: Sequence[object]) -> str:
 
 
 def need_same_arguments(path: str, given: Sequence[object], after: object) -> None:
-    """Return if a block has left containers that it was called with as they were.
-
-    Raises:
-        ModuleUnitError: it has not.
-    """
+    """Raise ModuleUnitError if a block has changed a container that it was called with."""
     found = tree_leaves(after)
     if len(found) != len(given) or any(
         one is not other for one, other in zip(given, found, strict=True)
@@ -113,7 +108,7 @@ def need_same_arguments(path: str, given: Sequence[object], after: object) -> No
 def described(
     path: str, given: Sequence[object], output: object
 ) -> tuple[BlockResult, dict[int, Tensor]]:
-    """Return what the result of a block looks like, with new tensors of it by their place."""
+    """Return the structure of a block's result, and its new tensors by their index."""
     for each in (*given, *tree_leaves(output)):
         _need_stateless(path, each)
     numbers = {id(each): number for number, each in enumerate(given) if isinstance(each, Tensor)}
@@ -132,22 +127,21 @@ def described(
 
 
 def cut(tensor: Tensor) -> Tensor:
-    """Return `tensor` without history; it may be written in place, and has a gradient as before."""
+    """Return a detached copy of `tensor` that may be written in place; keeps requires_grad."""
     cut = tensor.detach()
     return cut.requires_grad_().clone() if tensor.requires_grad else cut
 
 
 def empty(leaf: TensorLeaf) -> Tensor:
-    """Return what stands for a tensor that a block returns."""
+    """Return a tensor on "meta" that stands for one that a block returns."""
     made = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
     return made.requires_grad_().clone() if leaf.requires_grad else made
 
 
 def _need_stateless(path: str, leaf: object) -> None:
-    """Return unless `leaf`, which a block was given or returned, is an object that keeps tensors.
+    """Raise ModuleUnitError if `leaf`, passed to or returned by a block, contains tensors.
 
-    Raises:
-        ModuleUnitError: it is.
+    Tensors themselves, and containers that zsim follows, are allowed.
     """
     if isinstance(leaf, Tensor | nn.Module):
         return
@@ -160,7 +154,7 @@ def _need_stateless(path: str, leaf: object) -> None:
 
 
 def _tensors(value: object, *, depth: int) -> Iterator[Tensor]:
-    """Yield tensors that an object keeps, in attributes and containers of these."""
+    """Yield the tensors in attributes of an object and in their containers."""
     if isinstance(value, Tensor):
         yield value
     elif depth and not isinstance(value, PLAIN) and not callable(value):
@@ -176,8 +170,8 @@ def _tensors(value: object, *, depth: int) -> Iterator[Tensor]:
 
 @contextmanager
 def called_instead(block: nn.Module, instead: Callable[..., object] | None) -> Generator[None]:
-    """Call `instead` for `block` inside, or with None the block itself."""
-    # Where torch.compile puts what is called instead of a module's own call.
+    """Return a context in which `instead` is called for `block`; the block itself if None."""
+    # torch.compile uses the same attribute to replace a module's call.
     name = "_compiled_call_impl"
     before = block.__dict__.get(name)
     block.__dict__[name] = instead
@@ -196,7 +190,7 @@ def name_of(func: object) -> str:
 
 
 def only_tells(func: object, result: object) -> bool:
-    """Return whether a call has returned a number, a format, or the like; a hook does more."""
+    """Return True if a call has only returned a number, data type or similar, not a hook handle."""
     made = [] if isinstance(result, Tensor) else tree_leaves(result)
     told = result is not None or name_of(func) == "__get__"
     return told and not isinstance(result, Tensor) and all(isinstance(x, PLAIN) for x in made)

@@ -1,7 +1,7 @@
-"""Watches a module run on the device "meta": what each of its units computes, reads and keeps.
+"""Record a module run on the device "meta": the operators, reads and saved tensors of each unit.
 
-What runs belongs to a window: one for each call of a unit, one before the first, one after the
-last. What runs after a unit and before the next one belongs to the former.
+Operators belong to a window: one for each call of a unit, one before the first and one after the
+last. Operators after a unit and before the next one belong to the former.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ START, END = "start", "end"
 
 @dataclass(slots=True)
 class CapturedStorage:
-    """A piece of memory: the window that made it, and whether a gradient flows through it."""
+    """A storage: the window that made it, and whether a gradient flows through it."""
 
     window: int
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class CapturedStorage:
 
 @dataclass(slots=True)
 class UnitWindow:
-    """Everything that ran while one unit was called. Storages are numbered by first use."""
+    """Everything that ran during one call of a unit. Storages are numbered by first use."""
 
     name: str
     parameters: dict[str, None] = field(default_factory=dict[str, None])
@@ -53,7 +53,7 @@ class UnitWindow:
 
 
 class WindowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells windows apart, in forward and in backward."""
+    """Assigns operators to windows, in forward and in backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,22 +65,22 @@ class WindowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to keep torch's compiler away from these frames it would be imported (2.5 s)."""
+        """Return False, because excluding these frames would import torch's compiler (2.5 s)."""
         return False
 
     def enter(self, name: str) -> None:
-        """From now on what runs belongs to a window called `name`."""
+        """Start a window called `name`."""
         self.windows.append(UnitWindow(name))
         self._begins.append(_next_node())
         self._latest += 1
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Autograd keeps `tensor` for backward."""
+        """Return `tensor`, which autograd saves for backward."""
         return tensor
 
     @contextmanager
     def backward(self) -> Generator[None]:
-        """Attribute what runs inside to the window whose forward it undoes."""
+        """Return a context in which operators belong to the window whose forward they undo."""
         self.is_backward = True
         self._end = _next_node()
         try:
@@ -89,20 +89,20 @@ class WindowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.is_backward = False
 
     def window(self) -> UnitWindow:
-        """Return the window of what runs now.
+        """Return the window of the current operator.
 
-        In backward by the node of autograd, else the last.
+        In backward, the current autograd node decides; otherwise it is the last window.
         """
         number = _number_of_node() if self.is_backward else None
-        if number is not None and number < self._end:  # what runs again belongs where it was begun
+        if number is not None and number < self._end:  # a recomputed operator belongs to its node
             self._latest = max(bisect_right(self._begins, number) - 1, 0)
         return self.windows[self._latest]
 
 
 class LiveBytes(WindowMode):  # type: ignore[no-untyped-call]
-    """Notes how many bytes live after each operator, of storages made inside it.
+    """Records the live bytes of storages made inside it, after each operator.
 
-    The first number of a window is how many lived before.
+    The first number of a window is that before its first operator.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
@@ -120,7 +120,7 @@ class LiveBytes(WindowMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run `func`, then note what lives."""
+        """Run `func`, then record the live bytes."""
         window, before = self.window(), self._live()
         levels = window.backward_levels if self.is_backward else window.forward_levels
         if not levels:
@@ -134,7 +134,7 @@ class LiveBytes(WindowMode):  # type: ignore[no-untyped-call]
 
 
 class Capture(WindowMode):  # type: ignore[no-untyped-call]
-    """Notes what runs inside it. `parameters` and `constants` (buffers) are not counted."""
+    """Records operators inside it. `parameters` and `constants` (buffers) are not counted."""
 
     def __init__(self, parameters: Mapping[str, Tensor], constants: Sequence[Tensor]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Capture(WindowMode):  # type: ignore[no-untyped-call]
         self._alive = [*parameters.values(), *constants]
 
     def batch(self, tensors: Sequence[Tensor]) -> None:
-        """Note these tensors as the batch: they were there before."""
+        """Register these tensors as the batch, which existed before."""
         for tensor in tensors:
             self._note(tensor, window=-1, differentiable=False)
 
@@ -155,7 +155,7 @@ class Capture(WindowMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run `func`, then note its kernel and the memory that it reads and makes."""
+        """Run `func`, then record its kernel and the memory that it reads and makes."""
         result = func(*args, **(kwargs or {}))
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
@@ -176,7 +176,7 @@ class Capture(WindowMode):  # type: ignore[no-untyped-call]
         return result
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Autograd keeps `tensor` for backward."""
+        """Record `tensor`, which autograd saves for backward."""
         number = storage_of(tensor)
         if tensor.numel() and number not in self.parameters and number not in self.constants:
             self._note(tensor, window=len(self.windows) - 1, differentiable=False)
@@ -209,13 +209,13 @@ class Capture(WindowMode):  # type: ignore[no-untyped-call]
 
 
 def _next_node() -> int:
-    """Return the number of the next node that autograd makes."""
+    """Return the sequence number of the next autograd node."""
     counter: Any = vars(torch.autograd)["_get_sequence_nr"]  # torch has no public name
     return int(counter())
 
 
 def _number_of_node() -> int | None:
-    """Return the number of the node that autograd runs now, None where it runs none."""
+    """Return the sequence number of the running autograd node, or None."""
     node: Any = torch._C._current_autograd_node()  # pyright: ignore[reportPrivateUsage]
     return None if node is None else int(node._sequence_nr())
 
@@ -223,7 +223,7 @@ def _number_of_node() -> int | None:
 def watched(
     capture: WindowMode, module: nn.Module, units: Mapping[str, nn.Module], run: "MetaCall"
 ) -> Tensor:
-    """Run forward and backward with `capture` watching the calls of `units`; return the loss."""
+    """Run forward and backward while `capture` records the calls of `units`; return the loss."""
     handles = []
     for name, unit in units.items():
         handles += [
@@ -253,7 +253,7 @@ class MetaCall:
     inputs: tuple[object, ...]
 
     def forward(self, module: nn.Module) -> Tensor:
-        """Return the loss: the module's output if it is one number, else its first tensor's mean.
+        """Return the loss: the output if it is one number, else the mean of its first tensor.
 
         Raises:
             ValueError: it returns no floating-point tensor that depends on a parameter.
@@ -267,12 +267,15 @@ class MetaCall:
 
 
 ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-"""Of torch's own function, in order."""
+"""Arguments of torch's own function, in order."""
 
 
 @contextmanager
 def _as_on_a_gpu() -> Generator[None]:
-    """Attention and RMSNorm keep what they keep on a GPU; on "meta" they would fall apart."""
+    """Return a context in which attention and RMSNorm save the same tensors as on a GPU.
+
+    On "meta", torch would decompose them.
+    """
     attention = functional.scaled_dot_product_attention
 
     def fused(*arguments: Any, **keywords: Any) -> Tensor:  # noqa: ANN401  (torch's own)

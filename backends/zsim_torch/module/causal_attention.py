@@ -1,7 +1,7 @@
-"""Causal self-attention in plain torch that keeps for backward what `zsim.model.transformer` says.
+"""Causal self-attention in plain torch with the saved tensors of `zsim.model.transformer`.
 
-Queries are [sequences, tokens, heads, head size], keys and values the same with fewer heads where
-several heads of queries share one.
+Queries are [sequences, tokens, heads, head size]. Keys and values have the same shape, with fewer
+heads if several query heads share one.
 """
 
 import math
@@ -19,17 +19,17 @@ ROTARY_BASE = 10_000.0
 
 
 class _Turned(torch.autograd.Function):
-    """The first heads turned by their place; backward turns back, so nothing is kept."""
+    """Rotary embedding of the first heads; backward rotates back, so nothing is saved."""
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, count: int, places: Tensor | None) -> Tensor:  # noqa: ANN401  (torch's own)
-        """Turn the first `count` heads, and copy the others."""
+        """Rotate the first `count` heads and copy the others."""
         ctx.count, ctx.places = count, places
         return _turn(heads, count, places, 1.0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        """As forward, by the opposite angle."""
+        """Rotate by the opposite angle."""
         return _turn(gradients[0], ctx.count, ctx.places, -1.0), None, None
 
 
@@ -50,18 +50,18 @@ def _turn(heads: Tensor, count: int, places: Tensor | None, sign: float) -> Tens
 
 
 def turned(heads: Tensor, count: int, places: Tensor | None = None) -> Tensor:
-    """`heads` [sequences, tokens, heads, size], the first `count` with rotary positions.
+    """Return `heads` [sequences, tokens, heads, size] with the first `count` heads rotated.
 
-    `places` are those of the tokens in their sequence; None are the first, in order.
+    `places` are the positions of the tokens in their sequence; by default 0, 1, and so on.
     """
     made: Tensor = _Turned.apply(heads, count, places)  # type: ignore[no-untyped-call]
     return made
 
 
 def attend_to(shape: Transformer, made: Sequence[Tensor]) -> Tensor:
-    """Attention to what linear layers made: queries, keys and values, or the three in one.
+    """Return attention of the outputs of the projections: queries, keys and values, or joined.
 
-    Returns [sequences, tokens, heads x head size].
+    The result is [sequences, tokens, heads x head size].
     """
     heads, shared = shape.attention_heads, shape.shared_heads
     turns = shape.positions is Positions.ROTARY
@@ -75,9 +75,9 @@ def attend_to(shape: Transformer, made: Sequence[Tensor]) -> Tensor:
 
 
 def attend(shape: Transformer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Each token's mean of values of itself and the past, weighted by softmax(Q K^T / sqrt(size)).
+    """Return causal attention: the mean of values, weighted by softmax(Q K^T / sqrt(size)).
 
-    Returns [sequences, tokens, heads x head size].
+    The result is [sequences, tokens, heads x head size].
     """
     if shape.attention is not Attention.PLAIN:
         found = functional.scaled_dot_product_attention(
@@ -96,10 +96,10 @@ def attend(shape: Transformer, query: Tensor, key: Tensor, value: Tensor) -> Ten
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, *, alibi: bool) -> Tensor:
-    """Attention with all scores in memory: kept are its three operands and their softmax.
+    """Return attention with all scores in memory; it saves its three operands and the softmax.
 
-    The operands are copied to where batched products want them, always, so that they alone are
-    kept and not what they are views of.
+    The operands are always copied to the layout of batched products, so that only the copies are
+    saved, not the tensors that they are views of.
     """
     sequences, length, heads, size = query.shape
     shared = key.shape[2]
@@ -121,7 +121,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _bias(query: Tensor, shared: int, *, alibi: bool) -> Tensor:
-    """Return what is added to scores: -inf for the future, and with ALiBi less the further back.
+    """Return the bias of scores: -inf for future keys and, with ALiBi, a penalty for distance.
 
     The slopes of ALiBi are a geometric sequence (Press et al. 2021, section 3).
     """
@@ -137,11 +137,11 @@ def _bias(query: Tensor, shared: int, *, alibi: bool) -> Tensor:
 
 
 class _Again(torch.autograd.Function):
-    """Plain attention whose backward begins by running it again: kept are its operands."""
+    """Plain attention that saves only its operands; its backward recomputes it."""
 
     @staticmethod
     def forward(ctx: Any, alibi: bool, *operands: Tensor) -> Tensor:  # noqa: ANN401, FBT001  (torch)
-        """Attention of queries, keys and values, without a graph."""
+        """Return attention of queries, keys and values, without a graph."""
         ctx.save_for_backward(*operands)
         ctx.alibi = alibi
         query, key, value = operands
@@ -149,7 +149,7 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Gradients of the three operands."""
+        """Return gradients of the three operands."""
         operands = [each.detach().requires_grad_() for each in ctx.saved_tensors]
         with torch.enable_grad():
             query, key, value = operands

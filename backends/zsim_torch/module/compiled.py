@@ -8,23 +8,23 @@ from typing import Any, Final, ParamSpec, TypeVar
 from torch import nn
 
 COMPILED_CALL: Final = "_compiled_call_impl"
-"""Attribute in which torch keeps what is called instead of a module's own call."""
+"""Attribute in which torch stores the function that replaces a module's call."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether `module`, or one in it, is compiled."""
+    """Return True if `module` or one of its submodules is compiled."""
     return any(vars(each).get(COMPILED_CALL) is not None for each in module.modules())
 
 
 @contextmanager
 def uncompiled(modules: Iterable[nn.Module]) -> Generator[None]:
-    """Run `modules` as they are written inside.
+    """Return a context in which `modules` run uncompiled.
 
-    The compiler gives up a function for good that it meets under a dispatch mode, such as those
-    that a module is described with.
+    The compiler permanently gives up on a function that it meets under a dispatch mode, such as
+    those that describe a module.
     """
     found = [each for each in modules if vars(each).get(COMPILED_CALL) is not None]
     kept = [vars(each)[COMPILED_CALL] for each in found]
@@ -38,9 +38,9 @@ def uncompiled(modules: Iterable[nn.Module]) -> Generator[None]:
 
 
 def kept_from_compiler(function: Callable[P, R]) -> Callable[P, R]:
-    """Return `function`, which the compiler leaves alone where compiled code calls it."""
+    """Return `function` wrapped so that the compiler does not trace it."""
     compiler: Any = sys.modules.get("torch._dynamo")
-    if compiler is None:  # nothing is compiled yet; to import it takes seconds
+    if compiler is None:  # nothing is compiled yet, and importing it takes seconds
         return function
     left_alone: Callable[P, R] = compiler.disable(function)
     return left_alone

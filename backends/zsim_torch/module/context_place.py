@@ -1,8 +1,8 @@
-"""The tokens that a rank has of sequences that it shares with others.
+"""The tokens that a rank of a context group holds of each sequence.
 
-A sequence is cut into two parts for each rank; a rank has one of the first half, and the one that
-lies as far from the end. So each has as many pairs of causal attention to compute (head-tail, as
-`_HeadTailLoadBalancer` of torch 2.13 and Transformer Engine cut them).
+A sequence is cut into two parts per rank. A rank has one part of the first half, and the part with
+the same distance from the end. So every rank computes the same number of causal attention pairs
+(head-tail balancing, as in `_HeadTailLoadBalancer` of torch 2.13 and Transformer Engine).
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from zsim.zero.names import CONTEXT
 
 
 class ContextPlace(NamedTuple):
-    """A rank's number among those that share its sequences, and how many these are."""
+    """A rank's index in its context group, and the size of the group."""
 
     number: int = 0
     ranks: int = 1
@@ -29,22 +29,22 @@ class ContextPlace(NamedTuple):
         return cls(coordinates[CONTEXT], schedule.mesh.axis_size(CONTEXT))
 
     def own(self, of_tokens: Tensor, dimension: int) -> Tensor:
-        """Return a copy of what `of_tokens` of whole sequences has for this rank's tokens."""
+        """Return a copy of this rank's tokens from `of_tokens`, a tensor of whole sequences."""
         parts = of_tokens.chunk(2 * self.ranks, dimension)
         return torch.cat((parts[self.number], parts[-1 - self.number]), dimension)
 
     def tokens(self, length: int, device: torch.device) -> Tensor:
-        """Return the places of its tokens in a sequence of `length`, in the order that it has."""
+        """Return the positions of this rank's tokens in a sequence of `length`, in their order."""
         part = length // (2 * self.ranks)
         head, tail = self.number, 2 * self.ranks - 1 - self.number
         inside = torch.arange(part, device=device)
         return torch.cat((head * part + inside, tail * part + inside))
 
     def all_tokens(self, length: int, device: torch.device) -> Tensor:
-        """Return those of every rank, one after the other."""
+        """Return the positions of the tokens of every rank, concatenated."""
         ranks = (self._replace(number=number) for number in range(self.ranks))
         return torch.cat([each.tokens(length, device) for each in ranks])
 
 
 ALONE = ContextPlace()
-"""The place of a rank that has whole sequences."""
+"""The place of a rank that holds whole sequences."""

@@ -29,7 +29,7 @@ BACKWARD_FLOPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """The size of one micro-batch of a rank, for reports alone."""
+    """The size of one micro-batch of a rank; used in reports only."""
 
     sequences: int = 1
     tokens: int = 1
@@ -45,18 +45,18 @@ def describe(
     reads: Mapping[str, Sequence[str]] | None = None,
     size: BatchSize | None = None,
 ) -> Model:
-    """Run each unit once on `batch`, and say what it holds, makes, saves and costs.
+    """Run each unit once on `batch` and return the `Model` of its parameters, outputs and cost.
 
-    `reads` names for a unit what it is called with: earlier units, for what they return, and
-    "batch". By default the first reads the batch, each other one what the one before returned, and
-    the last the batch as well where there are several. A module that is given under two names is
-    called twice. Under mixed precision tensors of floats in
-    the batch are cast to its format, as they are in training. The module and torch's generators are
-    not changed; nothing is trained. Without `units` they are those that `Trainer` finds.
+    `reads` maps a unit to the names of its inputs: earlier units, for their results, and "batch".
+    By default the first unit reads the batch and each later one the result of the one before; the
+    last of several reads the batch, too. A module that is given under two names is called twice.
+    Under mixed precision, float tensors in the batch are cast to its data type, as in training. The
+    module and torch's generators are not changed; nothing is trained. Default units are those that
+    `Trainer` finds.
 
     Raises:
-        UnitError: the units do not make up the module, one returns something else than a tensor, or
-            the last something else than one number.
+        UnitError: the units do not make up the module, one returns something other than a tensor,
+            or the last returns something other than one number.
     """
     if units is None:
         planned = PlannedModule(module, batch, dtype=precision.compute)
@@ -96,7 +96,7 @@ def describe(
 def describe_planned(
     planned: PlannedModule, *, name: str = "module", size: BatchSize | None = None
 ) -> Model:
-    """As `describe`, of any module whose forward is planned ahead, on its first micro-batch."""
+    """Return the `Model` of a module whose forward is planned ahead, on its first micro-batch."""
     values: dict[Symbol, tuple[Value, torch.Tensor]] = {}
     described: list[Unit] = []
     batch = Value(
@@ -160,7 +160,7 @@ class _MeasuredUnit:
 
 
 def _parameters(module: nn.Module, unit: TorchUnit, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return the parameters of a unit in a format, or on "meta" what stands for them."""
+    """Return the parameters of a unit in a data type, or stand-ins for those on "meta"."""
     found = {name: value_or_probe(module.get_parameter(name), name, dtype) for name in unit.names}
     return [
         each.contiguous().requires_grad_(name not in unit.frozen) for name, each in found.items()
@@ -204,7 +204,7 @@ def _measure(
 
 
 def _entering(name: str, value: object) -> object:
-    """Return what a unit is called with: differentiable if what made it is, never the batch."""
+    """Return an input of a unit: the batch itself, or a copy with the same requires_grad."""
     if name == BATCH or not isinstance(value, torch.Tensor):
         return value
     return cut(value)
@@ -243,17 +243,17 @@ def _unit(
 
 
 def _kernel(measured: _MeasuredUnit, dtype: DType, *, times: int) -> Kernel:
-    """All of a unit as one kernel: matrix products where it has some."""
+    """Return one kernel for the whole unit: a matrix product if it has any, else elementwise."""
     kind = KernelKind.MATMUL if measured.flops else KernelKind.ELEMENTWISE
     flops = measured.flops or sum(each.numel() for each in measured.outputs)
     return Kernel(kind=kind, flops=times * flops, bytes=times * measured.touched_bytes, dtype=dtype)
 
 
 def _value(name: str, tensor: torch.Tensor) -> Value:
-    """Return a tensor as a value; one in a format that schedules lack is so many bytes.
+    """Return a tensor as a value; data types that schedules lack are counted in bytes.
 
     Raises:
-        ModuleUnitError: it has a gradient in such a format.
+        ModuleUnitError: it has a gradient in such a data type.
     """
     dtype = DTYPE_OF_TORCH.get(tensor.dtype)
     if dtype is None and tensor.requires_grad:
@@ -270,7 +270,7 @@ def _value(name: str, tensor: torch.Tensor) -> Value:
 
 
 def batch_value(batch: object) -> Value:
-    """Return the tensors of the batch as one value, in bytes where their formats differ."""
+    """Return the tensors of the batch as one value; in bytes if their data types differ."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     formats = {DTYPE_OF_TORCH.get(tensor.dtype) for tensor in tensors}
     only = formats.pop() if len(formats) == 1 else None

@@ -1,4 +1,4 @@
-"""Tensors that enter a unit: outputs of one node of autograd, where their gradients are taken."""
+"""Make tensors outputs of one autograd node, so that a unit's gradients can be taken there."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 
 class _Enter(torch.autograd.Function):
-    """Tensors without history become outputs of one node, which holds nothing."""
+    """Makes tensors without history the outputs of one node, which holds no tensors."""
 
     @staticmethod
     def forward(
@@ -20,16 +20,16 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: object, *gradients: torch.Tensor) -> tuple[None, None]:
-        """Never reached: gradients are taken at this node's edges."""
+        """Do nothing; never called, since gradients are taken at this node's edges."""
         return None, None
 
 
 _LEAF: Final = "AccumulateGrad"
 ENTRIES: Final = frozenset([f"{_Enter.__name__}Backward", _LEAF])
-"""Names under which autograd calls nodes where tensors may have entered a unit."""
+"""Names of autograd nodes through which tensors may have entered a unit."""
 
 _MARK: Final = "_zsim_is_entered"
-"""Attribute of leaves that are made here."""
+"""Attribute that marks leaves created by this module."""
 
 _ANCHOR: Final = torch.empty(0, requires_grad=True)
 
@@ -43,10 +43,10 @@ def enter(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def edges_of(entered: Sequence[torch.Tensor]) -> list[GradientEdge]:
-    """Return the edges of tensors that were entered together, where gradients are enabled.
+    """Return the edges of tensors that were entered together; gradients must be enabled.
 
-    They have one node, which lives as long as another one made of it, as `get_gradient_edge` has
-    it; all its checks are made once for all.
+    They share one node, which lives as long as a node derived from it, as in `get_gradient_edge`.
+    The checks of that function are made once for all tensors.
     """
     if not entered:
         return []
@@ -58,9 +58,9 @@ def edges_of(entered: Sequence[torch.Tensor]) -> list[GradientEdge]:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Parameters whose memory stays, as leaves of autograd that serve every step.
+    """Parameters that stay in memory, as autograd leaves for every step.
 
-    A leaf's node holds its memory, which is no loss there. To enter parameters anew in each step
+    A leaf's node holds its memory, which is harmless here. Entering parameters anew in each step
     takes as long as a small layer.
     """
 
@@ -69,7 +69,7 @@ class Leaves:
 
     @classmethod
     def of(cls, views: Sequence[torch.Tensor], trained: Container[int]) -> Self:
-        """Return leaves on the memory of `views`; at places that are not `trained` without edge."""
+        """Return leaves on the memory of `views`; only places in `trained` get an edge."""
         tensors = [view.detach() for view in views]
         edges: list[GradientEdge | None] = [None] * len(tensors)
         for place, tensor in enumerate(tensors):
@@ -80,5 +80,5 @@ class Leaves:
 
 
 def is_entered(node: Node) -> bool:
-    """Return whether a node of `ENTRIES` is one of ours, and not a leaf of somebody else."""
+    """Return True if a node in `ENTRIES` was created here, and is not another leaf."""
     return type(node).__name__ != _LEAF or hasattr(getattr(node, "variable", None), _MARK)

@@ -1,8 +1,8 @@
-"""The plan of one forward: what each unit does with one micro-batch, as a function of values.
+"""The plan of one forward: the calls that each unit makes for one micro-batch.
 
-A module's own forward says it, run ahead without values. What stands between two calls of repeated
-blocks is a list of calls of torch's functions; a block is called as it is. Tensors that depend on
-no parameter have their values in the plan: masks, rotary tables.
+The plan is recorded by running the module's own forward ahead without values. The code between two
+repeated blocks becomes a list of torch calls; a block is called as it is. Tensors that depend on no
+parameter, such as masks and rotary tables, are stored in the plan with their values.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ from zsim_torch.module.block_result import BlockResult
 from zsim_torch.module.unit import TorchUnit
 
 _OF_GRADIENTS: Final = (torch.Tensor.register_hook, torch.Tensor.retain_grad)
-"""Functions that do nothing for a forward, and fail where there is no graph."""
+"""Functions that do nothing in a forward, and fail without a graph."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Symbol:
-    """A tensor that depends on parameters; `maker` is the place of the unit that makes it."""
+    """A tensor that depends on parameters; `maker` is the index of the unit that makes it."""
 
     maker: int
     shape: torch.Size
@@ -40,10 +40,10 @@ class ParameterSymbol:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call with symbols among its arguments, and the symbols of the tensors that it returns.
+    """A call whose arguments contain symbols, and the symbols of the tensors that it returns.
 
-    `function` is None for the block of the unit, whose `result` is held to that of the first time.
-    Of what it returns, leaves that are no new tensor have None.
+    `function` is None for the block of the unit, whose result must match `result`, that of the
+    first call. Returned leaves that are not new tensors have None in `makes`.
     """
 
     function: Callable[..., object] | None
@@ -54,16 +54,16 @@ class PlannedCall:
     result: BlockResult | None = None
 
     def reads(self) -> Iterable[Symbol | ParameterSymbol]:
-        """Return symbols among the arguments."""
+        """Return the symbols among the arguments."""
         return (each for each in self.leaves if isinstance(each, Symbol | ParameterSymbol))
 
 
 @dataclass(slots=True)
 class UnitPlan:
-    """Calls of one unit, in order, and values that enter and leave.
+    """Calls of one unit in order, with its inputs and outputs.
 
-    Values to which a gradient comes back stand first: of the outputs as many as `sloped`. `block`
-    is the path of the block that it calls, empty for what stands between two.
+    Values that receive a gradient come first: `sloped` is their number among the outputs. `block`
+    is the path of the unit's block, or empty for code between two blocks.
     """
 
     name: str
@@ -81,7 +81,7 @@ class UnitPlan:
         parameters: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """Return the outputs; `values` are the inputs, `parameters` in the order of `unit`."""
+        """Return the outputs for the inputs `values`; `parameters` are in the order of `unit`."""
         named = dict(zip(unit.local_names, parameters, strict=True))
         known: dict[object, Any] = dict(zip(self.inputs, values, strict=True))
         wanted = set(self.outputs)
@@ -117,7 +117,7 @@ class UnitPlan:
         return tuple(each.clone() if _storage(each) in shared else each for each in found)
 
     def note_last_uses(self) -> None:
-        """Find after which call each symbol that is made or read here is needed no more."""
+        """Compute after which call each symbol can be dropped."""
         last: dict[Symbol, int] = {}
         for number, call in enumerate(self.calls):
             read = [each for each in call.reads() if isinstance(each, Symbol)]
@@ -130,11 +130,11 @@ class UnitPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedParts:
-    """A module as a planner knows it.
+    """Parts of a module, as a planner uses them.
 
-    `names` are those of parameters, by their ids, and `stand_in` gives what stands for one, by its
-    name: of a block a new tensor each time, else the same one. `blocks` are by path; one runs
-    inside `watch(path)`.
+    `names` are those of parameters by their ids. `stand_in` returns the stand-in for a parameter
+    name: a new tensor each time for a block's parameter, else always the same. `blocks` are by
+    path; a block runs inside `watch(path)`.
     """
 
     blocks: Mapping[str, nn.Module]
@@ -147,22 +147,22 @@ class PlannedParts:
 
 @dataclass(slots=True)
 class Glue:
-    """Notes since the last block: calls, and values of other units with their versions."""
+    """Calls since the last block, and the versions of other units' values that they use."""
 
     calls: list[PlannedCall] = field(default_factory=list[PlannedCall])
     entered: list[tuple[torch.Tensor, int]] = field(default_factory=list[tuple[torch.Tensor, int]])
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return where the memory of `tensor` starts; views of what a unit is given do not leave it."""
+    """Return the address of the memory of `tensor`, to find outputs that are views of inputs."""
     return tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class PlannedBatch:
-    """A micro-batch with the plan of its forward, by unit; `size_bytes` of tensors that it has.
+    """A micro-batch with the plan of its forward by unit; its tensors have `size_bytes`.
 
-    `at_end` is called when the unit `last` has run.
+    `at_end` is called after the unit `last` has run.
     """
 
     plans: Mapping[str, UnitPlan]
@@ -173,12 +173,12 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedUnit(TorchUnit):
-    """A unit that does what the plan of a micro-batch says: its last input."""
+    """A unit that runs the plan of a micro-batch, which is its last input."""
 
     def run(
         self, parameters: Sequence[torch.Tensor], inputs: Sequence[object]
     ) -> tuple[torch.Tensor, ...]:
-        """Return what the unit makes of values and a planned micro-batch."""
+        """Return the outputs for values and a planned micro-batch."""
         *values, batch = inputs
         assert isinstance(batch, PlannedBatch)
         tensors = [each for each in values if isinstance(each, torch.Tensor)]

@@ -1,8 +1,8 @@
-"""Runs a module's own forward ahead of a micro-batch, without its parameters, and notes a plan.
+"""Run a module's own forward ahead of a micro-batch, without its parameters, to record a plan.
 
-Every function of torch that is called on what depends on a parameter is noted, and called on a
-stand-in: a tensor on "meta", or the first time one with values. All else is computed as it is.
-Blocks are not run: their stand-ins look like what they returned the first time.
+Every torch function whose arguments depend on a parameter is recorded, and called on stand-ins:
+tensors on "meta", or with values the first time. Everything else is computed as usual. After the
+first time, blocks are not run: their stand-ins look like their first results.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -43,17 +43,17 @@ from zsim_torch.module.unit import ModuleUnitError
 from zsim_torch.module.unwritten import UnwrittenMemory
 
 WHOLE, START, AFTER, END = "module", "start", "{}.after", "end"
-"""Names of what stands alone, before the first block, after a block, and after the last."""
+"""Names of units: the whole module, before the first block, after a block, after the last."""
 
 INSIDE = "_zsim_made_inside"
-"""Attribute of tensors: the block that made one."""
+"""Attribute of tensors with the path of the block that made them."""
 
 _WRITES_BUFFERS: Final = frozenset(["batch_norm", "instance_norm"])
 _DEVICE, _ON_META = (getattr(torch.Tensor, name).__get__ for name in ("device", "is_meta"))
 
 
 class ForwardPlanner(TorchFunctionMode):
-    """Notes calls inside it. Without `results` of an earlier one, blocks are run."""
+    """Records calls inside it. Without `results` of an earlier planner, blocks are run."""
 
     def __init__(self, parts: PlannedParts, results: Sequence[BlockResult] | None = None) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class ForwardPlanner(TorchFunctionMode):
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """Note calls of blocks and functions inside."""
+        """Return a context in which calls of blocks and functions are recorded."""
         with ExitStack() as stack:
             for path, block in self._parts.blocks.items():
                 stack.enter_context(called_instead(block, self._instead_of(path, block)))
@@ -80,7 +80,7 @@ class ForwardPlanner(TorchFunctionMode):
         """Return the symbol of the loss, which ends the last unit.
 
         Raises:
-            ModuleUnitError: it depends on no parameter.
+            ModuleUnitError: the loss depends on no parameter.
         """
         with self:
             number = loss.reshape(())
@@ -98,7 +98,7 @@ class ForwardPlanner(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Call `func`, and note it if some argument depends on a parameter."""
+        """Call `func`, and record it if an argument depends on a parameter."""
         if self._quiet:
             return func(*args, **(kwargs or {}))
         if self._inside:
@@ -119,7 +119,7 @@ class ForwardPlanner(TorchFunctionMode):
         return self._note(func, leaves, spec)
 
     def _note(self, func: Callable[..., object], leaves: list[object], spec: TreeSpec) -> object:
-        """Call `func` on stand-ins, and note the call unless it only tells something."""
+        """Call `func` on stand-ins, and record it unless it returns only metadata."""
         need_followed(func, self._parts, leaves, self._place)
         stood = [self._stand_in(each) for each in leaves]
         pairs = [
@@ -153,10 +153,10 @@ class ForwardPlanner(TorchFunctionMode):
         return returned
 
     def _called(self, func: Callable[..., object], stood: list[object], spec: TreeSpec) -> object:
-        """Return what `func` makes of stand-ins, which have no values but the first time.
+        """Return the result of `func` on stand-ins, which have values only the first time.
 
         Raises:
-            ModuleUnitError: it needs values.
+            ModuleUnitError: `func` needs values.
         """
         args, kwargs = tree_unflatten(stood, spec)
         if self._known is None:
@@ -175,7 +175,7 @@ class ForwardPlanner(TorchFunctionMode):
             ) from error
 
     def _back(self, leaf: object) -> tuple[object, Symbol | None]:
-        """Return what a call gives to the module for a leaf of its result, with its symbol."""
+        """Return the module's object for a leaf of a result, with its symbol."""
         if not isinstance(leaf, Tensor):
             return leaf, None
         for original, twin in self._twins.values():
@@ -201,7 +201,7 @@ class ForwardPlanner(TorchFunctionMode):
         return id(tensor) in self._parts.names or getattr(tensor, MARK, None) is not None
 
     def _planned(self, leaf: object) -> object:
-        """Return the argument that a plan has for `leaf`."""
+        """Return the plan's argument for `leaf`."""
         if not isinstance(leaf, Tensor):
             return leaf
         if id(leaf) in self._parts.names:
@@ -209,7 +209,7 @@ class ForwardPlanner(TorchFunctionMode):
         return self._symbol(leaf) or leaf
 
     def _stand_in(self, leaf: object) -> object:
-        """Return what `leaf` is when a function is called ahead."""
+        """Return the stand-in for `leaf` in a call ahead."""
         if isinstance(leaf, torch.device) and self._known is not None:
             return torch.device("meta")
         if not isinstance(leaf, Tensor):
@@ -224,11 +224,7 @@ class ForwardPlanner(TorchFunctionMode):
         return self._twins[id(leaf)][1]
 
     def _need_own(self, func: object, tensors: Iterable[Tensor]) -> None:
-        """Return if all tensors were made in this forward by what is noted, or have no gradient.
-
-        Raises:
-            ModuleUnitError: one was not.
-        """
+        """Raise ModuleUnitError if a tensor has a gradient but comes from no recorded call."""
         for each in tensors:
             if id(each) in self._parts.names or id(each) in self._parts.buffers:
                 continue
@@ -247,7 +243,7 @@ class ForwardPlanner(TorchFunctionMode):
                     f"module: {name_of(func)} reads what a function of autograd returned, which "
                     "zsim follows inside blocks alone"
                 )
-            # A leaf may ask for a gradient that nobody reads: inputs do, for adapters.
+            # A leaf may request a gradient that nothing reads: inputs do, for adapters.
             asks = each.requires_grad and (not each.is_leaf or isinstance(each, nn.Parameter))
             lost = asks or (self._known is not None and each.is_meta)
             if symbol is None and lost:
@@ -257,11 +253,7 @@ class ForwardPlanner(TorchFunctionMode):
                 )
 
     def _need_given(self, func: object, leaves: Iterable[object]) -> None:
-        """Return if a function inside a block reads no parameter but those that it is given.
-
-        Raises:
-            ModuleUnitError: it does.
-        """
+        """Raise ModuleUnitError if a function in a block reads a parameter of another unit."""
         for each in leaves:
             if id(each) in self._parts.names and func not in READS_NOTHING:
                 raise ModuleUnitError(
@@ -270,11 +262,7 @@ class ForwardPlanner(TorchFunctionMode):
                 )
 
     def _need_writable(self, func: object, tensor: Tensor) -> None:
-        """Return if what is written in place belongs to this unit.
-
-        Raises:
-            ModuleUnitError: it does not.
-        """
+        """Raise ModuleUnitError if a tensor written in place belongs to another unit."""
         symbol = self._symbol(tensor)
         if symbol is not None and symbol.maker == self._place:
             return
@@ -286,10 +274,10 @@ class ForwardPlanner(TorchFunctionMode):
         )
 
     def _end_glue(self) -> None:
-        """Make a unit of what was noted since the last block, if it is anything.
+        """Make a unit of the calls since the last block, if there are any.
 
         Raises:
-            ModuleUnitError: it has written what another unit has returned.
+            ModuleUnitError: they write the result of another unit in place.
         """
         glue, self._glue = self._glue, Glue()
         for stand, before in glue.entered:
@@ -310,7 +298,7 @@ class ForwardPlanner(TorchFunctionMode):
     def _block(
         self, path: str, block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
-        """Note a call of a block, and return what stands for its result."""
+        """Record a call of a block, and return the stand-in for its result."""
         leaves, spec = tree_flatten((args, kwargs))
         # A parameter of another unit enters as a value, not as memory that may be freed.
         leaves = [
@@ -356,10 +344,10 @@ class ForwardPlanner(TorchFunctionMode):
         return tree_unflatten(returned, result.spec)
 
     def _expected(self, path: str, number: int) -> BlockResult:
-        """Return what call `number` of a block returned the first time.
+        """Return the first result of call `number` of a block.
 
         Raises:
-            ModuleUnitError: it was another block's, or there were less.
+            ModuleUnitError: that call was to another block, or does not exist.
         """
         assert self._known is not None
         before = self._known[number].path if number < len(self._known) else "none"
@@ -373,9 +361,9 @@ class ForwardPlanner(TorchFunctionMode):
     def _output(
         self, path: str, block: nn.Module, given: Sequence[object], spec: TreeSpec
     ) -> object:
-        """Run a block on values."""
+        """Run a block on tensors with values."""
         args, kwargs = tree_unflatten(given, spec)
-        # In memory of its own for the time of the call: a block may view a parameter as it likes.
+        # Contiguous copies that live during the call: a block may view a parameter freely.
         names = {
             name: self._parts.stand_in(self._parts.names[id(each)]).contiguous()
             for name, each in block.named_parameters()
@@ -393,7 +381,7 @@ class ForwardPlanner(TorchFunctionMode):
         return made
 
     def _marked(self, result: object) -> object:
-        """Mark tensors that a block makes, so that they are known where they are not returned."""
+        """Mark tensors made in a block, to recognize those that it does not return."""
         for each in tree_leaves(result):
             if isinstance(each, Tensor) and id(each) not in self._parts.buffers:
                 setattr(each, INSIDE, self._inside)

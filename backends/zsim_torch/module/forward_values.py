@@ -1,4 +1,4 @@
-"""Values that a forward gives to blocks, and its loss: two forwards are compared bit by bit."""
+"""Inputs of blocks and the loss of a forward, to compare two forwards bit by bit."""
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -17,20 +17,20 @@ from zsim_torch.module.object_state import same
 from zsim_torch.module.tensor_values import is_pretended
 
 PLAIN_RUNS: Final = 2
-"""Forwards of the module itself that are run again where the first differs from that by units."""
+"""Number of extra plain forwards, run if the forward by units differs from the first one."""
 
 ALLOWED_SPREADS: Final = 4
-"""Differences of two plain runs by which a run by units may differ from a plain one."""
+"""Allowed difference between units and the module, as a multiple of that between plain runs."""
 
 FREE_SPREAD: Final = 2**-10
-"""Relative difference of losses that is no news: sums of a GPU in another order."""
+"""Relative difference of losses that needs no warning: a GPU may sum in another order."""
 
 
 @dataclass(slots=True)
 class ForwardValues:
     """Arguments of the blocks of one forward in order, and its loss.
 
-    `draws` is True if the forward drew from a generator of torch, Python or numpy.
+    `draws` is True if the forward drew random numbers from torch, Python or numpy.
     """
 
     entered: list[object] = field(default_factory=list[object])
@@ -41,7 +41,7 @@ class ForwardValues:
     def noted(
         self, blocks: Iterable[nn.Module], call: Callable[..., object] | None = None
     ) -> Generator[None]:
-        """Note what `blocks` are called with inside, and run them with `call`, uncompiled."""
+        """Return a context that records inputs of `blocks` and runs them by `call`, uncompiled."""
 
         def noting(block: nn.Module, *args: object, **kwargs: object) -> object:
             leaves = tree_leaves((args, kwargs))
@@ -57,9 +57,9 @@ class ForwardValues:
         self.draws = drawn_so_far() != before
 
     def equals(self, other: "ForwardValues", plain: Sequence["ForwardValues"] = ()) -> bool:
-        """Return True if all values have the bits of `other`.
+        """Return True if all values are bitwise equal to those of `other`.
 
-        Where `plain` runs differ from `other`, a value may differ by ALLOWED_SPREADS times as much.
+        If `plain` runs differ from `other`, a value may differ by ALLOWED_SPREADS times as much.
         """
         if any(len(each.entered) != len(self.entered) for each in (other, *plain)):
             return False
@@ -69,7 +69,7 @@ class ForwardValues:
         return all(_is_equal(mine, its) or _is_near(mine, its, again) for mine, its, *again in rows)
 
     def warn_of_spread(self, plain: Sequence["ForwardValues"]) -> None:
-        """Warn if the loss of `plain` runs differs from this one by more than rounding."""
+        """Warn if the loss of a run in `plain` differs from this one by more than rounding."""
         own = float(self.loss.detach())
         for each in plain:
             other = float(each.loss.detach())
@@ -87,9 +87,9 @@ class ForwardValues:
 
 
 def _is_equal(one: object, other: object) -> bool:
-    """Return True if two leaves are equal: tensors in each bit, objects of the caller always.
+    """Return True if two leaves are equal: tensors bitwise; other objects by value or type.
 
-    Tensors of a recording are equal if their extents and formats are.
+    Tensors of a recording are equal if their shapes and data types are.
     """
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return same(one, other) if isinstance(one, PLAIN) else type(one) is type(other)
@@ -106,17 +106,17 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _is_near(one: object, other: object, plain: Sequence[object]) -> bool:
-    """Return True if `one` is within the differences of `plain` runs from `other`."""
+    """Return True if `one` differs from `other` at most as allowed by the `plain` runs."""
     spread = max((_distance(each, other) for each in plain), default=0.0)
     return 0 < _distance(one, other) <= ALLOWED_SPREADS * spread < torch.inf
 
 
 def _distance(one: object, other: object) -> float:
-    """Return the largest difference of elements; infinity where there are no two tensors."""
+    """Return the largest difference of elements; infinity unless both are tensors of one shape."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
         return torch.inf
     if not one.numel():
         return 0.0
     wide = torch.complex128 if one.is_complex() else torch.float64
     found = float((one.to(wide) - other.to(wide)).abs().max())
-    return torch.inf if found != found else found  # noqa: PLR0124  (what is no number)
+    return torch.inf if found != found else found  # noqa: PLR0124  (NaN)

@@ -1,8 +1,8 @@
-"""Values of a module on "meta", made by its own modules one unit at a time, as FSDP2 defers them.
+"""Initialize a module on "meta" with its own modules, one unit at a time, as FSDP2 defers it.
 
-A unit is given memory, its modules fill it, what this rank keeps is copied, and the rest is freed
-when the next one is made. Every unit begins with a generator of its own, so that values depend
-neither on the ranks nor on the strategy, nor on what was made before.
+A unit gets memory, its modules fill it, this rank's shard is copied, and the rest is freed when the
+next unit is initialized. Every unit starts with its own generator, so that values depend neither on
+ranks, strategy nor on the order of units.
 """
 
 import zlib
@@ -22,17 +22,17 @@ RESET: Final = "reset_parameters"
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """A way to make the values of a module, for `Option(initial=...)`.
+    """A description of how to initialize a module, for `Option(initial=...)`.
 
     Attributes:
-        call: is called with each module of a unit, inner ones first, and fills its parameters and
-            buffers, as `_init_weights` of a model of Hugging Face does; by default it calls the
-            module's `reset_parameters`.
-        seed: of the generator with which each unit begins, on every rank.
-        stored: the path of a checkpoint, or of a folder or file of safetensors, which has all
-            parameters; buffers that it lacks are made, or stay as they are if they have values.
-        ignore: patterns of names in `stored` that the module has not, as `fnmatch` has them; other
-            unknown names are refused.
+        call: called with each module of a unit, inner ones first; fills its parameters and buffers,
+            like `_init_weights` of a Hugging Face model. By default it calls the module's
+            `reset_parameters`.
+        seed: seed of each unit's generator, the same on every rank.
+        stored: path of a checkpoint, or of a file or folder of safetensors, with all parameters.
+            Missing buffers are initialized, or keep their values if they have any.
+        ignore: `fnmatch` patterns of names in `stored` that the module does not have; other unknown
+            names raise an error.
     """
 
     call: Callable[[nn.Module], object] | None = None
@@ -42,24 +42,24 @@ class Initializer:
 
 
 class _Maker(NamedTuple):
-    """Modules that are given memory and filled at once, inner ones first."""
+    """Modules that are allocated and filled together, inner ones first."""
 
     path: str
     modules: tuple[nn.Module, ...]
 
 
 class MadeValues:
-    """Parameters of `module` by name, made when they are asked for; one unit is kept at a time.
+    """Initial values of parameters of `module` by name, computed on demand, one unit at a time.
 
-    `units` are modules inside it that are made as one. What lies in none is made by the module that
-    holds it, alone. Tied parameters are made by the first one.
+    `units` are submodules that are initialized as one. A parameter outside of them is initialized
+    by the module that holds it, alone; a tied parameter by the first module that holds it.
     """
 
     def __init__(self, module: nn.Module, units: Iterable[nn.Module], how: Initializer) -> None:
-        """Check that somebody makes each parameter.
+        """Check that a module can initialize each parameter.
 
         Raises:
-            RefusedError: nobody does.
+            RefusedError: no module can initialize one of them.
         """
         self._how = how
         self._names = {id(each): name for name, each in module.named_parameters()}
@@ -81,7 +81,7 @@ class MadeValues:
         """Return the value of a parameter.
 
         Raises:
-            RefusedError: it cannot be made.
+            RefusedError: it cannot be initialized.
         """
         maker = self._makers[name]
         if self._made is None or self._made[0] is not maker:
@@ -93,15 +93,15 @@ class MadeValues:
         return found
 
     def forget(self) -> None:
-        """Free the unit that was made last."""
+        """Free the last unit."""
         self._made = None
 
 
 def fill_buffers(module: nn.Module, how: Initializer) -> None:
-    """Give buffers on "meta" the values that their modules make.
+    """Initialize buffers on "meta" by the modules that hold them.
 
     Raises:
-        RefusedError: one has none then; the line names it.
+        RefusedError: a buffer still has no value; the message names it.
     """
     for path, each in module.named_modules():
         absent = {key: one for key, one in each.named_buffers(recurse=False) if one.is_meta}
@@ -122,7 +122,7 @@ def fill_buffers(module: nn.Module, how: Initializer) -> None:
 
 
 def put_buffer(module: nn.Module, buffer: Tensor, value: Tensor) -> None:
-    """Put `value` wherever `module` has `buffer`."""
+    """Replace `buffer` by `value` in every module that has it."""
     for each in module.modules():
         for key, one in each.named_buffers(recurse=False, remove_duplicate=False):
             if one is buffer:
@@ -135,10 +135,10 @@ def _not_persistent(module: nn.Module) -> set[str]:
 
 
 def _make(maker: _Maker, how: Initializer) -> dict[int, Tensor]:
-    """Return what modules make of their parameters and buffers, by the ids of these.
+    """Initialize modules and return their parameters and buffers by the ids of the originals.
 
     Raises:
-        RefusedError: they need others than their own, or fail.
+        RefusedError: they need values of other units, or fail.
     """
     slots = [
         (table, key, each)
@@ -190,10 +190,7 @@ def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _room(tensor: Tensor) -> Tensor:
-    """Return memory for a parameter or buffer, with what is no number in it unless it has values.
-
-    What has values keeps them: it is a copy.
-    """
+    """Return memory for a parameter or buffer: filled with NaN, or a copy of its values."""
     if not isinstance(tensor, nn.Parameter) and not tensor.is_meta:
         return tensor.clone()
     made = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -209,7 +206,7 @@ def _no_value(dtype: torch.dtype) -> float:
 
 
 def _lacks_values(tensor: Tensor) -> bool:
-    """Return whether an element is as it was when memory was given; of booleans nobody can tell."""
+    """Return True if an element was not written; True for every non-empty boolean tensor."""
     if tensor.dtype is torch.bool:
         return tensor.numel() > 0
     if tensor.is_floating_point() or tensor.is_complex():

@@ -1,6 +1,6 @@
-"""Shapes of what units are called with, noted while they are described.
+"""Record the input shapes of units while the units are described.
 
-A value that another stage of a pipeline has made arrives flat, as a schedule knows it.
+A value that comes from another pipeline stage arrives flat, as buffers hold it.
 """
 
 from collections.abc import Generator, Iterable
@@ -13,12 +13,12 @@ from torch import nn
 from zsim_torch.module.unit import TorchUnit
 
 InputShapes = dict[tuple[str, int, int], torch.Size]
-"""By unit, segment, and position among the inputs."""
+"""Shapes by unit, segment and position among the inputs."""
 
 
 @contextmanager
 def noted_input_shapes(units: Iterable[TorchUnit]) -> Generator[InputShapes]:
-    """Note the shapes of the inputs of `units`, which are called inside."""
+    """Return a context that records the input shapes of `units`."""
     found: InputShapes = {}
     with ExitStack() as hooks:
         for unit in units:

@@ -1,4 +1,4 @@
-"""The `Model` of any module, without data: it runs on "meta", where nothing has values."""
+"""Build the `Model` of any module without data, by running it on "meta"."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -36,22 +36,23 @@ def model_from(
     precision: Precision = Precision.FP32,
     size: BatchSize | None = None,
 ) -> Model:
-    """Return the `Model` of `module(*example_inputs)`: what each unit holds, keeps and costs.
+    """Return the `Model` of `module(*example_inputs)`: parameters, saved bytes and cost of units.
 
-    It is called twice, forward and backward, on "meta": nothing is computed and the module is not
-    changed. The loss is what it returns if that is one number, else the mean of the first tensor.
-    Parameters are taken to be in the format of `precision`, tensors of floats among the inputs too.
+    The module is run twice, forward and backward, on "meta": no values are computed and the module
+    is not changed. The loss is the output if it is one number, else the mean of its first tensor.
+    Parameters and float inputs are taken to be in the data type of `precision`. `units` are paths
+    of disjoint submodules; by default the members of the largest list of equal blocks, or else the
+    children.
 
-    `units` are paths of submodules that do not lie in each other; by default the members of the
-    largest list of equal blocks, or the children. What runs before the first is a unit "start",
-    after the last "end", if parameters are read there, and what runs between two belongs to the
-    former; full checkpointing recomputes neither start nor end. One that is called again is a unit
-    of its own, with the same parameters. `size` is for reports; by default sequences are the first
-    extent of the first input, and tokens its elements if they are whole numbers.
+    Operators before the first unit form a unit "start" and those after the last a unit "end", if
+    they read parameters; operators between two units belong to the former. Full checkpointing
+    recomputes neither start nor end. A unit that is called again becomes a new unit with the same
+    parameters. `size` is for reports; by default sequences are the first dimension of the first
+    input, and tokens its elements if they are integers.
 
-    Attention and RMSNorm are taken to run as one kernel, as they do on a GPU; that scores are
-    masked is seen there alone. What `torch.utils.checkpoint` keeps inside a unit is not seen: leave
-    it out, and say so to the strategy.
+    Attention and RMSNorm are taken to run as one kernel, as on a GPU; causal masking is recognized
+    only there. Tensors that `torch.utils.checkpoint` saves inside a unit are not recognized: use
+    the strategy's checkpointing instead.
 
     Raises:
         UnitError: the module cannot run without data, a unit is missing or lies in another, or a
@@ -96,7 +97,7 @@ def _watched(
     capture: Capture,
     held: LiveBytes,
 ) -> Tensor:
-    """Run twice and return the loss: what is to be known later would otherwise live longer."""
+    """Run twice and return the loss; a separate function, so that no local keeps tensors alive."""
     try:
         with unchanged(module):
             loss = watched(capture, module, units, run)
@@ -121,7 +122,7 @@ def _units(module: nn.Module, paths: Sequence[str] | None) -> dict[str, nn.Modul
 
 
 def _blocks(module: nn.Module) -> dict[str, nn.Module]:
-    """Members of the largest list of equal modules; else the children; else the module itself."""
+    """Return members of the largest list of equal modules, else the children, else the module."""
     best: dict[str, nn.Module] = {}
     largest = 0
     for path, each in module.named_modules():
@@ -149,7 +150,10 @@ def _on_meta(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _merged(capture: Capture, held: LiveBytes) -> list[UnitWindow]:
-    """Windows with what ran after a unit in it; start and end are alone if they have parameters."""
+    """Merge the operators after a unit into the unit's window.
+
+    The windows before the first unit and after the last stay separate if they have parameters.
+    """
     for window, levels in zip(capture.windows, held.windows, strict=True):
         window.forward_levels = levels.forward_levels
         window.backward_levels = levels.backward_levels
@@ -187,7 +191,7 @@ def _absorb(window: UnitWindow, other: UnitWindow) -> None:
 
 
 def _adopt(windows: Sequence[UnitWindow], parameters: Mapping[str, Tensor]) -> None:
-    """Give a parameter that nothing reads to the unit that it lies in, or to the first."""
+    """Assign a parameter that nothing reads to the unit that contains it, or to the first."""
     used = {name for window in windows for name in window.parameters}
     for name in parameters:
         if name not in used:
@@ -201,7 +205,7 @@ def _described(
     parameters: Mapping[str, Tensor],
     loss: Tensor,
 ) -> tuple[Unit, ...]:
-    """Units with what flows between them: memory that one makes and a later one reads."""
+    """Return units, and the values between them: storages that a later unit reads."""
     names = _crossing(windows, storages)
     units: list[Unit] = []
     for index, window in enumerate(windows):
@@ -251,14 +255,14 @@ def _described(
 
 
 def _beyond(levels: Sequence[int], room: int) -> int:
-    """Most that lived at once, beyond what lived at first and `room` more."""
+    """Return the peak of live bytes beyond those at the start and `room` more bytes."""
     return max(0, max(levels) - levels[0] - room) if levels else 0
 
 
 def _crossing(
     windows: Sequence[UnitWindow], storages: Mapping[int, CapturedStorage]
 ) -> dict[int, str]:
-    """Names of what is read in a later window than the one that made it, in the order made."""
+    """Return names of storages that a later window reads, in the order of creation."""
     crossing = {
         number
         for index, window in enumerate(windows)

@@ -1,4 +1,4 @@
-"""The loss of a module on a micro-batch, and tensors that the batch has."""
+"""Compute the loss of a module on a micro-batch, and check the tensors of the batch."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,17 +10,17 @@ from zsim_torch.module.unit import ModuleUnitError
 from zsim_torch.module.unwritten import version_of
 
 LossOf = Callable[[nn.Module, object], Tensor]
-"""The loss of a module on a micro-batch."""
+"""A function that returns the loss of a module on a micro-batch."""
 
 Extent = tuple[str, torch.Size, torch.dtype]
-"""A tensor of a batch: where it is, its shape and format."""
+"""A tensor of a batch: its path, shape and data type."""
 
 
 def loss_of(module: nn.Module, batch: object) -> Tensor:
-    """Return what the module makes of a batch: its arguments, if it is a mapping, tuple or list.
+    """Return the loss of a batch, which is passed as arguments if it is a mapping, tuple or list.
 
     Raises:
-        ModuleUnitError: it is neither one number nor has one called loss.
+        ModuleUnitError: the output is not one number and has no `loss` that is one.
     """
     if isinstance(batch, Mapping):
         made = module(**batch)
@@ -62,7 +62,10 @@ def tree_tensors(value: object) -> list[Tensor]:
 
 
 def extents(batch: object) -> list[Extent]:
-    """Return the tensors of a batch, as far as all batches have to be equal."""
+    """Return path, shape and data type of each tensor of a batch.
+
+    All batches must agree in these.
+    """
     found, _ = tree_flatten_with_path(batch)
     return [
         (f"batch{keystr(path)}", each.shape, each.dtype)
@@ -72,11 +75,7 @@ def extents(batch: object) -> list[Extent]:
 
 
 def need_extents(found: list[Extent], known: list[Extent]) -> None:
-    """Return if a batch has tensors as the first one had.
-
-    Raises:
-        ModuleUnitError: it has not.
-    """
+    """Raise ModuleUnitError unless a batch has the same tensors as the first one."""
     if [each[0] for each in found] != [each[0] for each in known]:
         raise ModuleUnitError(
             f"batch: has {', '.join(each[0] for each in found)}; the schedule is made for "
@@ -95,15 +94,11 @@ def _extent(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def versions(batch: object) -> list[int]:
-    """Return how often each tensor of a batch was changed in place."""
+    """Return the version of each tensor of a batch: the number of in-place changes."""
     return [version_of(each) for each in tree_tensors(batch)]
 
 
 def need_unwritten(batch: object, before: list[int]) -> None:
-    """Return if the tensors of a batch have the versions that they had.
-
-    Raises:
-        ModuleUnitError: they have not.
-    """
+    """Raise ModuleUnitError if a tensor of the batch was changed in place."""
     if versions(batch) != before:
         raise ModuleUnitError("module: its forward writes its batch in place; make new tensors")

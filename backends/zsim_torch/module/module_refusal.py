@@ -1,4 +1,4 @@
-"""Refusals of modules and optimizers that would be trained otherwise than plain torch does."""
+"""Refuse modules and optimizers that zsim would train differently from plain torch."""
 
 from collections.abc import Iterable
 
@@ -11,15 +11,11 @@ from zsim.backend.backend import RefusedError
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Tables in which torch keeps hooks, under no public name."""
+"""Private tables in which torch stores hooks."""
 
 
 def need_trainable(module: object) -> None:
-    """Return if a schedule can have the parameters of `module`.
-
-    Raises:
-        RefusedError: it has not.
-    """
+    """Raise RefusedError unless a schedule can hold the parameters of `module`."""
     if not isinstance(module, nn.Module):
         raise RefusedError(f"module: a {type(module).__name__} must be a torch.nn.Module")
     if isinstance(vars(module).get("_modules", {}).get("_orig_mod"), nn.Module):
@@ -39,21 +35,13 @@ def need_trainable(module: object) -> None:
 
 
 def need_trained(module: nn.Module) -> None:
-    """Return if `module` has a parameter that is trained, without which no schedule can be made.
-
-    Raises:
-        RefusedError: it has none.
-    """
+    """Raise RefusedError unless `module` has a trained parameter, which every schedule needs."""
     if not any(each.requires_grad for each in module.parameters()):
         raise RefusedError("module: it has no parameter that is trained (requires_grad)")
 
 
 def _need_parameter(name: str, parameter: nn.Parameter) -> None:
-    """Return if a schedule can have `parameter`.
-
-    Raises:
-        RefusedError: it cannot.
-    """
+    """Raise RefusedError unless a schedule can hold `parameter`."""
     if isinstance(parameter, UninitializedParameter):
         raise RefusedError(
             f"parameter {name}: it has no shape yet (a lazy module); call the module once before"
@@ -72,13 +60,10 @@ def _need_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def need_no_hooks(module: nn.Module, units: Iterable[nn.Module], *, forward_is_run: bool) -> None:
-    """Return if no module outside `units` has hooks that are not called.
+    """Raise RefusedError if a module outside `units` has hooks that would not be called.
 
-    Those for backward are called inside units alone; those for forward too where the forward of the
-    whole module is run.
-
-    Raises:
-        RefusedError: one has.
+    Backward hooks are called inside units only. Forward hooks are called outside units, too, if the
+    forward of the whole module is run.
     """
     inside = {id(part) for unit in units for part in unit.modules()}
     tables = _BACKWARD_HOOKS if forward_is_run else (*_BACKWARD_HOOKS, *_FORWARD_HOOKS)
@@ -94,11 +79,7 @@ def need_no_hooks(module: nn.Module, units: Iterable[nn.Module], *, forward_is_r
 
 
 def need_no_moments(optimizer: object, *, may_restart: bool) -> None:
-    """Return if an optimizer of torch has trained nothing yet, or may begin moments anew.
-
-    Raises:
-        RefusedError: it has, and may not.
-    """
+    """Raise RefusedError if a torch optimizer has state, unless it may restart."""
     if may_restart or not isinstance(optimizer, torch.optim.Optimizer):
         return
     for state in optimizer.state.values():

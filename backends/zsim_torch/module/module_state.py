@@ -1,4 +1,4 @@
-"""State of a module beside its parameters: its mode, and buffers, which DDP makes equal."""
+"""State of a module besides its parameters: its mode, and its buffers, which are synchronized."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,10 +16,10 @@ from zsim_torch.module.unit import ModuleUnitError, TorchUnit
 
 @contextmanager
 def unchanged(*roots: object) -> Generator[None]:
-    """Give generators, buffers and Python objects of modules and functions back as they were.
+    """Return a context after which generators, buffers and Python objects are restored.
 
     Raises:
-        ModuleUnitError: something has changed inside that cannot be put back.
+        ModuleUnitError: something has changed that cannot be restored.
     """
     generators = RandomState.now(), NumpyState.now()
     objects = PythonState.of(roots)
@@ -41,7 +41,7 @@ _Table = dict[str, torch.Tensor | None]
 
 @contextmanager
 def evaluating(modules: list[nn.Module]) -> Generator[None]:
-    """Set modules to evaluation mode inside; afterwards each part is in the mode that it had."""
+    """Return a context in which modules are in evaluation mode; it restores their modes."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     for part, _ in modes:
         part.training = False
@@ -53,12 +53,12 @@ def evaluating(modules: list[nn.Module]) -> Generator[None]:
 
 
 class SharedBuffers:
-    """Buffers of `module` on the device of a run; after a step all ranks have rank 0's.
+    """Buffers of `module` on the device of a run; after a step all ranks get rank 0's.
 
-    So DDP does it (`broadcast_buffers`), before the forward that follows. None travels while no
-    step changes any, which holds for all ranks alike. That one was changed does not tell of the
-    others: a batch norm writes its statistics without a note in their versions. A forward may put
-    another tensor in a buffer's place, so they are looked up each time.
+    DDP does the same before the next forward (`broadcast_buffers`). Nothing is sent if the step
+    changed no buffer, which is the same on all ranks. If one changed, all are sent: a batch norm
+    writes its statistics without a change of their version. A forward may replace a buffer by
+    another tensor, so buffers are looked up each time.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -77,10 +77,11 @@ class SharedBuffers:
         first: int = 0,
         group: distributed.ProcessGroup | None = None,
     ) -> None:
-        """Give all ranks the buffers of rank `first`, if the step has changed any; all call it.
+        """Send the buffers of rank `first` to all ranks if the step has changed any.
 
-        The broadcast is the caller's: `hand_out` orders it after the streams of the schedule. With
-        a `group` these are its ranks: a stage of a pipeline changes buffers for itself.
+        All ranks call it. The broadcast runs on the caller's stream; `hand_out` orders it after the
+        streams of the schedule. With a `group`, only its ranks take part: each pipeline stage
+        changes its own buffers.
         """
         joined = distributed.is_initialized() and distributed.get_world_size(group) > 1
         now = self._now()
@@ -92,19 +93,19 @@ class SharedBuffers:
         self._versions = now
 
     def settle(self, owners: Mapping[str, int]) -> None:
-        """Give all ranks each buffer of stages from the rank that `owners` has for its name."""
+        """Send each buffer of pipeline stages from its rank in `owners` to all ranks."""
         for name, buffer in self._named().items():
             if name in owners:
                 _broadcast(buffer, owners[name], None)
 
     def back(self) -> None:
-        """Put buffers where they were before the run."""
+        """Move buffers back to the devices that they were on before the run."""
         for name, buffer in self._named().items():
             if name in self._homes:
                 buffer.data = buffer.data.to(self._homes[name])
 
     def _named(self) -> dict[str, torch.Tensor]:
-        """Return buffers by name, each once, as `named_buffers` does; parts are found once."""
+        """Return buffers by name, each once, as `named_buffers` does; modules are listed once."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for path, table in self._tables:
             for key, buffer in table.items():
@@ -132,9 +133,9 @@ def _broadcast(buffer: torch.Tensor, first: int, group: distributed.ProcessGroup
 def buffer_owners(
     module: nn.Module, schedule: Schedule, units: Sequence[TorchUnit]
 ) -> dict[str, int]:
-    """Return the first rank of the stage that has a buffer of a unit, by names of the buffer.
+    """Return, by buffer name, the first rank of the pipeline stage that has the buffer.
 
-    Without stages all ranks have all, and rank 0 is believed.
+    Without pipeline stages the result is empty: all ranks have all buffers, and rank 0's count.
     """
     found: dict[str, int] = {}
     if len(schedule.programs) == 1:

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from zsim.model.architecture import Norm, Transformer
 
 EPSILON = 1e-5
-"""Added to what is divided by, as nn.LayerNorm and Llama 2 do."""
+"""Added to the denominator, as in nn.LayerNorm and Llama 2."""
 
 
 class _ByRootMeanSquare(torch.autograd.Function):
-    """RMSNorm that keeps its input and one number a row, as torch's own does on a GPU alone."""
+    """RMSNorm that saves its input and one number per row, as torch's fused one on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401  (torch's own)
-        """Each row over its root mean square, times `weight`."""
+        """Return each row over its root mean square, times `weight`."""
         wide = _widened(rows)
         inverse = (wide.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
         ctx.save_for_backward(rows, weight, inverse)
@@ -24,7 +24,7 @@ class _ByRootMeanSquare(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """Gradients of rows and weight."""
+        """Return gradients of rows and weight."""
         rows, weight, inverse = ctx.saved_tensors
         normed = _widened(rows) * inverse
         incoming = _widened(gradients[0])
@@ -46,12 +46,12 @@ class RootMeanSquareNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Each row over its root mean square, times the weight."""
+        """Return each row over its root mean square, times the weight."""
         return by_root_mean_square(rows, self.weight)
 
 
 def by_root_mean_square(rows: Tensor, weight: Tensor) -> Tensor:
-    """Each row of `rows` over its root mean square, times `weight`."""
+    """Return each row of `rows` over its root mean square, times `weight`."""
     made: Tensor = _ByRootMeanSquare.apply(rows, weight)  # type: ignore[no-untyped-call]
     return made
 

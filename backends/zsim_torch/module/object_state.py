@@ -1,4 +1,4 @@
-"""States of single Python objects: how to read one, compare it with another, and put it back."""
+"""Read, compare and restore the states of single Python objects."""
 
 import itertools
 import random
@@ -21,10 +21,10 @@ from zsim_torch.module.saving import version
 from zsim_torch.module.tensor_values import has_values
 
 SMALL: Final = 2**16
-"""Elements of tensors whose values are compared; of larger ones versions are, unless copied."""
+"""Maximum elements of a tensor whose values are compared; larger ones by version, unless copied."""
 
 _OF_TORCH: Final = frozenset([*vars(nn.Module()), "_compiled_call_impl"]) - {"training"}
-"""Attributes of modules that are torch's own: tables of parameters, parts and hooks."""
+"""Attributes of modules that belong to torch: tables of parameters, submodules and hooks."""
 
 _Read = Callable[[], dict[str, object]]
 _Put = Callable[[str, dict[str, object]], object]
@@ -32,7 +32,7 @@ _Put = Callable[[str, dict[str, object]], object]
 
 @dataclass(slots=True, eq=False)
 class CopiedTensor:
-    """Values of a tensor as they were; of some the version alone."""
+    """Copied values of a tensor; None if only its version was kept."""
 
     tensor: torch.Tensor
     values: torch.Tensor | None
@@ -40,14 +40,14 @@ class CopiedTensor:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, whole: bool) -> "CopiedTensor":
-        """Copy a tensor if it is small, or as a `whole`."""
+        """Copy a tensor if it is small, or if `whole` is True."""
         can = has_values(tensor)
         with torch.no_grad():
             values = tensor.detach().clone() if can and (whole or tensor.numel() <= SMALL) else None
         return cls(tensor, values, 0 if tensor.is_inference() else version(tensor))
 
     def equals(self, other: "CopiedTensor") -> bool:
-        """Return True if both have the same bits, or where these are unknown one version."""
+        """Return True if both are bitwise equal; without values, if their versions are equal."""
         if self.values is None or other.values is None:
             return self.version == other.version
         one, two = (each.contiguous().reshape(-1) for each in (self.values, other.values))
@@ -63,7 +63,7 @@ class CopiedTensor:
 
 
 def same(one: object, other: object) -> bool:
-    """Return True if two states are equal: objects are the same ones, and plain ones are equal."""
+    """Return True if two states are equal: the same object, or plain values that are equal."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -78,7 +78,7 @@ def same(one: object, other: object) -> bool:
 
 
 def put_items(holder: Any, items: list[Any]) -> None:  # noqa: ANN401  (any object of a user)
-    """Give a container the members that it had."""
+    """Replace the members of a container by `items`."""
     if isinstance(holder, array):
         del holder[:]
     else:
@@ -161,7 +161,7 @@ def generator_state(value: Any) -> tuple[Callable[[], object], Callable[[Any], o
 
 
 def progress(iterator: Any) -> object:  # noqa: ANN401  (any object of a user)
-    """Return the position of an iterator, if it has one."""
+    """Return the position of an iterator, or None if it is unknown."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return None if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))

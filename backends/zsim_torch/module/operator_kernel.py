@@ -1,4 +1,4 @@
-"""Costs of ATen operators, from the shapes that they are given."""
+"""Compute costs of ATen operators from the shapes of their arguments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from zsim.model.kernel import Kernel, KernelKind, flash_attention
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH
 
 Arguments = tuple[Any, ...]
-"""What an operator is called with: anything."""
+"""The positional arguments of an operator."""
 
 KINDS = {
     KernelKind.NORM: ("norm",),
@@ -21,13 +21,13 @@ KINDS = {
     KernelKind.ACTIVATION: ("gelu", "silu", "relu", "tanh", "sigmoid", "hardswish", "elu", "mish"),
     KernelKind.EMBEDDING: ("embedding",),
 }
-"""Parts of an operator's name, by what it does; the first that is found says."""
+"""Parts of an operator's name by kind of kernel; the first match decides."""
 
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
-"""Products of matrices, and the position of the first operand."""
+"""Matrix products, and the position of the first operand."""
 
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
-"""Attention whose scores stay on the chip, as `capture` calls it on any device."""
+"""Attention that keeps its scores on the chip, as `capture` calls it on any device."""
 
 
 def kernel_of(
@@ -38,7 +38,7 @@ def kernel_of(
     *,
     backward: bool,
 ) -> Kernel | None:
-    """Return the kernel that `operator` runs, or None where it is only a view."""
+    """Return the kernel that `operator` runs, or None if it only makes a view."""
     given = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
     made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     if not made or (_only_views(given, made) and not operator._schema.is_mutable):
@@ -60,7 +60,7 @@ def kernel_of(
     else:
         flops = sum(each.numel() for each in made if each.is_floating_point())
     if kind is KernelKind.EMBEDDING and not backward:
-        given = [made[0], *given[1:]]  # of the rows those that are looked up
+        given = [made[0], *given[1:]]  # only the looked-up rows are read
     return Kernel(
         kind=kind,
         flops=flops,
@@ -72,7 +72,7 @@ def kernel_of(
 
 
 def _is_causal(operator: Any, arguments: Arguments, keywords: Mapping[str, Any]) -> bool:  # noqa: ANN401
-    """Return whether attention masks the future: no, where nobody said so."""
+    """Return True if attention has a causal mask; False by default."""
     if "is_causal" in keywords:
         return bool(keywords["is_causal"])
     names = [argument.name for argument in operator._schema.arguments]
@@ -88,7 +88,7 @@ def _kind(name: str) -> KernelKind:
 
 
 def _extents(name: str, arguments: Arguments) -> tuple[int, ...]:
-    """(batch, m, n, k) of a product of matrices; of a convolution nothing."""
+    """Return (batch, m, n, k) of a matrix product; () for a convolution."""
     if name not in PRODUCTS:
         return ()
     left, right = arguments[PRODUCTS[name] : PRODUCTS[name] + 2]
@@ -97,7 +97,7 @@ def _extents(name: str, arguments: Arguments) -> tuple[int, ...]:
 
 
 def _heads(operands: Sequence[Tensor]) -> tuple[int, int, int, int, int, int]:
-    """Return attention's shape over queries, keys, values [sequences, heads, tokens, size]."""
+    """Return attention's shape from queries, keys, values [sequences, heads, tokens, size]."""
     query, key = operands[0].shape, operands[1].shape
     return (query[0], query[1], key[1], query[2], key[2], query[3])
 
@@ -108,20 +108,20 @@ def _only_views(given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return a number that tensors on one storage share, also on "meta", while it lives.
+    """Return a number that tensors on one storage share, also on "meta".
 
-    A storage keeps its Python object for as long as it lives.
+    It is unique while the storage lives, since a storage keeps its Python object alive.
     """
     return id(tensor.untyped_storage())
 
 
 def _touched(tensor: Tensor) -> int:
-    """Bytes behind `tensor`; what is repeated is read once."""
+    """Return the bytes that a kernel touches for `tensor`; repeated elements count once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _format(made: Sequence[Tensor], given: Sequence[Tensor]) -> DType:
-    """Return the format that the kernel computes in: that of its first float output or input."""
+    """Return the kernel's data type: that of its first float output or input."""
     for tensor in (*made, *given):
         if tensor.is_floating_point() and tensor.dtype in DTYPE_OF_TORCH:
             return DTYPE_OF_TORCH[tensor.dtype]

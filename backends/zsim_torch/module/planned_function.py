@@ -1,4 +1,4 @@
-"""Functions of torch that a forward may not call between blocks, where it is planned ahead."""
+"""Functions of torch that a forward may not call between blocks, if it is planned ahead."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,15 +17,11 @@ _FREEZES: Final = (
 
 
 MARK: Final = "_zsim_symbol"
-"""Attribute of tensors: the symbol that one stands for."""
+"""Attribute of tensors with the symbol that the tensor stands for."""
 
 
 def need_followed(func: object, parts: PlannedParts, leaves: Sequence[object], place: int) -> None:
-    """Return if zsim follows a call of `func` with these arguments, in the unit at `place`.
-
-    Raises:
-        ModuleUnitError: it does not.
-    """
+    """Raise ModuleUnitError if zsim cannot plan a call of `func` in the unit at `place`."""
     if func in _DIFFERENTIATE:
         raise ModuleUnitError(
             f"module: its forward calls {name_of(func)}, which zsim follows inside blocks alone"

@@ -1,4 +1,4 @@
-"""Any module as units: its repeated blocks, and what its forward does between them."""
+"""Run any module as units: its repeated blocks, and the code of its forward between them."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -45,17 +45,17 @@ from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 
 _UP: Final = 1 + 2**-2
 _DOWN: Final = 1 - 2**-2
-"""Factors of parameters in forwards that are compared, so that values of before are others."""
+"""Factors of parameters in compared forwards, so that stale values from before show."""
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Return whether a module can be called, and is more than a sequence of its children."""
+    """Return True if a module can be called and is not just a sequence of its children."""
     return type(module).forward not in (nn.Module.forward, nn.Sequential.forward)
 
 
 @dataclass(frozen=True, slots=True)
 class _UnitShape:
-    """Traits of a unit that are the same in every micro-batch."""
+    """Properties of a unit that are the same in every micro-batch."""
 
     name: str
     parameters: tuple[str, ...]
@@ -65,12 +65,12 @@ class _UnitShape:
 
 
 class PlannedModule:
-    """A module that is run by units, unmodified.
+    """An unmodified module that runs as units.
 
     Attributes:
-        units: in the order of forward.
-        first: the first micro-batch, planned.
-        dtype: the format of the parameters, and of floats in micro-batches.
+        units: the units in the order of forward.
+        first: the plan of the first micro-batch.
+        dtype: the data type of parameters and of float tensors in micro-batches.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PlannedModule:
         """Run the forward once with values, and once without.
 
         Raises:
-            ModuleUnitError: zsim cannot follow it.
+            ModuleUnitError: zsim cannot plan the forward.
         """
         self.module = module
         self._loss = loss
@@ -118,10 +118,10 @@ class PlannedModule:
 
     @contextmanager
     def _in_format(self, batch: object) -> Generator[None]:
-        """Run the module for the first time inside, in the format of the strategy.
+        """Return a context for the first forward, in the data type of the strategy.
 
         Raises:
-            ModuleUnitError: it fails there, and has another one.
+            ModuleUnitError: the forward fails, and the module or the batch has other data types.
         """
         try:
             yield
@@ -141,7 +141,7 @@ class PlannedModule:
         """Run the forward ahead for a micro-batch.
 
         Raises:
-            ModuleUnitError: it does something else than for the first one.
+            ModuleUnitError: its forward differs from that of the first micro-batch.
         """
         batch = self._entering(batch)
         need_extents(extents(batch), self._extents)
@@ -150,11 +150,11 @@ class PlannedModule:
         return self._batch(plans)
 
     def _need_equal_values(self, batch: object) -> None:
-        """Raise ModuleUnitError unless units compute bit by bit what the module computes.
+        """Raise ModuleUnitError unless units and module compute bitwise equal values.
 
-        Parameters are others than before: what a block leaves in the module past its outputs is
-        from before, and shows. In training what draws ahead may draw other numbers than in its
-        turn, so evaluation decides then.
+        Parameters are scaled, so that a value that a block passes on outside its outputs is stale
+        and shows. In training, random draws ahead may come in another order than in the module, so
+        evaluation mode decides then.
         """
         both = self._by_units(batch, _UP), self._by_itself(batch, _UP)
         if both[0].equals(both[1]):
@@ -180,7 +180,7 @@ class PlannedModule:
         with (
             unchanged(self.module, self._loss),
             torch.enable_grad(),
-        ):  # hooks of tensors ask for a graph
+        ):  # hooks of tensors need a graph
             planned = self.plan(batch)
             with made.noted(self._blocks.values()):
                 for place, (unit, shape) in enumerate(zip(self.units, self._shapes, strict=True)):
@@ -208,7 +208,7 @@ class PlannedModule:
         return entering(dict(batch) if isinstance(batch, Mapping) else batch, self.dtype)
 
     def _called(self, scale: float, block: nn.Module, *args: object, **kwargs: object) -> object:
-        """Call a block with its parameters, which have memory for the time of the call."""
+        """Call a block with its scaled parameters, which are freed after the call."""
         named = {local: self._scaled(name, scale) for local, name in self._local[id(block)].items()}
         given = {id(each) for each in tree_tensors((args, kwargs))}
         made = functional_call(block, named, args, kwargs)
@@ -218,7 +218,7 @@ class PlannedModule:
         return (self._value(name) * scale).requires_grad_(name not in self._frozen)
 
     def values_of(self, unit: TorchUnit) -> list[Tensor]:
-        """Return the parameters of a unit, in its order and in the format in which it has them."""
+        """Return the parameters of a unit, in its order and data type."""
         return [
             self._value(name).contiguous().requires_grad_(name not in self._frozen)
             for name in unit.names
@@ -228,7 +228,10 @@ class PlannedModule:
         return value_or_probe(self._parameters[name], name, TORCH_DTYPE[self.dtype])
 
     def _stand_in(self, known: dict[str, Tensor], name: str, *, has_values: bool) -> Tensor:
-        """Return what stands for a parameter; `known` are those of one forward between blocks."""
+        """Return the stand-in for a parameter.
+
+        `known` holds those used between blocks in this forward.
+        """
         if name in known:
             return known[name]
         if has_values:
@@ -274,7 +277,7 @@ class PlannedModule:
         return planner.plans, planner.results
 
     def _batch(self, plans: Sequence[UnitPlan]) -> PlannedBatch:
-        """Return plans as a micro-batch that knows how many bytes its tensors have."""
+        """Return plans as a micro-batch with the total bytes of its tensors."""
         storages = {
             each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
             for plan in plans
@@ -291,7 +294,7 @@ class PlannedModule:
         )
 
     def _settle(self, plans: list[UnitPlan], loss: Symbol) -> None:
-        """Find the parameters of each unit, and the values that cross between them."""
+        """Compute the parameters of each unit, and the values that cross between units."""
         order = {name: number for number, name in enumerate(self._names.values())}
         readers: dict[Symbol, list[int]] = {loss: []}
         for place, plan in enumerate(plans):
@@ -323,7 +326,7 @@ class PlannedModule:
             plan.inputs = tuple(sorted(plan.inputs, key=lambda each: not slopes[each]))
 
     def _units(self, plans: Sequence[UnitPlan]) -> tuple[PlannedUnit, ...]:
-        """Return the units; a parameter that none reads is the last one's, and not trained."""
+        """Return the units; the last one gets the parameters that no unit reads, untrained."""
         read = {name for plan in plans for name in plan.parameters}
         unread = [name for name in self._names.values() if name not in read]
         found: list[PlannedUnit] = []
@@ -350,11 +353,7 @@ class PlannedModule:
         return tuple(found)
 
     def _need_shapes(self, found: Sequence[_UnitShape]) -> None:
-        """Return if the forward of a micro-batch has the units and values of the first one.
-
-        Raises:
-            ModuleUnitError: it has not.
-        """
+        """Raise ModuleUnitError unless a forward has the units and values of the first one."""
         known = self._shapes
         for one, other in zip(known, found, strict=False):
             if one != other:
@@ -389,7 +388,7 @@ def _shapes_of(plans: Sequence[UnitPlan]) -> list[_UnitShape]:
 
 
 def _nothing() -> None:
-    """Compare nothing: numbers between blocks are put back before the first one is measured."""
+    """Do nothing: state between blocks is restored before the first one is measured."""
 
 
 def _unwatched(_: str) -> nullcontext[None]:

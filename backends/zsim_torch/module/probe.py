@@ -1,8 +1,8 @@
-"""Numbers in the place of parameters that have none yet: a module on "meta" is planned with them.
+"""Numbers in place of parameters on "meta", to plan a module before it has values.
 
-What a unit returns, keeps and costs does not depend on them, and the loss of units is compared with
-the module's own on them. Element (i, j, ...) is number i + j + ... of a row of random ones: such a
-tensor is as good as a drawn one, and takes the memory of its extents added up.
+Results, saved tensors and cost of a unit do not depend on the values, and the loss of the units is
+compared with the module's own on them. Element (i, j, ...) is number i + j + ... of a random row:
+this behaves like a random tensor, and needs memory only for the sum of its dimensions.
 """
 
 import math
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 _SPREAD: Final = 1 / 16
-"""Distance of vectors from one, which scales of norms begin with."""
+"""Standard deviation of vectors around one, the usual initial scale of norms."""
 
 
 def probe(parameter: Tensor, name: str) -> Tensor:
-    """Return numbers in the shape and format of `parameter`, on the CPU; they share memory."""
+    """Return numbers in the shape and data type of `parameter`, on the CPU, in shared memory."""
     shape, dtype = parameter.shape, parameter.dtype
     if not parameter.numel() or not dtype.is_floating_point:
         return torch.zeros((), dtype=dtype).expand(shape)
@@ -31,6 +31,6 @@ def probe(parameter: Tensor, name: str) -> Tensor:
 
 
 def value_or_probe(parameter: Tensor, name: str, dtype: torch.dtype) -> Tensor:
-    """Return the values of `parameter` in a format, or what stands for them on "meta"."""
+    """Return the values of `parameter` in a data type, or stand-ins if it is on "meta"."""
     found = probe(parameter, name) if parameter.is_meta else parameter.detach()
     return found.to(dtype)

@@ -37,10 +37,10 @@ from zsim_torch.module.object_state import (
 from zsim_torch.module.unit import ModuleUnitError
 
 Location = tuple[int, str | None]
-"""The id of an object with the name of an attribute, or of a dict with the key of a global."""
+"""The id of an object with an attribute name, or the id of a dict with the key of a global."""
 
 LONG: Final = 10_000
-"""Members of containers that are followed; a longer one is kept, and its members are not."""
+"""Maximum length of a container whose members are followed; longer ones are kept as a whole."""
 
 FOREIGN: Final = frozenset(["torch", "numpy", "zsim", "zsim_torch", *sys.stdlib_module_names])
 _ITERATORS: Final[tuple[type, ...]] = (
@@ -48,19 +48,19 @@ _ITERATORS: Final[tuple[type, ...]] = (
     type(iter(())), type(iter([])), type(iter(range(0))),
 )  # fmt: skip
 _INSTALLED: Final = "site-packages"
-"""Part of the paths of installed packages: globals of their functions are not followed."""
+"""Part of the paths of installed packages; globals of their functions are not followed."""
 
 _LEAVES: Final = (*PLAIN, types.ModuleType)
 _CACHED: Final = type(lru_cache(repr))
 _FUNCTIONS: Final = (partial, types.MethodType, types.FunctionType, _CACHED)
 _CONTAINERS: Final = (dict, list, deque, set, bytearray, array)
 _NAMESPACES: Final = (types.SimpleNamespace, Namespace, local, UserDict, UserList)
-"""Objects of the standard library that keep a caller's values as attributes."""
+"""Objects of the standard library that keep a user's values as attributes."""
 
 
 @dataclass(slots=True)
 class _KeptTable:
-    """Attributes or globals of `owner` as they were; `put` writes one, or removes a new one."""
+    """Attributes or globals of `owner` at an earlier time; `put` restores one of them."""
 
     owner: object
     name: str
@@ -69,7 +69,7 @@ class _KeptTable:
     before: dict[str, object]
 
     def changed(self) -> Iterator[str]:
-        """Yield names of attributes that have changed since."""
+        """Yield the names of attributes that have changed since."""
         now = self.read()
         if len(now) == len(self.before) and all(now.get(k) is v for k, v in self.before.items()):
             return
@@ -81,7 +81,7 @@ class _KeptTable:
 
 @dataclass(slots=True)
 class _KeptWhole:
-    """The content of `owner` as it was; None for `put` where it cannot be put back."""
+    """The content of `owner` at an earlier time; `put` is None if it cannot be restored."""
 
     owner: object
     name: str
@@ -90,15 +90,15 @@ class _KeptWhole:
     before: object
 
     def has_changed(self) -> bool:
-        """Return True if the content is another one now."""
+        """Return True if the content has changed."""
         return not same(self.before, self.read())
 
 
 @dataclass(slots=True)
 class PythonState:
-    """Objects that modules and functions reach, as they were when this was made.
+    """The state of all objects that modules and functions reach, at its creation.
 
-    With `copies` all values of tensors are kept, so that they can be put back.
+    With `copies`, all values of tensors are kept, so that they can be restored.
     """
 
     copies: bool = True
@@ -106,7 +106,7 @@ class PythonState:
     _tables: dict[int, _KeptTable] = field(default_factory=dict[int, _KeptTable])
     _wholes: dict[int, _KeptWhole] = field(default_factory=dict[int, _KeptWhole])
     _named: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
-    """Names of globals, by the table in which they are."""
+    """Names of globals, by the id of their table."""
     _imports: set[tuple[int, frozenset[str]]] = field(
         default_factory=set[tuple[int, frozenset[str]]]
     )
@@ -132,14 +132,14 @@ class PythonState:
 
     @property
     def locations(self) -> set[Location]:
-        """Return all places that were reached."""
+        """Return all locations that were reached."""
         found: set[Location] = {(number, None) for number in self._wholes}
         for number, each in self._tables.items():
             found.update((number, key) for key in each.before)
         return found
 
     def changed(self) -> dict[Location, str]:
-        """Return places that have changed since, with what they are called."""
+        """Return the locations that have changed since, with their names."""
         found: dict[Location, str] = {}
         for number, table in self._tables.items():
             found |= {(number, key): f"{table.name}{key}" for key in table.changed()}
@@ -149,7 +149,7 @@ class PythonState:
         return found
 
     def advance(self) -> dict[Location, str]:
-        """Return places that have changed since, and go on from how they are now."""
+        """Return the locations that have changed since, and start again from the current state."""
         found = self.changed()
         for number, key in found:
             members: Iterable[object]
@@ -165,10 +165,10 @@ class PythonState:
         return found
 
     def restore(self) -> None:
-        """Put back what has changed.
+        """Restore everything that has changed.
 
         Raises:
-            ModuleUnitError: an iterator has, which cannot be put back.
+            ModuleUnitError: an iterator has advanced, which cannot be restored.
         """
         lost = ""
         for table in self._tables.values():
@@ -207,7 +207,7 @@ class PythonState:
         self._wholes[id(value)] = _KeptWhole(value, name, read, put, read())
 
     def _inside(self, value: Any, name: str) -> Iterator[tuple[object, str]]:  # noqa: ANN401  (any object of a user)
-        """Keep `value`, and yield objects that it refers to."""
+        """Keep the state of `value`, and yield the objects that it refers to."""
         if isinstance(value, nn.Module):
             if self.follows_modules:
                 yield from self._of_module(value, name)
@@ -262,11 +262,11 @@ class PythonState:
                 yield from ((each, "") for each in given)
         elif isinstance(value, types.MethodType):
             yield from ((each, "") for each in (value.__self__, value.__func__))
-            if isinstance(value.__self__, nn.Module):  # its other methods, where it is not followed
+            if isinstance(value.__self__, nn.Module):  # other methods, if it is not followed
                 yield from ((each, "") for each in functions_of(value.__self__))
             return
         if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
-            yield (wrapped, "")  # torch.no_grad() and others put a function of theirs around it
+            yield (wrapped, "")  # decorators like torch.no_grad() wrap it
         if (
             not isinstance(value, types.FunctionType)
             or _is_foreign(value)
@@ -279,13 +279,13 @@ class PythonState:
         yield from _followed((each, value.__name__) for each in (*kept, vars(value)))
         named = {*names_of(value.__code__)}
         yield from self._of_globals(value.__globals__, named, "")
-        for each in named & sys.modules.keys():  # imported in the function itself
+        for each in named & sys.modules.keys():  # imported inside the function
             yield from self._of_import(sys.modules[each], named)
 
     def _of_globals(
         self, known: dict[str, object], named: set[str], prefix: str
     ) -> Iterator[tuple[object, str]]:
-        """Keep globals of a file that a function names; several functions share them."""
+        """Keep the globals of a file that a function names; functions of one file share them."""
         number = id(known)
         if number not in self._named:
             self._named[number] = set()
@@ -299,7 +299,7 @@ class PythonState:
             yield from self._of_import(each, named)
 
     def _of_import(self, found: object, named: set[str]) -> Iterator[tuple[object, str]]:
-        """Keep globals of a file of the caller's that a function names as its attributes."""
+        """Keep the globals of an imported user file that a function names as attributes."""
         if isinstance(found, types.ModuleType) and _is_callers(found):
             key = (id(found), frozenset(named))
             if key not in self._imports:
@@ -326,7 +326,7 @@ def _is_callers(found: types.ModuleType) -> bool:
 
 
 def functions_of(module: nn.Module) -> list[object]:
-    """Return functions that a call of a module may run: methods, hooks and attributes."""
+    """Return the functions that a call of a module may run: methods, hooks and attributes."""
     table: dict[str, Any] = vars(module)
     found: list[object] = [each for each in table.values() if isinstance(each, _FUNCTIONS)]
     hooks = [*table["_forward_hooks"].values(), *table["_forward_pre_hooks"].values()]

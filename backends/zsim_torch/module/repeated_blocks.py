@@ -1,4 +1,4 @@
-"""Repeated blocks of a module: what is gathered and run as one where nobody chooses units."""
+"""Find the repeated blocks of a module, which are the units if the user chooses none."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,10 @@ from torch import nn
 
 
 def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return members of lists of modules by path, or of sequences of equal ones; else children.
+    """Return the members of module lists, or of sequences of equal modules, by path.
 
-    Lists inside other ones are not looked at. A member without parameters is none.
+    A module without any has its children as blocks. Lists inside other lists are skipped, and
+    members without parameters are omitted.
     """
     found: dict[str, nn.Module] = {}
     for path, each in module.named_modules():
@@ -30,7 +31,7 @@ def outside(module: nn.Module, blocks: Mapping[str, nn.Module]) -> list[nn.Modul
 
 
 def names_outside(module: nn.Module, blocks: Mapping[str, nn.Module]) -> set[str]:
-    """Return names of the parameters that modules outside the blocks have."""
+    """Return the names of the parameters of modules outside the blocks."""
     names = {id(each): name for name, each in module.named_parameters()}
     parts = outside(module, blocks)
     return {names[id(each)] for part in parts for each in part.parameters(recurse=False)}

@@ -1,4 +1,4 @@
-"""Tensors that autograd saves while a unit runs: parameters as handles, all else as it is."""
+"""Tensors that autograd saves while a unit runs: parameters as handles, others as they are."""
 
 import weakref
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from zsim_torch.module.unit import TorchUnit, UnitRunError
 
 
 class _Handle(NamedTuple):
-    """Part of a parameter, or of an input behind them: which, and elements from its start."""
+    """Part of a parameter or bound input: its number, and the elements from its start."""
 
     number: int
     offset: int
@@ -22,39 +22,39 @@ class _Handle(NamedTuple):
 
 
 class InputEntry(Enum):
-    """Ways to keep for backward an input whose memory may be another one's by then."""
+    """How to save an input whose memory may be reused before backward."""
 
     BOUND = auto()
-    """Backward is given it again, from other memory perhaps."""
+    """Backward gets the input again, perhaps in other memory."""
     COPIED = auto()
-    """Backward is not given it again, so what it reads is copied."""
+    """Backward does not get the input again, so the parts that it reads are copied."""
 
 
 class _Kept(NamedTuple):
-    """A tensor that autograd keeps, and its version when it was kept."""
+    """A tensor that autograd saved, and its version at that time."""
 
     tensor: torch.Tensor
     version: int
 
 
 CHANGED: Final = "modified by an inplace operation"
-"""Words of autograd's own error about a tensor that it has saved."""
+"""Text in autograd's own error about a changed saved tensor."""
 
 
 def changed_in_place(unit: str) -> str:
-    """Return what is said of a unit whose saved tensor was changed."""
+    """Return the error message for a unit whose saved tensor was changed."""
     return f"unit {unit}: a tensor that its backward needs was changed in place"
 
 
 def version(tensor: torch.Tensor) -> int:
-    """Return how often the memory of `tensor` was changed in place."""
+    """Return the version of `tensor`: the number of in-place changes of its memory."""
     return tensor._version  # pyright: ignore[reportPrivateUsage]  # torch has no public name
 
 
 class Saving:
-    """Packs what autograd saves while a unit runs, and unpacks it at backward.
+    """Packs the tensors that autograd saves while a unit runs, and unpacks them at backward.
 
-    It holds no tensor after forward; `views` are bound for the time of the backward.
+    It holds no parameters after forward; `views` are bound during the backward.
     """
 
     def __init__(self, unit: TorchUnit, views: Sequence[torch.Tensor]) -> None:
@@ -80,7 +80,7 @@ class Saving:
         return storage
 
     def enter_input(self, position: int, value: torch.Tensor, entry: InputEntry) -> None:
-        """Bind the input at `position` to another view later, or copy what is kept of it."""
+        """Bind the input at `position` to another view later, or copy the saved part of it."""
         if value.numel() and entry is InputEntry.BOUND:
             self.binds_inputs = True
             self._bind(value, self._count + position)
@@ -88,12 +88,12 @@ class Saving:
             self._copied[value.untyped_storage().data_ptr()] = value
 
     def end_forward(self) -> None:
-        """Forget what was copied: other memory may be where it was."""
+        """Forget the copied inputs, since their addresses may be reused."""
         self._copied.clear()
         self._copies.clear()
 
     def _kept_copy(self, tensor: torch.Tensor) -> _Kept | None:
-        """Return `tensor` in a copy of the input that it is part of, made once; None if of none."""
+        """Return `tensor` as a view of a copy of its input, or None if it is in no input."""
         pointer = tensor.untyped_storage().data_ptr()
         value = self._copied.get(pointer)
         if value is None:
@@ -105,7 +105,7 @@ class Saving:
         return _Kept(part, version(part))
 
     def pack(self, tensor: torch.Tensor) -> _Handle | _Kept:
-        """Return a handle for a part of a parameter, anything else as it is."""
+        """Return a handle for a part of a parameter, or the tensor itself."""
         if torch.is_autocast_enabled(self.device):
             raise UnitRunError(
                 f"unit {self.unit}: autocast inside the unit keeps cast copies of its parameters; "
@@ -122,7 +122,7 @@ class Saving:
         return _Kept(tensor.detach(), version(tensor))
 
     def unpack(self, packed: _Handle | _Kept) -> torch.Tensor:
-        """Return the part of the parameter where it is now, or the tensor that was kept."""
+        """Return the part of the parameter in its current memory, or the saved tensor."""
         if isinstance(packed, _Kept):
             if version(packed.tensor) != packed.version:
                 raise UnitRunError(changed_in_place(self.unit))
@@ -134,10 +134,11 @@ class Saving:
         return view.as_strided(packed.size, packed.stride, offset)
 
     def watch(self, views: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
-        """Refuse reads of memory that held the parameters in forward, while they are in `views`.
+        """Return a context that refuses reads of the forward's parameter memory, except `views`.
 
-        Such memory lives on where somebody kept it or the schedule has not freed it yet. Both are
-        rare: most backwards run without the mode, which makes calls of torch in Python slower.
+        Such memory still exists if another object keeps it, or if the schedule has not freed it
+        yet. Both are rare: most backwards run without this mode, which slows down torch calls in
+        Python.
         """
         there = {pointer for pointer, storage in self._storages.items() if storage() is not None}
         there -= {view.untyped_storage().data_ptr() for view in views}

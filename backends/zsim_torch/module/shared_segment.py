@@ -1,4 +1,4 @@
-"""Segments of a transformer whose sequences several ranks share: each has its tokens of all."""
+"""Segments of a transformer on a rank of a context group: it holds some tokens of each sequence."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from zsim_torch.module.transformer import (
 
 
 def own_shape(shape: Transformer, place: ContextPlace) -> Transformer:
-    """Return the shape of what one of the ranks that share a sequence has of it."""
+    """Return the shape of a rank's part of the transformer in a context group."""
     return replace(
         shape,
         sequence_length=shape.sequence_length // place.ranks,
@@ -31,14 +31,14 @@ def own_shape(shape: Transformer, place: ContextPlace) -> Transformer:
 
 
 class OwnEmbedding(Embedding):
-    """Learned embeddings of this rank's tokens, and of their positions."""
+    """Learned embeddings of this rank's tokens and their positions."""
 
     def __init__(self, shape: Transformer, place: ContextPlace, dtype: torch.dtype) -> None:
         super().__init__(shape, dtype)
         self.place = place
 
     def forward(self, batch: Tensor) -> Tensor:
-        """Hidden state of the tokens of `batch` that this rank has."""
+        """Return the hidden state of this rank's tokens of `batch`."""
         words: Tensor = self.token(self.place.own(batch[:, :-1], 1))
         if self.position is None:
             return words
@@ -46,7 +46,7 @@ class OwnEmbedding(Embedding):
 
 
 class QueriesAndKeysSegment(nn.Module):
-    """Norm and linear layers before attention: queries, and keys behind which values are."""
+    """Norm and projections before attention: outputs queries, and keys followed by values."""
 
     def __init__(self, shape: Transformer, place: ContextPlace, dtype: torch.dtype) -> None:
         super().__init__()
@@ -56,7 +56,10 @@ class QueriesAndKeysSegment(nn.Module):
         del self.proj
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries, [sequences, tokens, heads x size], and both others, flat."""
+        """Return queries [sequences, tokens, heads x size], and keys and values as one flat tensor.
+
+        Keys precede values in the second tensor.
+        """
         shape = self.shape
         heads, shared, size = shape.attention_heads, shape.shared_heads, shape.head_width
         normed = self.ln1(hidden.view(-1, shape.sequence_length, shape.hidden_size))
@@ -78,7 +81,7 @@ class QueriesAndKeysSegment(nn.Module):
 
 
 class AttendedSegment(nn.Module):
-    """A block from attention to all tokens on."""
+    """The rest of a block, from attention to all tokens on."""
 
     def __init__(self, shape: Transformer, place: ContextPlace, dtype: torch.dtype) -> None:
         super().__init__()
@@ -110,4 +113,4 @@ class AttendedSegment(nn.Module):
 def own_loss(logits: Tensor, batch: Tensor, place: ContextPlace) -> Tensor:
     """Return the mean cross entropy of `logits`, [tokens of this rank, vocabulary]."""
     targets = place.own(batch[:, 1:], 1)
-    return next_token_loss(logits, torch.cat((batch[:, :1], targets), 1))  # the first is none
+    return next_token_loss(logits, torch.cat((batch[:, :1], targets), 1))  # drops column 0

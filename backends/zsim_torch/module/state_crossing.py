@@ -1,7 +1,8 @@
-"""Python objects through which a block and the code between blocks pass something on.
+"""Find Python objects that pass values between a block and the code between blocks.
 
-Code between blocks runs ahead of a micro-batch, before its blocks: what a block leaves for it is
-late, and what it changes after a block has read it is early. Both are found in the first forward.
+Code between blocks runs ahead of a micro-batch, before its blocks. A value that a block leaves for
+this code arrives too late, and a change by this code after a block has read the value comes too
+early. Both are detected in the first forward.
 """
 
 import inspect
@@ -22,26 +23,26 @@ _GET: Final = "__getattribute__"
 _MISSING: Final = object()
 
 Reads = dict[tuple[int, str], nn.Module]
-"""Attributes of modules that were read, with the module."""
+"""Attributes of modules that were read, with their modules."""
 
 
 @dataclass(slots=True)
 class StateCrossing:
-    """Refuses Python objects that cross between blocks and code between them in one forward.
+    """Refuses Python objects that pass values between blocks and other code in one forward.
 
-    Attributes of modules are seen when they are read; globals, cells and defaults are taken to be
-    read by functions that name them.
+    Reads of module attributes are observed. Globals, cells and defaults count as read by the
+    functions that name them.
     """
 
     state: PythonState
     functions: Mapping[str, list[object]]
-    """Functions that a block may run, by its path; those between blocks have an empty one."""
+    """Functions that a block may run, by its path; "" for those between blocks."""
 
     late_reads: Reads = field(default_factory=Reads)
     """Attributes that code between blocks has read after the first block."""
     _inside: str = ""
     _left: dict[Location, tuple[str, str]] = field(default_factory=dict[Location, tuple[str, str]])
-    """Changes of blocks that have run: the name of the object, and the path of the block."""
+    """Changes by blocks that have run: the name of the object, and the path of the block."""
     _reads: dict[str, Reads] = field(default_factory=dict[str, Reads])
 
     @classmethod
@@ -52,7 +53,7 @@ class StateCrossing:
         around: Iterable[nn.Module],
         loss: object,
     ) -> "StateCrossing":
-        """Return one that starts with what `module` reaches now."""
+        """Return a checker that starts with the objects that `module` reaches now."""
         functions = {
             path: [each for part in block.modules() for each in functions_of(part)]
             for path, block in blocks.items()
@@ -62,10 +63,10 @@ class StateCrossing:
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """See attributes that are read inside.
+        """Return a context in which attribute reads are observed.
 
         Raises:
-            ModuleUnitError: the forward that ran inside passes something on.
+            ModuleUnitError: the forward inside passes a value between blocks and other code.
         """
         before = vars(nn.Module).get(_GET)
         own: Callable[[Any, str], Any] = getattr(nn.Module, _GET)
@@ -90,7 +91,7 @@ class StateCrossing:
 
     @contextmanager
     def block(self, path: str) -> Generator[None]:
-        """Run a block inside."""
+        """Return a context for the run of a block."""
         self._end_between()
         self._inside = path
         try:
@@ -102,7 +103,7 @@ class StateCrossing:
         self._reads.pop("", None)
 
     def _end_between(self) -> None:
-        """Raise ModuleUnitError if code since the last block read or changed what it must not."""
+        """Raise ModuleUnitError if code since the last block made a forbidden read or change."""
         if len(self._reads) > 1 or "" not in self._reads:  # a block has run
             self.late_reads |= self._reads.get("", {})
         late = self._found(self._left, "")
@@ -122,7 +123,7 @@ class StateCrossing:
                 )
 
     def _found(self, changed: Mapping[Location, object], path: str) -> Location | None:
-        """Return a changed place that was read between blocks, or in the block at `path`."""
+        """Return a changed location that was read between blocks, or in the block at `path`."""
         if not changed:
             return None
         roots: list[object] = []
@@ -141,7 +142,7 @@ class StateCrossing:
 
 
 def _is_users(frame: FrameType | None) -> bool:
-    """Return True if code outside torch and zsim has called the function that runs in `frame`."""
+    """Return True if code outside torch and zsim called the function that runs in `frame`."""
     caller = None if frame is None else frame.f_back
     name = "" if caller is None else str(caller.f_globals.get("__name__"))
     return name.split(".")[0] not in FOREIGN
@@ -150,7 +151,7 @@ def _is_users(frame: FrameType | None) -> bool:
 class LateReads:
     """Plain attributes that code between blocks reads after a block: blocks must not change them.
 
-    The first forward shows most; a block that does so later only is refused when it does.
+    The first forward detects most cases. This check catches a block that changes one only later.
     """
 
     def __init__(self, reads: Reads) -> None:
@@ -162,11 +163,11 @@ class LateReads:
         self._values: list[object] = []
 
     def note(self) -> None:
-        """Note values, when code between blocks has run ahead."""
+        """Record the values, after code between blocks has run ahead."""
         self._values = [table.get(name) for table, name in self._places]
 
     def need_unchanged(self) -> None:
-        """Raise ModuleUnitError if blocks have changed one since."""
+        """Raise ModuleUnitError if a block has changed one of the values since."""
         for before, (table, name) in zip(self._values, self._places, strict=True):
             if not same(before, table.get(name)):
                 raise ModuleUnitError(

@@ -1,7 +1,7 @@
-"""Parts that a rank of the tensor axis has of a transformer's parameters.
+"""The parts of a transformer's parameters on a tensor parallel rank.
 
-Column-parallel layers are cut by rows of their weights, row-parallel ones by columns, tables of the
-vocabulary by rows behind which zeros make the parts equal (Shoeybi et al. 2019, section 3).
+Column-parallel layers are cut by rows of their weights, row-parallel ones by columns. Vocabulary
+tables are cut by rows, padded with zeros to equal parts (Shoeybi et al. 2019, section 3).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ VOCABULARY: Final = (TOKENS, "head.weight")
 
 
 class PartBox(NamedTuple):
-    """Rows of a rank's part, from `row` on, as a box of the whole parameter."""
+    """Rows of a rank's part, from `row` on, as a box of the full parameter."""
 
     row: int
     offsets: tuple[int, ...]
@@ -31,12 +31,12 @@ class PartBox(NamedTuple):
 
     @classmethod
     def of_rows(cls, row: int, first: int, count: int, others: Sequence[int]) -> "PartBox":
-        """Return whole rows, `count` of them from `first` on, each of the shape `others`."""
+        """Return a box of `count` whole rows from `first` on, each of the shape `others`."""
         return cls(row, (first, *[0] * len(others)), (count, *others))
 
 
 class TensorPlace(NamedTuple):
-    """A rank's number along the tensor axis, and how many there are."""
+    """A rank's index along the tensor axis, and the size of the axis."""
 
     number: int = 0
     ranks: int = 1
@@ -49,7 +49,7 @@ class TensorPlace(NamedTuple):
         return cls(coordinates[TENSOR], schedule.mesh.axis_size(TENSOR))
 
     def part(self, shape: Transformer, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of the parameter `name`, or all of it where ranks have copies."""
+        """Return this rank's part of the parameter `name`; the whole if ranks have copies."""
         if self.ranks == 1:
             return whole
         parts = [
@@ -62,9 +62,9 @@ class TensorPlace(NamedTuple):
         return torch.cat(parts) if whole.dim() else whole
 
     def boxes(self, shape: Transformer, name: str, whole: Sequence[int]) -> tuple[PartBox, ...]:
-        """Return where the rows of this rank's part lie in the parameter, of the shape `whole`.
+        """Return the boxes of this rank's rows in the full parameter, whose shape is `whole`.
 
-        Rows of zeros behind a table of the vocabulary lie nowhere.
+        Padding rows of a vocabulary table are in no box.
         """
         rows, *others = whole or (1,)
         if name in VOCABULARY:
@@ -90,7 +90,7 @@ class TensorPlace(NamedTuple):
         return tuple(found)
 
     def whole_shape(self, shape: Transformer, name: str, own: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the whole parameter, where this rank's part has the shape `own`."""
+        """Return the shape of the full parameter, given the shape `own` of this rank's part."""
         if self.ranks == 1 or not own:
             return tuple(own)
         rows, *others = own

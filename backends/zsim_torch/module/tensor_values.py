@@ -1,4 +1,4 @@
-"""Tensors with values: tensors of a recording and on "meta" have none."""
+"""Tell tensors with values from those of a recording and on "meta", which have none."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor

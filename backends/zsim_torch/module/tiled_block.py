@@ -1,7 +1,7 @@
 """A block in plain torch modules whose linear layers are cut into tiles, each a unit.
 
-As `zsim.model.transformer.tiling` has it: a tile makes some rows of a layer's output, and what
-follows puts the tiles together. A block's children are its units, and those of its layers.
+As in `zsim.model.transformer.tiling`, a tile computes some rows of a layer's output, and the next
+module concatenates the tiles. A block's units are its children and the children of its layers.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from zsim_torch.module.norm import norm
 
 
 class _Joined(torch.autograd.Function):
-    """Tiles one after the other along the last dimension.
+    """Concatenates tiles along the last dimension.
 
-    Each gradient is memory of its own: a view would keep those of all tiles alive.
+    Each gradient is a separate copy: a view would keep those of all tiles alive.
     """
 
     @staticmethod
     def forward(ctx: Any, *tiles: Tensor) -> Tensor:  # noqa: ANN401  (torch's own)
-        """Return all tiles in one."""
+        """Return all tiles, concatenated."""
         ctx.widths = [tile.shape[-1] for tile in tiles]
         return torch.cat(tiles, -1)
 
@@ -55,12 +55,12 @@ class TiledLinear(nn.ModuleList):
         )
 
     def tiles(self, source: Tensor) -> tuple[Tensor, ...]:
-        """Return what each tile makes."""
+        """Return the output of each tile."""
         return tuple(tile(source) for tile in self)
 
 
 class _Sum(nn.Module):
-    """Adds what tiles of one or several layers made to the residual."""
+    """Adds the outputs of tiles of one or several layers to the residual."""
 
     def __init__(self, tiles: int) -> None:
         super().__init__()
@@ -74,21 +74,21 @@ class _Sum(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention to what tiles of its projections made."""
+    """Attention to the outputs of the projections' tiles."""
 
     def __init__(self, shape: Transformer) -> None:
         super().__init__()
         self.shape = shape
 
     def forward(self, *made: Tensor) -> Tensor:
-        """Return [sequences, tokens, heads x head size]."""
+        """Return the attention output, [sequences, tokens, heads x head size]."""
         tiles = self.shape.execution.tiles
         starts = range(0, len(made), tiles)
         return attend_to(self.shape, [_joined(made[first : first + tiles]) for first in starts])
 
 
 class _Activation(nn.Module):
-    """The activation function of what tiles made; gates come first."""
+    """The activation of an MLP on outputs of tiles; those of the gate come first."""
 
     def __init__(self, shape: Transformer) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _Activation(nn.Module):
 
 
 class TiledBlock(nn.Module):
-    """Causal self-attention and an MLP, each behind a norm and beside a residual, in tiles."""
+    """Causal self-attention and an MLP in tiles, each with a norm before it and a residual."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class TiledBlock(nn.Module):
         return made
 
     def _tiles(self, source: Tensor, *names: str) -> tuple[Tensor, ...]:
-        """Return what the tiles of some layers make, one layer after the other."""
+        """Return the outputs of the tiles of some layers, layer by layer."""
         layers = (self.get_submodule(name) for name in names)
         return tuple(
             tile
@@ -155,7 +155,7 @@ def _parts(shape: Transformer) -> tuple[str, ...]:
 
 
 def tiled_units(shape: Transformer) -> tuple[str, ...]:
-    """Return the units of a block in the order of forward, as paths behind its name."""
+    """Return the units of a block in the order of forward, as path suffixes."""
     layers = linear_layers(shape)
     tiles = [f".{number}" for number in range(shape.execution.tiles)]
     return tuple(
@@ -164,7 +164,7 @@ def tiled_units(shape: Transformer) -> tuple[str, ...]:
 
 
 def layer_of_tile(shape: Transformer, name: str) -> tuple[str, slice]:
-    """Return the name that a parameter of a tile has in the layer as one, and its rows there."""
+    """Return a tile parameter's name in the untiled layer, and its rows there."""
     block, layer, number, kind = name.split(".")
     rows = tile_rows(layer, linear_layers(shape)[layer][0], shape.execution.tiles)
     starts = (0, *accumulate(rows))

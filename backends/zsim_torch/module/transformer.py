@@ -1,10 +1,10 @@
-"""A transformer in plain torch modules, with units and names as `zsim.model.transformer` has them.
+"""A transformer in plain torch modules, with the units and names of `zsim.model.transformer`.
 
-The units are the children of the module, in order: "embedding", "block0" and so on, "head"; of
-blocks in tiles, the children of these (`zsim_torch.module.tiled_block`). The first reads the batch,
-tokens as int64 [sequences, sequence_length + 1]; a block reads the hidden state [sequences,
-sequence_length, hidden_size]; the head reads hidden state and batch and returns the mean cross
-entropy of each next token, in fp32 (fp64 in fp64). There is no dropout.
+The units are the children of the module, in order: "embedding", "block0" and so on, "head"; for
+blocks in tiles, the children of the blocks (`zsim_torch.module.tiled_block`). The embedding reads
+the batch, tokens as int64 [sequences, sequence_length + 1]. A block reads the hidden state
+[sequences, sequence_length, hidden_size]. The head reads hidden state and batch and returns the
+mean cross entropy of each next token, in fp32 (fp64 in fp64). There is no dropout.
 """
 
 import math
@@ -32,7 +32,7 @@ def _embedding(rows: int, columns: int, dtype: torch.dtype) -> nn.Embedding:
 
 
 class Embedding(nn.Module):
-    """Learned embeddings of tokens, and of positions where they are learned."""
+    """Learned embeddings of tokens and, if positions are learned, of positions."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Embedding(nn.Module):
             self.position = _embedding(shape.places, shape.hidden_size, dtype)
 
     def forward(self, batch: Tensor) -> Tensor:
-        """Hidden state of all tokens of `batch` but the last of each sequence."""
+        """Return the hidden state of all tokens of `batch` but the last of each sequence."""
         tokens = batch[:, :-1]
         words: Tensor = self.token(tokens)
         return words if self.position is None else words + self.position.weight[: tokens.shape[1]]
@@ -51,7 +51,7 @@ class Embedding(nn.Module):
 def add_projections(
     part: nn.Module, shape: Transformer, dtype: torch.dtype, *, bias: bool | None = None
 ) -> None:
-    """Give `part` the linear layers of attention; `bias` is that of its output, as `shape` says."""
+    """Add the linear layers of attention to `part`; `bias` overrides that of its output layer."""
     _add_layers(part, shape, (*projections(shape), "proj"), dtype, bias=bias)
 
 
@@ -63,7 +63,7 @@ def _add_layers(
     *,
     bias: bool | None,
 ) -> None:
-    """Give `part` these linear layers; `bias` is that of the last."""
+    """Add linear layers to `part`; `bias` overrides that of the last."""
     layers = linear_layers(shape)
     for name in names:
         rows, columns, biased = layers[name]
@@ -73,7 +73,7 @@ def _add_layers(
 
 
 def attention(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
-    """Causal self-attention by the linear layers of `part`."""
+    """Return causal self-attention by the linear layers of `part`."""
     made = [part.get_submodule(name)(normed) for name in projections(shape)]
     result: Tensor = part.get_submodule("proj")(attend_to(shape, made))
     return result
@@ -82,13 +82,13 @@ def attention(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
 def add_perceptron(
     part: nn.Module, shape: Transformer, dtype: torch.dtype, *, bias: bool | None = None
 ) -> None:
-    """Give `part` the linear layers of an MLP; `bias` is that of its output, as `shape` says."""
+    """Add the linear layers of an MLP to `part`; `bias` overrides that of its output layer."""
     gate = ("gate",) if shape.activation is Activation.SWIGLU else ()
     _add_layers(part, shape, (*gate, "up", "down"), dtype, bias=bias)
 
 
 def perceptron(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
-    """Run an MLP by the linear layers of `part`."""
+    """Return the output of an MLP by the linear layers of `part`."""
     gate = None
     if shape.activation is Activation.SWIGLU:
         gate = part.get_submodule("gate")(normed)
@@ -97,7 +97,7 @@ def perceptron(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
 
 
 class TransformerBlock(nn.Module):
-    """Causal self-attention and an MLP, each behind a norm and beside a residual."""
+    """Causal self-attention and an MLP, each with a norm before it and a residual."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def next_token_loss(logits: Tensor, batch: Tensor) -> Tensor:
 
 
 class NextTokenLoss(nn.Module):
-    """Mean cross entropy of logits that another segment made."""
+    """Mean cross entropy of the logits of another segment."""
 
     def forward(self, logits: Tensor, batch: Tensor) -> Tensor:
         """Return the loss, a scalar."""
@@ -178,7 +178,7 @@ def transformer(
 ) -> Decoder:
     """Return the model of `shape`, with the initial values of `seed`.
 
-    Without a seed it has shapes and no values: its parameters are on the device "meta".
+    Without a seed, its parameters have shapes but no values: they are on the device "meta".
     """
     with torch.device("meta"):
         module = Decoder(shape, dtype)
@@ -188,7 +188,7 @@ def transformer(
     names = {parameter: name for name, parameter in module.named_parameters()}
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            if parameter not in made:  # a tied one is met twice
+            if parameter not in made:  # a tied one occurs twice
                 value = initial_value(shape, names[parameter], parameter.shape, seed=seed)
                 made[parameter] = nn.Parameter(value.to(dtype))
             setattr(part, name, made[parameter])
@@ -196,11 +196,11 @@ def transformer(
 
 
 def initial_value(shape: Transformer, name: str, size: tuple[int, ...], *, seed: int) -> Tensor:
-    """Return the initial value of the parameter `name` in fp32, from seed and name alone.
+    """Return the initial value of the parameter `name` in fp32, a function of seed and name.
 
-    Weights are normal, those that write into the residual stream smaller by the square root of
-    their number (Radford et al. 2019, section 2.3); biases are 0 and the scales of norms 1. A tile
-    has its rows of the layer as one.
+    Weights are normal; those that write to the residual stream are divided by the square root of
+    their number (Radford et al. 2019, section 2.3). Biases are 0 and scales of norms 1. A tile has
+    its rows of the untiled layer.
     """
     if name.endswith(".bias"):
         return torch.zeros(size)

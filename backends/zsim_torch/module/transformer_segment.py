@@ -1,9 +1,8 @@
-"""A transformer as the segments of its model, on one rank of the tensor axis, in plain torch.
+"""A transformer as segments of its model on one tensor parallel rank, in plain torch.
 
-A segment is a module of its own: what stands between two collectives of the tensor axis, or a unit
-of a pipeline's stage. It reads and makes flat tensors of tokens, as buffers hold them. The modules
-of linear layers hold the rows or columns of this rank alone; names of parameters are those of
-`zsim.model.transformer`.
+A segment is a module: the part of a unit between two collectives of the tensor axis, or a unit of a
+pipeline stage. It reads and returns flat tensors of tokens, as buffers hold them. Linear layers
+hold only this rank's rows or columns; parameters have the names of `zsim.model.transformer`.
 """
 
 from dataclasses import replace
@@ -49,9 +48,9 @@ from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
 class SegmentedDecoder(nn.Module):
-    """Parameters of this rank under the names of the model; `units` are its segments in order.
+    """Parameters of this rank under the model's names; `units` are its segments in order.
 
-    All are without values, on the device "meta".
+    All are on the device "meta", without values.
     """
 
     def __init__(self, model: Model, place: TensorPlace, context: ContextPlace = ALONE) -> None:
@@ -69,14 +68,14 @@ class SegmentedDecoder(nn.Module):
         self._shape, self._place = shape, place
 
     def part_of(self, name: str) -> tuple[tuple[int, ...], tuple[PartBox, ...]]:
-        """Return the shape of the whole parameter `name`, and where this rank's part lies in it."""
+        """Return the shape of the full parameter `name`, and the boxes of this rank's part."""
         place, shape = self._place, self._shape
         whole = place.whole_shape(shape, name, self.get_parameter(name).shape)
         return whole, place.boxes(shape, name, whole)
 
 
 def is_segmented(model: Model, mesh: Mesh) -> bool:
-    """Return whether units of `model` are cut into segments, or its values come from elsewhere."""
+    """Return True if units of `model` are cut into segments, or run in pipeline stages."""
     staged = any(axis.name == PIPELINE and axis.size > 1 for axis in mesh.axes)
     return staged or any(len(unit.segments) > 1 for unit in model.units)
 
@@ -91,7 +90,7 @@ def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:
 
 
 class _SegmentMaker:
-    """Makes the modules of segments; parameters that several name are one, in `held`."""
+    """Makes the modules of segments; a parameter used in several is shared, through `held`."""
 
     def __init__(self, shape: Transformer, place: TensorPlace, context: ContextPlace) -> None:
         self.shape = replace(
@@ -110,7 +109,7 @@ class _SegmentMaker:
         self.own = OwnVocabulary(start, min(start + rows, shape.vocab_size))
 
     def make(self, unit: Unit, segment: Segment) -> nn.Module:
-        """Return the module of a segment, whose parameters are known from now on."""
+        """Return the module of a segment and register its parameters."""
         with torch.device("meta"):
             made = self._module(unit, segment)
         for name in segment.parameters:
@@ -118,7 +117,7 @@ class _SegmentMaker:
         return made
 
     def _hold(self, part: nn.Module, name: str) -> None:
-        """Let `part` have the parameter that is called `name` in the whole model."""
+        """Replace the parameter of `part` by the shared one called `name` in the full model."""
         *path, last = _local(name).split(".")
         owner = part.get_submodule(".".join(path))
         own = owner.get_parameter(last)
@@ -166,7 +165,7 @@ class _SegmentMaker:
                 raise ValueError(f"unit {unit.name}: no module makes {output.name}")
 
     def _shared(self, segment: Segment, dtype: torch.dtype) -> nn.Module | None:
-        """Return the module of a segment that differs where ranks share sequences, if it does."""
+        """Return the module of a segment that differs in a context group, else None."""
         if segment.gathers_context:
             return AttendedSegment(self.shape, self.context, dtype)
         names = [output.name for output in segment.outputs]
@@ -178,7 +177,7 @@ class _SegmentMaker:
 
 
 def _local(name: str) -> str:
-    """Return the name of a parameter in its segment: without that of its unit."""
+    """Return the name of a parameter in its segment, without the unit's name."""
     return name.partition(".")[2]
 
 
@@ -199,7 +198,7 @@ class _RowSegment(nn.Module):
 
 
 class _HeldMatrix(nn.Module):
-    """A matrix of parameters, and nothing that runs."""
+    """A weight matrix without a forward."""
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -220,7 +219,7 @@ class _WordsSegment(nn.Module):
 
 
 class _PlacesSegment(_RowSegment):
-    """Learned positions, added to the embeddings of the tokens that this rank has."""
+    """Learned positions, added to the embeddings of this rank's tokens."""
 
     def __init__(self, maker: _SegmentMaker, output: Value, dtype: torch.dtype) -> None:
         super().__init__(maker.shape)
@@ -250,7 +249,7 @@ class _BlockSegment(TransformerBlock):
 
 
 class _NormSegment(_RowSegment):
-    """A norm of the tokens that this rank has, under the name that it has in its unit."""
+    """A norm of this rank's tokens, under its name in the unit."""
 
     def __init__(self, shape: Transformer, name: str, dtype: torch.dtype) -> None:
         super().__init__(shape)
@@ -258,13 +257,13 @@ class _NormSegment(_RowSegment):
         self._name = name
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return each row, normed."""
+        """Return the normalized rows."""
         made: Tensor = self.get_submodule(self._name)(self._rows(hidden))
         return made
 
 
 class _AttentionSegment(_RowSegment):
-    """Attention of this rank's heads; makes summands of its output, without the bias."""
+    """Attention of this rank's heads; returns summands of its output, without the bias."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__(shape)
@@ -276,7 +275,7 @@ class _AttentionSegment(_RowSegment):
 
 
 class _PerceptronSegment(_RowSegment):
-    """An MLP of this rank's hidden units; makes summands of its output, without the bias."""
+    """An MLP of this rank's hidden units; returns summands of its output, without the bias."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__(shape)
@@ -288,7 +287,7 @@ class _PerceptronSegment(_RowSegment):
 
 
 class _HeldBias(nn.Module):
-    """A bias, and nothing that runs."""
+    """A bias without a forward."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -296,7 +295,7 @@ class _HeldBias(nn.Module):
 
 
 class _SumSegment(_RowSegment):
-    """Residual sum, with the biases that were held back until the summands were summed."""
+    """Residual sum, including the biases that were omitted from the summands."""
 
     def __init__(self, shape: Transformer, segment: Segment, dtype: torch.dtype) -> None:
         super().__init__(shape)
@@ -326,13 +325,13 @@ class _LogitsSegment(_RowSegment):
             self.token = table
 
     def forward(self, hidden: Tensor, *_: Tensor) -> Tensor:
-        """Return [tokens, rows of this rank] of hidden states that are normed."""
+        """Return logits [tokens, rows of this rank] of normalized hidden states."""
         weight: Tensor = attrgetter(self._name)(self)
         return functional.linear(self._rows(hidden), weight)
 
 
 class _HeadSegment(_LogitsSegment):
-    """A whole head, or all of it but the loss."""
+    """A whole head, or a head without the loss."""
 
     def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
         super().__init__(maker, segment, dtype)
@@ -340,7 +339,7 @@ class _HeadSegment(_LogitsSegment):
         self.ln = norm(maker.shape, dtype)
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
-        """Return the loss, a scalar, or without a batch the logits."""
+        """Return the loss, a scalar; without a batch, return the logits."""
         logits = super().forward(self.ln(self._sequences(hidden)))
         if not others:
             return logits
@@ -351,38 +350,38 @@ class _HeadSegment(_LogitsSegment):
 
 
 class _WidenedLogits(nn.Module):
-    """A cast to the format of the loss."""
+    """A cast to the data type of the loss."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Return `logits` in that format, in memory of their own."""
+        """Return a copy of `logits` in that data type."""
         return logits.to(self.dtype, copy=True)
 
 
 class _StatisticsSegment(nn.Module):
-    """Summands of what the loss is made of."""
+    """Summands of the loss."""
 
     def __init__(self, own: OwnVocabulary) -> None:
         super().__init__()
         self.own = own
 
     def forward(self, logits: Tensor, batch: Tensor) -> Tensor:
-        """Return [3, tokens]."""
+        """Return the statistics, [3, tokens]."""
         return statistics(logits.view(batch.shape[0] * (batch.shape[1] - 1), -1), batch, self.own)
 
 
 class _ScoresSegment(_LogitsSegment):
-    """Logits and the summands of the loss."""
+    """Logits, reduced to the summands of the loss."""
 
     def __init__(self, maker: _SegmentMaker, segment: Segment, dtype: torch.dtype) -> None:
         super().__init__(maker, segment, dtype)
         self.own = maker.own
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
-        """Return [3, tokens]."""
+        """Return the statistics, [3, tokens]."""
         (batch,) = others
         logits = super().forward(hidden)
         if logits.dtype is not torch.float64:
@@ -391,8 +390,8 @@ class _ScoresSegment(_LogitsSegment):
 
 
 class _LossSegment(nn.Module):
-    """The loss from statistics that were summed over the ranks."""
+    """The loss from statistics summed over the ranks."""
 
     def forward(self, summed: Tensor) -> Tensor:
-        """Return a scalar."""
+        """Return the mean cross entropy, a scalar."""
         return mean_cross_entropy(summed)

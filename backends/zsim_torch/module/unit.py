@@ -1,4 +1,4 @@
-"""The units of a user's module: what is gathered, run and differentiated as one."""
+"""The units of a user's module: parts that are gathered, run and differentiated as one."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from zsim_torch.module.compiled import is_compiled
 
 
 class SegmentChoice(NamedTuple):
-    """A segment of a unit, and the module that runs it: its parameters are the whole module's."""
+    """A segment of a unit, and the module that runs it, with parameters of the whole module."""
 
     unit: str
     segment: int
@@ -19,10 +19,10 @@ class SegmentChoice(NamedTuple):
 
 
 UnitChoice = str | tuple[str, nn.Module] | SegmentChoice
-"""A submodule by its path, or a name and a module whose parameters belong to the whole module."""
+"""Path of a submodule, a name and a module with parameters of the whole module, or a segment."""
 
 SegmentKey = tuple[str, int]
-"""A unit, and the number of its segment."""
+"""The name of a unit, and the number of its segment."""
 
 
 class ModuleUnitError(ValueError):
@@ -30,7 +30,7 @@ class ModuleUnitError(ValueError):
 
 
 class UnitRunError(RuntimeError):
-    """A unit does what its schedule cannot follow; the message names the unit."""
+    """A unit does something that its schedule does not support; the message names the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class TorchUnit:
     """One unit: its module, and its parameters in the order of the module.
 
     `names` are the parameters' names in the whole module, `local_names` those in the unit's;
-    `frozen` are names of those that are not trained. It is called with the values that its segment
-    reads, in order, and returns what the segment makes. A unit that is cut into segments is several
-    of these, one for each `segment`.
+    `frozen` are names of untrained ones. The unit is called with the inputs of its segment in
+    order, and returns the segment's outputs. A unit that is cut into segments becomes several of
+    these, one for each `segment`.
     """
 
     name: str
@@ -54,15 +54,15 @@ class TorchUnit:
     _slots: list[tuple[int, dict[str, torch.Tensor], str]] = field(
         default_factory=list[tuple[int, dict[str, torch.Tensor], str]], compare=False, repr=False
     )
-    """Places of the parameters in tables of the module, once it was called: which, and where."""
+    """Number, table and key for each slot of a parameter in the module; set by the first call."""
 
     @property
     def key(self) -> SegmentKey:
-        """Return what an operation names it by."""
+        """Return the key by which an operation refers to the unit."""
         return self.name, self.segment
 
     def run(self, parameters: Sequence[torch.Tensor], inputs: Sequence[object]) -> object:
-        """Return what the unit makes of inputs, with `parameters` in place of its own."""
+        """Return the unit's outputs for `inputs`, with `parameters` in place of its own."""
         return self.call(parameters, tuple(inputs), {})
 
     def call(
@@ -73,8 +73,8 @@ class TorchUnit:
     ) -> object:
         """Call the module with `parameters`, in its order, in place of its own.
 
-        As `torch.func.functional_call` does it, which looks for the places of parameters in each
-        call: that takes longer than a small layer.
+        `torch.func.functional_call` does the same, but looks up the parameters in each call, which
+        takes longer than a small layer.
         """
         if self.names and not self._slots:
             self._slots.extend(_slots_of(self.module, self.local_names))
@@ -88,17 +88,17 @@ class TorchUnit:
                 table[key] = own
 
     def trained(self, order: Iterable[int]) -> list[int]:
-        """Return those places of parameters in `order` that are trained."""
+        """Return the positions in `order` whose parameters are trained."""
         return [place for place in order if self.names[place] not in self.frozen]
 
 
 def _slots_of(
     module: nn.Module, names: Sequence[str]
 ) -> list[tuple[int, dict[str, torch.Tensor], str]]:
-    """Return every place of parameters in tables of `module`; a tied one has several.
+    """Return every slot of parameters in tables of `module`; a tied one has several.
 
     Raises:
-        ModuleUnitError: it is compiled to TorchScript, which has no tables.
+        ModuleUnitError: it is compiled to TorchScript, which has no such tables.
     """
     places = {id(module.get_parameter(name)): place for place, name in enumerate(names)}
     found: list[tuple[int, dict[str, torch.Tensor], str]] = []
@@ -117,7 +117,7 @@ def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, 
 
     Raises:
         UnitError: two units have one name, a path leads to no submodule, a unit has a parameter
-            that the module lacks, or a parameter is in no unit.
+            that the module does not have, or a parameter is in no unit.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     found = tuple(choose(module, choice, names) for choice in units)
@@ -134,10 +134,10 @@ def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, 
 
 
 def choose(module: nn.Module, choice: UnitChoice, names: Mapping[int, str]) -> TorchUnit:
-    """Return the unit of `module` that was chosen; `names` are those of parameters, by id.
+    """Return the chosen unit of `module`; `names` are those of parameters, by id.
 
     Raises:
-        ModuleUnitError: it is no part of the module.
+        ModuleUnitError: it is not part of the module.
     """
     if isinstance(choice, str):
         try:

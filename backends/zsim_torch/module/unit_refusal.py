@@ -1,4 +1,4 @@
-"""Refusals of what units must not do while they run, each in a line that names the unit."""
+"""Refuse actions that units must not take while they run; the message names the unit."""
 
 from typing import Final, Never
 
@@ -13,14 +13,15 @@ _FORWARD: Final = "forward"
 
 
 class ForwardRefusals:
-    """Refuses inside what a forward of a unit must not do.
+    """Context manager that refuses forbidden actions in a forward of a unit.
 
-    It must not read parameters that the schedule does not give it, and not run a checkpoint of
-    torch that calls a backward inside the backward of the unit. Autograd refuses the latter too,
-    but not where no input of the checkpoint has a gradient: its parameters would have none either.
+    A forward must not read parameters that the schedule does not pass to it. It must not use a
+    reentrant checkpoint of torch, which calls a backward inside the unit's backward. Autograd
+    refuses that, too, but not if no input of the checkpoint has a gradient: then its parameters
+    would get none.
 
     Raises:
-        UnitRunError: it does.
+        UnitRunError: the forward does so.
     """
 
     __slots__ = ("_own", "_unit")
@@ -48,11 +49,11 @@ class ForwardRefusals:
 
 
 class BackwardRefusals:
-    """Says what a backward of a unit must not do, where it did.
+    """Context manager that explains a forbidden action in a backward of a unit.
 
     Raises:
-        UnitRunError: it reads parameters that it was not given, or something that was saved was
-            changed in place.
+        UnitRunError: it reads parameters that it was not given, or a saved tensor was changed in
+            place.
     """
 
     __slots__ = ("_unit",)

@@ -1,8 +1,8 @@
-"""Memory that a unit may not write in place: its parameters, and what it is called with.
+"""Refuse in-place writes by a unit to its parameters and its inputs.
 
-A schedule gives a unit copies of parameters that it gathered, and frees them; a unit that runs
-again for backward is called with the same values. Writes of either would be lost, or made twice.
-A hook on what it is called with would see the gradient of this unit alone, not that of all readers.
+A schedule passes copies of gathered parameters to a unit, and frees them. A unit that is recomputed
+for backward gets the same inputs again. Writes to either would be lost, or applied twice. A hook on
+an input would see the gradient of this unit only, not that of all readers.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,14 +18,14 @@ from zsim_torch.module.unit import ModuleUnitError
 
 
 class UnwrittenMemory(TorchFunctionMode):
-    """Refuses inside what writes parameters of a unit, by name, or what the unit is called with.
+    """Refuses writes to the parameters of a unit, given by name, and to its inputs.
 
-    Every function of torch is looked at, since `parameter.data` has versions of its own. With
-    `watches_hooks` hooks on what the unit is called with are refused, too; a counter of FLOPs puts
-    some there.
+    It checks every torch function, since `parameter.data` has its own version counter. With
+    `watches_hooks`, hooks on inputs are refused, too; leave it off for a FLOP counter, which adds
+    such hooks.
 
     Raises:
-        ModuleUnitError: they are written.
+        ModuleUnitError: a parameter or input is written.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class UnwrittenMemory(TorchFunctionMode):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:  # noqa: ANN401  (torch's own)
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch's
-        if error is None:  # a function of autograd writes past functions of torch
+        if error is None:  # an autograd function can write without calling torch functions
             self._need_unwritten(self._watched, self._versions)
 
     def __torch_function__(
@@ -63,7 +63,7 @@ class UnwrittenMemory(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Call `func`, and look at the versions of what it was given."""
+        """Call `func`, then compare the versions of its arguments."""
         call: Callable[..., object] = func
         if func is torch.Tensor.register_hook and id(args[0]) in self._unhooked:
             raise ModuleUnitError(
@@ -87,12 +87,12 @@ class UnwrittenMemory(TorchFunctionMode):
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often `tensor` was changed in place; those of inference mode do not tell."""
+    """Return the version of `tensor`; 0 in inference mode, which has no versions."""
     return 0 if tensor.is_inference() else version(tensor)
 
 
 def _start(tensor: Tensor) -> int | None:
-    """Return where the memory of `tensor` starts; those of `torch.func` have none."""
+    """Return the address of the memory of `tensor`, or None; tensors of `torch.func` have none."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Visits of units, as the `Compute` operations of a program tell them before any runs."""
+"""Visits of units, derived from the `Compute` operations of a program before it runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from zsim_torch.module.unit import TorchUnit, UnitRunError
 
 
 class Visit(NamedTuple):
-    """One unit for one micro-batch: what a forward, a recompute and a backward share."""
+    """One unit on one micro-batch, which links its forward, recompute and backward."""
 
     unit: str
     segment: int
@@ -33,10 +33,10 @@ class Visit(NamedTuple):
 class LaterUses:
     """Later uses of each visit by the program.
 
-    Visits that are `given_again` have a backward that reads the inputs of the forward.
-    `parameters` is the format that units have their parameters in, None without any. Buffers
-    `without_gradient` are outputs of forwards that have no backward. Buffers that are `steady` stay
-    from step to step, and nothing writes them from the first forward to the last backward.
+    Visits in `given_again` have a backward that reads the inputs of the forward. `parameters` is
+    the data type of the units' parameters, or None if there are none. Buffers `without_gradient`
+    are outputs of forwards that have no backward. `steady` buffers persist across steps, and
+    nothing writes them between the first forward and the last backward.
     """
 
     recomputed: frozenset[Visit]
@@ -49,7 +49,7 @@ class LaterUses:
 
     @classmethod
     def of(cls, program: Program) -> "LaterUses":
-        """Read off the program."""
+        """Return the later uses in `program`."""
         recomputed: set[Visit] = set()
         given_again: set[Visit] = set()
         gradients: dict[Visit, int] = {}
@@ -88,7 +88,7 @@ class LaterUses:
 
 
 def _written_between(operations: Sequence[Operation]) -> set[str]:
-    """Return buffers that operations write from the first forward to the last backward."""
+    """Return the buffers that operations write from the first forward to the last backward."""
     places = [
         place
         for place, operation in enumerate(operations)
@@ -159,10 +159,10 @@ def _parameter_name(schedule: Schedule, program: Program, view: View) -> str | N
 
 
 def _in_blocks(schedule: Schedule, buffer: Buffer, view: View) -> str:
-    """Return the parameter in `view`, whole and in order, although blocks are cut over ranks.
+    """Return the parameter that `view` holds, whole and in order, in a layout of blocks.
 
     Raises:
-        UnitRunError: there is none.
+        UnitRunError: `view` does not hold exactly one whole parameter.
     """
     end, names = view.start, set[str]()
     for part in sorted(held(schedule, buffer, {}), key=lambda each: each.position):

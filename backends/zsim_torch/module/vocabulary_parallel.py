@@ -1,7 +1,7 @@
-"""Embedding and cross entropy of which each rank of the tensor axis has a part of the vocabulary.
+"""Embedding and cross entropy with the vocabulary divided over tensor parallel ranks.
 
-Nothing communicates here: segments make summands, which the schedule sums over the ranks (Shoeybi
-et al. 2019, section 3). What is kept for backward is what `zsim.model.transformer` says.
+No function communicates: segments compute summands, which the schedule sums over the ranks (Shoeybi
+et al. 2019, section 3). Saved tensors are those of `zsim.model.transformer`.
 """
 
 from typing import Any, NamedTuple
@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 
 SCALE = 2.0**63
-"""Factor between the two sums of exponentials, half of the exponents of a 32-bit float."""
+"""Scale of the two sums of exponentials: 2^63 is half the exponent range of fp32."""
 
 _ELSEWHERE, _LOW = 1, 2
-"""Bits of what is kept of a token: its target is on another rank; its sum is the low one."""
+"""Flag bits per token: its target is on another rank; its sum is scaled up."""
 
 
 class OwnVocabulary(NamedTuple):
-    """Tokens that a rank has: rows of its part from `start` on; those from `end` on are padding."""
+    """Tokens of a rank: rows of its part from `start` on; rows from `end` on are padding."""
 
     start: int
     end: int
 
     def local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the row of each token, 0 for those of others, and which those are."""
+        """Return the row of each token, 0 for tokens of other ranks, and a mask of those."""
         elsewhere = (tokens < self.start) | (tokens >= self.end)
         return (tokens - self.start).masked_fill_(elsewhere, 0), elsewhere
 
 
 class _OwnWords(torch.autograd.Function):
-    """Rows of the own part of the embedding, zero for tokens of other ranks; keeps the batch."""
+    """Rows of this rank's embedding, zero for tokens of other ranks; saves the batch."""
 
     @staticmethod
     def forward(ctx: Any, batch: Tensor, weight: Tensor, own: OwnVocabulary) -> Tensor:  # noqa: ANN401  (torch's own)
@@ -42,7 +42,7 @@ class _OwnWords(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:  # noqa: ANN401
-        """Gradient of the own part."""
+        """Return the gradient of this rank's part."""
         (batch,) = ctx.saved_tensors
         rows, elsewhere = ctx.own.local(batch[:, :-1])
         incoming = gradients[0].masked_fill(elsewhere[..., None], 0)
@@ -59,12 +59,12 @@ def words(batch: Tensor, weight: Tensor, own: OwnVocabulary) -> Tensor:
 
 
 class _OwnStatistics(torch.autograd.Function):
-    """Three numbers of each token whose sums over ranks give its cross entropy.
+    """Three numbers per token whose sums over ranks give its cross entropy.
 
-    Megatron-LM takes a maximum over ranks first. A sum alone has to do here: exponentials are not
-    taken of differences to a maximum, but each rank scales its sum down by 2^63 if it is at least
-    1, else up, and says it in the one or in the other number. So the exponents of both reach as far
-    as those of 2^190 and 2^-190 in fp32, and no rounding is added.
+    Megatron-LM first takes a maximum over ranks. Here a sum must suffice, so exponentials are not
+    relative to a global maximum. Each rank scales its sum down by 2^63 if its largest logit is at
+    least 0, else up, and returns it in the first or second number. The two numbers together cover
+    the exponents from 2^-190 to 2^190 in fp32, and add no rounding.
     """
 
     @staticmethod
@@ -75,7 +75,7 @@ class _OwnStatistics(torch.autograd.Function):
             logits = logits.clone()
             logits[:, own.end - own.start :] = -torch.inf
         top = logits.amax(1)
-        top.masked_fill_(top == -torch.inf, 0)  # a rank may have padding alone
+        top.masked_fill_(top == -torch.inf, 0)  # a rank may have only padding
         low = top < 0
         scale = torch.where(low, SCALE, 1 / SCALE) * top.double().exp()
         kept = (logits - top[:, None]).exp_().mul_(scale.to(logits.dtype)[:, None])
@@ -87,7 +87,7 @@ class _OwnStatistics(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        """Gradient of the logits, in memory of its own."""
+        """Return the gradient of the logits, in new memory."""
         kept, rows, bits = ctx.saved_tensors
         down, up, target = gradients[0]
         made = kept.mul(torch.where((bits & _LOW).bool(), up, down)[:, None])
@@ -96,9 +96,9 @@ class _OwnStatistics(torch.autograd.Function):
 
 
 def statistics(logits: Tensor, batch: Tensor, own: OwnVocabulary) -> Tensor:
-    """Return this rank's summands [3, tokens] of what `mean_cross_entropy` reads.
+    """Return this rank's summands [3, tokens] for `mean_cross_entropy`.
 
-    `logits` are [tokens, rows of the own part], in the format of the loss.
+    `logits` are [tokens, rows of this rank's part], in the data type of the loss.
     """
     targets = batch[:, 1:].flatten()
     made: Tensor = _OwnStatistics.apply(logits, targets, own)  # type: ignore[no-untyped-call]
@@ -106,23 +106,23 @@ def statistics(logits: Tensor, batch: Tensor, own: OwnVocabulary) -> Tensor:
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
-    """The mean of the logarithm of all exponentials less the target's logit; keeps its input."""
+    """Mean of the log of the sum of exponentials, minus the target's logit; saves its input."""
 
     @staticmethod
     def forward(ctx: Any, summed: Tensor) -> Tensor:  # noqa: ANN401
-        """Return the loss of statistics that were summed over the ranks."""
+        """Return the loss of statistics summed over the ranks."""
         ctx.save_for_backward(summed)
         logarithm = _total(summed).log()
         return (logarithm - summed[2].double()).mean().to(summed.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ANN401
-        """Gradient of the statistics; of a sum that no rank has told, zero."""
+        """Return the gradient of the statistics; zero for a sum that no rank contributed to."""
         (summed,) = ctx.saved_tensors
         each = gradients[0].double() / summed.shape[1]
         share = each / _total(summed)
         made = torch.stack([share * SCALE, share / SCALE, -each.expand_as(share)])
-        made[:2].masked_fill_(summed[:2] == 0, 0)  # where what is asked for may be infinite
+        made[:2].masked_fill_(summed[:2] == 0, 0)  # these gradients may be infinite
         return made.to(summed.dtype)
 
 

@@ -1,1 +1,1 @@
-"""Observers of a rank, below the executor: storages, operators, collectives."""
+"""Observers of a rank below the executor: storages, operators and collectives."""

@@ -1,4 +1,4 @@
-"""Arguments of torch's operators: what they read and write, whom torch.distributed addresses."""
+"""Interpret arguments of torch's operators: tensors read and written, groups, peers, reductions."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -10,16 +10,16 @@ from zsim.trace.witness import Region
 from zsim_torch.observe.observer import tensors_in
 
 REDUCTION: Final = {0: "sum", 1: "average", 4: "max"}
-"""Of `ReduceOp.RedOpType`, which is what an operator of torch.distributed can be asked for."""
+"""Names of `ReduceOp.RedOpType` values that operators of torch.distributed can take."""
 
 OVERWRITES: Final = frozenset(["copy_", "fill_", "zero_", "normal_", "uniform_"])
-"""Operators that write their first argument and do not read it."""
+"""Operators that write their first argument without reading it."""
 
 FUSED_UPDATES: Final = frozenset(["_fused_adamw_"])
-"""Optimizers in one operator. Gradients are marked as written, as they are with a `grad_scale`."""
+"""Optimizers in one operator. Their schemas mark gradients as written, for a `grad_scale`."""
 
 ROWS_MAX: Final = 1 << 12
-"""Rows of a tensor that are noted one by one; of one with more, all from the first to the last."""
+"""Maximum number of rows recorded one by one; larger tensors count from first to last byte."""
 
 KIND: Final = {
     "_allgather_base_": "all_gather",
@@ -32,11 +32,11 @@ KIND: Final = {
     "send": "send",
     "recv_": "receive",
 }
-"""Operators of torch.distributed, and their collectives as traces name them."""
+"""Operators of torch.distributed, and the names of their collectives in traces."""
 
 
 class Sides(NamedTuple):
-    """Arguments that an operator reads and writes, by their places in its schema."""
+    """Arguments that an operator reads and writes, by position in its schema."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -44,7 +44,7 @@ class Sides(NamedTuple):
 
 @cache
 def sides_of(func: Any) -> Sides:  # noqa: ANN401  (an operator: torch names no type for it)
-    """Return what the operator `func` reads and writes: a view does neither."""
+    """Return the arguments that `func` reads and writes; none for a view."""
     name = func._schema.name.partition("::")[2]
     reads: list[int] = []
     writes: list[int] = []
@@ -65,14 +65,14 @@ def sides_of(func: Any) -> Sides:  # noqa: ANN401  (an operator: torch names no 
 
 @cache
 def is_fused_update(func: Any) -> bool:  # noqa: ANN401  (an operator: torch names no type for it)
-    """Return whether `func` is an optimizer in one operator."""
+    """Return True if `func` is an optimizer in one operator."""
     return func._schema.name.partition("::")[2] in FUSED_UPDATES
 
 
 def pairs(
     operator: str, args: tuple[Any, ...]
 ) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None]]:
-    """Yield what an operator of torch.distributed reads and what it writes, tensor by tensor."""
+    """Yield pairs of read and written tensors of an operator of torch.distributed."""
     kind = KIND.get(operator)
     if kind in ("all_gather", "reduce_scatter"):
         targets, sources = tensors_in(args[0]), tensors_in(args[1])
@@ -86,7 +86,7 @@ def pairs(
 
 
 def scripted(value: object) -> Iterator[Any]:
-    """Yield the objects of C++ in `value`: process groups, reductions, works."""
+    """Yield the C++ objects in `value`: process groups, reductions and work objects."""
     if isinstance(value, torch.ScriptObject):
         yield value
     elif isinstance(value, list | tuple):
@@ -95,7 +95,7 @@ def scripted(value: object) -> Iterator[Any]:
 
 
 def reduction_of(args: tuple[Any, ...]) -> str:
-    """Return the reduction among the arguments of an operator of torch.distributed, if any."""
+    """Return the name of the reduction of an operator of torch.distributed, or an empty string."""
     for each in scripted(args):
         if "ReduceOp" in str(each._type()):
             number = int(each.op())
@@ -104,9 +104,9 @@ def reduction_of(args: tuple[Any, ...]) -> str:
 
 
 def peer_of(operator: str, args: tuple[Any, ...], ranks: tuple[int, ...]) -> int | None:
-    """Return the number in the world of the root, or of the other end.
+    """Return the global rank of the root or peer, or None.
 
-    The first number among the arguments is its place in the group.
+    The first integer argument is its rank in the group.
     """
     if KIND.get(operator) not in ("broadcast", "send", "receive"):
         return None
@@ -118,7 +118,7 @@ def by_place(
     args: tuple[Any, ...],
     named: dict[str, Any],
 ) -> dict[int, Any]:
-    """Return all arguments by their places in the schema."""
+    """Return all arguments by position in the schema."""
     values: dict[int, Any] = dict(enumerate(args))
     if named:
         for place, argument in enumerate(func._schema.arguments):
@@ -128,7 +128,7 @@ def by_place(
 
 
 def regions_of(number: int, tensor: torch.Tensor) -> Iterator[Region]:
-    """Yield its bytes: one region if it is dense, else one for each of its rows, in order."""
+    """Yield the byte regions of `tensor`: one if it is dense, else one per row, in order."""
     size = tensor.element_size()
     if tensor.is_contiguous():
         if tensor.numel():
@@ -141,7 +141,7 @@ def regions_of(number: int, tensor: torch.Tensor) -> Iterator[Region]:
             return
         if count == 1 or stride == 0:
             continue
-        if stride <= run and not outer:  # windows that overlap count once
+        if stride <= run and not outer:  # overlapping windows count once
             run = stride * (count - 1) + run
         else:
             outer.append((stride, count))

@@ -1,12 +1,12 @@
-"""An observer of a rank from below: live storages, and tensors handed to collectives.
+"""An observer of a rank below the executor: live storages, and tensors of collectives.
 
-It does not know the schedule. It stands under torch's dispatcher, where every operator passes, also
-those of torch.distributed: a storage is noticed when an operator first returns a tensor on it, and
-missed when it is gone; a collective is counted by the tensors that it was given. It sees what the
-executor says as to one thing alone: that an allocation is its own.
+It does not use the schedule. As a torch dispatch mode it sees every operator, including those of
+torch.distributed. A storage is registered when an operator first returns a tensor on it, and
+removed when it is freed. A collective is counted by its tensors. The executor passes only one piece
+of information: whether an allocation is its own.
 
-Bytes of collectives are ring-equivalent: what a rank sends if the ring algorithm is used, whatever
-the backend does inside. Collectives of one element are counted apart.
+Bytes of collectives are ring-equivalent: the bytes that a rank sends with the ring algorithm,
+whatever the backend does. Collectives of one element are counted separately.
 """
 
 import weakref
@@ -25,7 +25,7 @@ from zsim_torch.observe.watchers import Exchange, watching
 
 
 class Maker(StrEnum):
-    """The maker of a storage."""
+    """Origin of a storage."""
 
     EXECUTOR = "executor"
     GRADIENT = "gradient"
@@ -36,15 +36,15 @@ class Maker(StrEnum):
 STATE: Final = "state"
 """Storages of the executor and results of `autograd.grad` together."""
 ALL: Final = "all"
-"""Everything but what is in pools of host memory: what a device has to hold."""
+"""All storages except those in host memory pools: the memory needed on the device."""
 
 
 class DeviceBudgetError(RuntimeError):
-    """More lives at a time than the device is said to have; the message names the operation."""
+    """More bytes are live than the budget allows; the message names the operation."""
 
 
 class Meter:
-    """Bytes of live storages by maker, and the largest they have been."""
+    """Live bytes of storages by maker, and their peaks."""
 
     def __init__(self) -> None:
         self.live: Counter[str] = Counter()
@@ -52,14 +52,15 @@ class Meter:
         self._makers: dict[int, tuple[Maker, int]] = {}
         self._numbers: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        # A storage may die in any thread, at any moment: its number is left here and booked later.
+        # A storage may be freed in any thread at any time; its number is queued here until
+        # `_settle`.
         self._dead: deque[int] = deque()
         self._next = 0
 
     def see(self, tensor: torch.Tensor, maker: Maker) -> None:
-        """`tensor` lives. A storage that is seen for the first time was made by `maker`."""
+        """Register the storage of `tensor` under `maker`, if it is new."""
         storage = tensor.untyped_storage()
-        identity = id(storage)  # a storage keeps its Python object for as long as it lives
+        identity = id(storage)  # a storage keeps its Python object while it lives
         if not storage.nbytes() or identity in self._numbers:
             return
         self._settle()
@@ -76,12 +77,12 @@ class Meter:
         self._add(maker, storage.nbytes())
 
     def total(self, name: str) -> int:
-        """Bytes that live now, under the name of a maker, STATE or ALL."""
+        """Return the live bytes of a maker, or of STATE or ALL."""
         self._settle()
         return self.live[name]
 
     def claim(self, tensor: torch.Tensor, maker: Maker) -> None:
-        """Attribute the storage of `tensor` to `maker`, unless it is attributed already."""
+        """Assign the storage of `tensor` to `maker`, unless it already has a maker."""
         self.see(tensor, maker)
         number = self._numbers.get(id(tensor.untyped_storage()))
         if number is None or self._makers[number][0] is not Maker.OTHER:
@@ -114,20 +115,20 @@ class Meter:
 
 
 class Traffic:
-    """Collectives by group, kind and whether they carry one element: how many, how many bytes."""
+    """Counts and bytes of collectives by group, kind, and True for those of one element."""
 
     def __init__(self) -> None:
         self.bytes: Counter[tuple[str, str, bool]] = Counter()
         self.count: Counter[tuple[str, str, bool]] = Counter()
 
     def see(self, operator: str, arguments: tuple[Any, ...]) -> None:
-        """Count a call of the operator `operator` of torch.distributed's own operators."""
+        """Count a call of an operator of torch.distributed."""
         group = process_group_of(arguments)
         for kind, whole, sends in _handed(operator, arguments, group.size()):
             self._count(group.group_desc, kind, whole, sends)
 
     def see_exchange(self, exchange: Exchange) -> None:
-        """Count a collective that is made of several calls."""
+        """Count a collective that consists of several calls."""
         whole, part = exchange.source, exchange.target
         if exchange.kind == "all_gather":
             whole, part = part, whole
@@ -140,7 +141,7 @@ class Traffic:
         self.bytes[key] += sends * whole.element_size()
 
     def clear(self) -> None:
-        """Nothing was seen."""
+        """Reset all counts."""
         self.bytes.clear()
         self.count.clear()
 
@@ -157,7 +158,7 @@ def process_group_of(arguments: tuple[Any, ...]) -> distributed.ProcessGroup:
 def _handed(
     operator: str, arguments: tuple[Any, ...], ranks: int
 ) -> Iterator[tuple[str, torch.Tensor, int]]:
-    """Kind, the whole tensor, and elements that a ring sends for it; nothing for a barrier."""
+    """Yield kind, full tensor and elements that a ring sends; nothing for a barrier."""
     if operator in ("barrier", "monitored_barrier_"):
         return
     first, second = arguments[0], arguments[1]
@@ -184,7 +185,7 @@ def _handed(
 
 
 def tensors_in(value: object) -> Sequence[torch.Tensor]:
-    """Return every tensor with memory in `value`, lists and tuples gone through."""
+    """Return every tensor with memory in `value`, including nested lists and tuples."""
     if isinstance(value, torch.Tensor):
         return () if value.is_meta else (value,)
     if isinstance(value, (list, tuple)):
@@ -193,7 +194,7 @@ def tensors_in(value: object) -> Sequence[torch.Tensor]:
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches everything that runs inside it on this thread, and the backward passes it starts."""
+    """Observes operators that run inside it on this thread, and the backwards that it starts."""
 
     def __init__(self, budget: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -207,7 +208,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to keep torch's compiler away from these frames it would be imported (2.5 s)."""
+        """Return False, because excluding these frames would import torch's compiler (2.5 s)."""
         return False
 
     def __torch_dispatch__(
@@ -217,7 +218,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run `func`, then note what it returned, or what it was given to send."""
+        """Run `func`, then register the storages that it returned, or count the collective."""
         result = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
             self.traffic.see(func._schema.name.removeprefix("c10d::"), args)
@@ -228,7 +229,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _need_room(self, budget: int) -> None:
-        live = self.meter.total(ALL)  # of what has died meanwhile some was counted
+        live = self.meter.total(ALL)  # without freed storages
         if live > budget:
             raise DeviceBudgetError(
                 f"{self.where()}: {format_bytes(live)} live on the device, the budget is "
@@ -236,17 +237,17 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def see_exchange(self, exchange: Exchange) -> Callable[[], None]:
-        """Count a collective that is made of several calls, which are not seen themselves."""
+        """Count a collective that consists of several calls, which are not counted themselves."""
         self.traffic.see_exchange(exchange)
         return lambda: None
 
     def see_memory(self, tensor: torch.Tensor, *, on_host: bool) -> None:
-        """Note memory that was taken: of the host it is not of the device, whoever looks at it."""
+        """Register allocated memory; host memory does not count for the device."""
         self.meter.see(tensor, Maker.HOST if on_host else self._maker)
 
     @contextmanager
     def executor(self) -> Generator[None]:
-        """Storages made inside are the executor's own."""
+        """Return a context in which new storages belong to the executor."""
         self._maker = Maker.EXECUTOR
         try:
             yield
@@ -254,14 +255,14 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._maker = Maker.OTHER
 
     def __enter__(self) -> Self:
-        """From now on results of `torch.autograd.grad` are claimed, and operators watched."""
+        """Start observing operators and results of `torch.autograd.grad`."""
         torch.autograd.grad = self._watched_grad
         self._life.enter_context(watching(self))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:  # noqa: ANN401  (passed on as it is)
-        """Watch no longer."""
+        """Stop observing."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._life.close()
         torch.autograd.grad = self._grad
@@ -273,7 +274,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def figures(self) -> tuple[tuple[str, float], ...]:
-        """Return what was seen, by name: peaks in bytes, bytes and counts of collectives."""
+        """Return the results by name: peaks in bytes, bytes and counts of collectives."""
         found: list[tuple[str, float]] = [
             (f"live_bytes_peak/{name}", self.meter.peak[name]) for name in (*Maker, STATE, ALL)
         ]

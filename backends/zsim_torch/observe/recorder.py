@@ -1,10 +1,10 @@
-"""Records what a rank does below the executor: at torch's dispatcher and at torch.distributed.
+"""Record the operators of a rank at torch's dispatcher, and its calls of torch.distributed.
 
-Every operator passes here, also those of a backward and those that torch.distributed is made of.
-What is noted is what torch is handed: storages, bytes of them, process groups. Nothing is asked of
-the executor, which only says when its host comes to an operation. See `zsim.trace.witness`.
+It sees every operator, including those of a backward and those inside torch.distributed. It records
+storages, their bytes and process groups as passed to torch. The executor only reports when its host
+reaches an operation. See `zsim.trace.witness`.
 
-Sums are taken before a collective is handed over, and after somebody has waited for it.
+Checksums are taken before a collective is issued, and after the first wait for it.
 """
 
 import threading
@@ -49,7 +49,7 @@ SHIFT: Final = 0x9E3779B9
 
 @dataclass(slots=True)
 class _Open:
-    """A collective that was handed over, and the tensor in which its result will be."""
+    """An issued collective, and the tensor for its result."""
 
     place: int
     target: torch.Tensor | None
@@ -58,12 +58,12 @@ class _Open:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums of tensors, on their device until the run is over."""
+    """Checksums of tensors, on their device until the run is over."""
 
     taken: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
     def read(self) -> tuple[Checksum, ...]:
-        """Return what they are."""
+        """Return the checksums as numbers."""
         return tuple(
             (int(bits.item()), float(total), float(size))
             for bits, (total, size) in zip(
@@ -73,7 +73,7 @@ class _Sums:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches everything that runs inside it on this thread, and the backward passes it starts."""
+    """Records operators that run inside it on this thread, and the backwards that it starts."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: list[Storage] = []
         self._numbers: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        # A storage may die in any thread, at any moment: of each, when, and whether in another one.
+        # A storage may be freed in any thread at any time: its tick, and True if in another thread.
         self._released: dict[int, tuple[int, bool]] = {}
         self._thread = threading.get_ident()
         self._calls: list[Call] = []
@@ -97,15 +97,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to keep torch's compiler away from these frames it would be imported (2.5 s)."""
+        """Return False, because excluding these frames would import torch's compiler (2.5 s)."""
         return False
 
     def __enter__(self) -> Self:
-        """Watch operators, and waits for collectives."""
+        """Start recording operators and waits for collectives."""
         recorder, wait = self, self._wait
 
         def waited(work: distributed.Work, *arguments: Any, **named: Any) -> bool:  # noqa: ANN401
-            recorder._waits = True  # Gloo divides for an average on the thread that waits
+            recorder._waits = True  # Gloo divides for an average in the waiting thread
             try:
                 done = wait(work, *arguments, **named)
             finally:
@@ -119,18 +119,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:  # noqa: ANN401  (passed on as it is)
-        """Watch no longer."""
+        """Stop recording."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._life.close()
         setattr(distributed.Work, "wait", self._wait)  # noqa: B010
 
     def mark(self, step: int, operation: str) -> None:
-        """Note that the host comes to `operation`, or without a name to the end of the step."""
+        """Record that the host reaches `operation`; without a name, the end of the step."""
         self._since = self._next()
         self._marks.append(Mark(step=step, operation=operation, tick=self._since))
 
     def witness(self) -> Witness:
-        """Return what was seen."""
+        """Return the record."""
         return Witness(
             marks=tuple(self._marks),
             storages=tuple(
@@ -158,7 +158,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run `func`; note what it is given, before, and what it makes, after."""
+        """Record the arguments of `func`, run it, and record its results."""
         named = kwargs or {}
         if func.namespace == "c10d":
             return self._communicate(func, args, named)
@@ -188,9 +188,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _regions(self, value: object) -> list[Region]:
-        """Return what the tensors in `value` have of their storages.
+        """Return the regions of storages that the tensors in `value` cover.
 
-        A storage that was not seen before is from elsewhere.
+        A storage that was not seen before comes from outside.
         """
         return [
             region
@@ -200,14 +200,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
 
     def _is_older(self, number: int) -> bool:
-        """Return whether a storage was there before the operation at hand."""
+        """Return True if a storage existed before the current operation."""
         made = self._storages[number].made
         return made is None or made < self._since
 
     def _number(self, tensor: torch.Tensor, *, made: int | None) -> int | None:
-        """Return the number of its storage; None if that has no bytes."""
+        """Return the number of the tensor's storage; None if it has no bytes."""
         storage = tensor.untyped_storage()
-        identity = id(storage)  # a storage keeps its Python object for as long as it lives
+        identity = id(storage)  # a storage keeps its Python object while it lives
         known = self._numbers.get(identity)
         if known is not None or not storage.nbytes():
             return known
@@ -253,7 +253,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def see_exchange(self, exchange: Exchange) -> Callable[[], None]:
-        """Note a collective that is made of several calls: what it was given, and leaves."""
+        """Record a collective that consists of several calls: its input, and later its result."""
         group = exchange.group
         shared = WitnessedCollective(
             kind=exchange.kind,
@@ -269,8 +269,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return partial(self._finish, [opened])
 
     def see_memory(self, tensor: torch.Tensor, *, on_host: bool) -> None:
-        """Note memory that is taken here, though an operator may have been given it before."""
-        del on_host  # storages are told apart by their pointers
+        """Record memory allocated here, although an operator may have received it before."""
+        del on_host  # storages are identified by their pointers
         number = self._number(tensor, made=self._tick)
         if number is not None and self._storages[number].made is None:
             self._storages[number] = replace(self._storages[number], made=self._tick)
@@ -295,7 +295,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _Open(len(self._collectives) - 1, target, count if kind == "all_gather" else 1)
 
     def _whole(self, tensor: torch.Tensor | None) -> Region | None:
-        """Return where a tensor is that a collective is given: it has to be contiguous."""
+        """Return the region of a collective's tensor, which is contiguous."""
         number = None if tensor is None else self._number(tensor, made=None)
         if tensor is None or number is None:
             return None
@@ -303,7 +303,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return number, int(tensor.storage_offset()) * size, tensor.numel() * size
 
     def _complete(self, work: distributed.Work) -> None:
-        """Note that somebody has waited for `work`."""
+        """Record the first wait for `work`."""
         _, opened = self._open.pop(id(work), (None, []))
         if opened:
             self._finish(opened)
@@ -317,7 +317,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _sums(tensor: torch.Tensor | None, parts: int) -> _Sums:
-    """Return sums of `parts` equal parts of a tensor; of none, none."""
+    """Return checksums of `parts` equal parts of a tensor; none without a tensor."""
     found = _Sums()
     if tensor is None:
         return found

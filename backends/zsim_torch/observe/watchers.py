@@ -1,8 +1,8 @@
-"""Watchers of collectives that are made of several calls of torch.distributed, and of memory.
+"""Notify observers of collectives that consist of several calls, and of allocated memory.
 
-A mode under torch's dispatcher sees calls. Where the executor makes one collective of several, it
-says so to those who watch, with the tensors that the collective reads and writes; and where it
-takes memory by no operator of torch, that too.
+A torch dispatch mode sees single calls. If the executor builds one collective from several calls,
+it notifies the observers of the tensors that the collective reads and writes. It also notifies them
+of memory that it allocates without an operator of torch.
 """
 
 from collections.abc import Callable, Generator
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import (
 
 
 class Exchange(NamedTuple):
-    """A collective of `kind` in a group: the tensors that it is given, whole and this rank's."""
+    """A collective of `kind` in a group: its source and target on this rank."""
 
     kind: str
     group: distributed.ProcessGroup
@@ -28,14 +28,17 @@ class Exchange(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Somebody who notes collectives and memory."""
+    """An observer of collectives and memory."""
 
     def see_exchange(self, exchange: Exchange) -> Callable[[], object]:
-        """Note one that is handed over; what is returned is called when its target is whole."""
+        """Record an issued collective.
+
+        The returned function is called when its target is complete.
+        """
         ...
 
     def see_memory(self, tensor: torch.Tensor, *, on_host: bool) -> None:
-        """Note memory that was taken, perhaps by no operator, of the device or of the host."""
+        """Record allocated memory of the device or the host, perhaps without an operator."""
         ...
 
 
@@ -44,7 +47,7 @@ _watching: list[Watcher] = []
 
 @contextmanager
 def watching(watcher: Watcher) -> Generator[None]:
-    """Let `watcher` see exchanges inside."""
+    """Return a context in which `watcher` sees exchanges and memory."""
     _watching.append(watcher)
     try:
         yield
@@ -53,21 +56,21 @@ def watching(watcher: Watcher) -> Generator[None]:
 
 
 def is_watched() -> bool:
-    """Return whether somebody watches, to whom what is read has to be a buffer."""
+    """Return True if there is a watcher; then operators must read the schedule's buffers."""
     return bool(_watching)
 
 
 def seen(exchange: Exchange) -> list[Callable[[], object]]:
-    """Tell all who watch of an exchange; returns what is to be called at its end."""
+    """Notify all watchers of an exchange; return the functions to call at its end."""
     return [watcher.see_exchange(exchange) for watcher in _watching]
 
 
 def see_taken(tensor: torch.Tensor, *, on_host: bool = False) -> None:
-    """Tell all who watch of memory that was taken, on the device or in a pool of the host."""
+    """Notify all watchers of memory allocated on the device or in a host pool."""
     for watcher in _watching:
         watcher.see_memory(tensor, on_host=on_host)
 
 
 def unwatched() -> AbstractContextManager[object]:
-    """Return a context in which no mode sees an operator of ours, or a part of a collective."""
+    """Return a context in which dispatch modes see no operators."""
     return _disable_current_modes() if is_in_torch_dispatch_mode() else nullcontext()

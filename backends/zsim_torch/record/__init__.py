@@ -1,1 +1,1 @@
-"""Records what a training script does to streams and memory of a pretended accelerator."""
+"""Record the streams and memory accesses of a training script on a simulated accelerator."""

@@ -1,4 +1,4 @@
-"""One rank of a script, recorded in this process; `zsim record` starts it."""
+"""Record one rank of a script in this process; started by `zsim record`."""
 
 import sys
 

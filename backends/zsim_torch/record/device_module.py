@@ -1,4 +1,4 @@
-"""The module `torch.zsim`: what torch and runtimes ask an accelerator, answered without one."""
+"""The module `torch.zsim`: functions that torch requires of an accelerator, without a device."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,11 +14,11 @@ from zsim_torch.record.pretended_streams import (
 )
 
 MEMORY_BYTES = 80 * 2**30
-"""Of the pretended device, as an H100 has (NVIDIA H100 datasheet)."""
+"""Memory of the pretended device in bytes, that of an H100 (NVIDIA H100 datasheet)."""
 
 
 class ChosenDevice:
-    """Context in which a device is current: a rank has one, so it changes nothing."""
+    """Context manager that selects a device; a no-op, since a rank has only one."""
 
     def __init__(self, device: object = None) -> None:
         del device
@@ -39,11 +39,11 @@ class DeviceModule(ModuleType):
     device_of = ChosenDevice
 
     def is_available(self) -> bool:
-        """Return that there is a device."""
+        """Return True."""
         return True
 
     def is_initialized(self) -> bool:
-        """Return that it is ready."""
+        """Return True."""
         return True
 
     def init(self) -> None:
@@ -56,11 +56,11 @@ class DeviceModule(ModuleType):
         return False
 
     def device_count(self) -> int:
-        """Return the number of devices on a node: enough for each rank."""
+        """Return the number of devices of a node: one for each rank."""
         return max(1, active_streams().tape.world)
 
     def current_device(self) -> int:
-        """Return the number of the device, which has no meaning here."""
+        """Return 0, the index of the only device."""
         return 0
 
     def set_device(self, device: object) -> None:
@@ -72,7 +72,7 @@ class DeviceModule(ModuleType):
         return active_streams().current
 
     def default_stream(self, device: object = None) -> PretendedStream:
-        """Return the stream that is current at first."""
+        """Return the default stream."""
         del device
         return active_streams().default
 
@@ -101,7 +101,7 @@ class DeviceModule(ModuleType):
         """Do nothing: no number is drawn."""
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:
-        """Return a state that means nothing."""
+        """Return a placeholder state."""
         del device
         return torch.zeros(16, dtype=torch.uint8)
 
@@ -109,11 +109,11 @@ class DeviceModule(ModuleType):
         """Do nothing: no number is drawn."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Return the types of autocast."""
+        """Return the data types of autocast."""
         return [torch.bfloat16, torch.float16]
 
     def is_bf16_supported(self, including_emulation: object = None) -> bool:
-        """Return that bfloat16 is there."""
+        """Return True."""
         del including_emulation
         return True
 
@@ -121,12 +121,12 @@ class DeviceModule(ModuleType):
         """Do nothing: no memory is held."""
 
     def memory_allocated(self, device: object = None) -> int:
-        """Return the bytes of storages that live."""
+        """Return the bytes of live storages."""
         del device
         return active_streams().tape.live_bytes
 
     def max_memory_allocated(self, device: object = None) -> int:
-        """Return the most bytes that lived at once."""
+        """Return the peak bytes of live storages."""
         del device
         return active_streams().tape.peak_bytes
 
@@ -134,7 +134,7 @@ class DeviceModule(ModuleType):
     max_memory_reserved = max_memory_allocated
 
     def reset_peak_memory_stats(self, device: object = None) -> None:
-        """Count the peak from here."""
+        """Reset the peak to the current live bytes."""
         del device
         tape = active_streams().tape
         tape.peak_bytes = tape.live_bytes
@@ -149,7 +149,7 @@ class DeviceModule(ModuleType):
         return 9, 0
 
     def get_device_name(self, device: object = None) -> str:
-        """Return a name."""
+        """Return a name for the device."""
         del device
         return "pretended device of zsim"
 

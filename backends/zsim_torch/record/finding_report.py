@@ -1,4 +1,4 @@
-"""What a recording found, as an object for JSON, as text and as a page."""
+"""Report the findings of a recording as an object for JSON, as text and as an HTML page."""
 
 import html
 import os
@@ -22,7 +22,7 @@ from zsim_torch.record.tape import Tape, telling_frames
 Document = dict[str, Any]
 _PACKAGES = str(Path(torch.__file__).parents[1])
 FRAMES = 6
-"""Lines of a stack that the text shows; the page and the object have all of them."""
+"""Lines of a stack in the text; the page and the JSON object have more."""
 STACK_MAX = 64
 LIMITS = (
     "One order of the host is recorded: branches that it did not take are not judged.",
@@ -38,7 +38,7 @@ LIMITS = (
 
 
 def document_of(tape: Tape, failure: str = "") -> Document:
-    """Return everything that a recording of one rank found."""
+    """Return all findings of a recording of one rank."""
     return {
         "rank": tape.rank,
         "world": tape.world,
@@ -101,7 +101,7 @@ def _origin(origin: BlockOrigin) -> Document:
 
 
 def _stack(stack: CallStack | None) -> list[Document]:
-    """Return the telling lines of a stack, the innermost first."""
+    """Return the relevant lines of a stack, the innermost first."""
     frames: Iterable[StackFrame] = telling_frames(stack)
     return [{"file": each.file, "line": each.line, "function": each.function} for each in frames]
 
@@ -114,12 +114,12 @@ class ScriptRecording:
 
     @property
     def divergences(self) -> list[str]:
-        """Disagreements of two recorded ranks about what a communicator does."""
+        """Return the first disagreements between two recorded ranks on each communicator."""
         return divergences(self.ranks)
 
     @property
     def findings(self) -> list[Document]:
-        """Hazards of all recorded ranks; those of one place are one."""
+        """Return the hazards of all recorded ranks, each code location once."""
         found: dict[str, Document] = {}
         for rank in self.ranks:
             for each in rank["findings"]:
@@ -128,19 +128,19 @@ class ScriptRecording:
 
     @property
     def failures(self) -> list[str]:
-        """Errors that ended the script, for each rank that has one."""
+        """Return the errors that ended the script, for each rank that has one."""
         return [f"rank {each['rank']}: {each['failure']}" for each in self.ranks if each["failure"]]
 
     @property
     def is_clean(self) -> bool:
-        """Return whether nothing was found."""
+        """Return True if there are no findings and no divergences."""
         return not self.findings and not self.divergences
 
     def document(self) -> JobDocument:
-        """Return the schedule of the step that the script repeats: all recorded ranks have one.
+        """Return the schedule of the repeated step, which all recorded ranks must share.
 
         Raises:
-            LiftError: there is none, nobody asked for one, or two ranks have different ones.
+            LiftError: there is none, none was requested, or two ranks have different ones.
         """
         for each in self.ranks:
             if "schedule" not in each:
@@ -148,7 +148,7 @@ class ScriptRecording:
         return one_for_all({each["rank"]: decode(each["schedule"]) for each in self.ranks})
 
     def to_dict(self) -> Document:
-        """Return all of it, as `--json` prints it."""
+        """Return the report as a dict, as printed by `--json`."""
         return {
             "findings": self.findings,
             "divergences": self.divergences,
@@ -161,7 +161,7 @@ class ScriptRecording:
         }
 
     def text(self) -> str:
-        """Return the findings, then what was made up or not seen, then the limits."""
+        """Return the findings, then made-up and unseen parts, then the limits, as text."""
         lines = [self._summary()]
         for number, each in enumerate(self.findings, 1):
             lines += ["", f"{number}. {each['kind']}: {each['missing_edge']}", *_told(each)]
@@ -180,7 +180,7 @@ class ScriptRecording:
         return "\n".join([*lines, "", "limits:", *(f"  {limit}" for limit in LIMITS)])
 
     def page(self, title: str) -> str:
-        """Return a page of HTML that says the same."""
+        """Return the findings, made-up and unseen parts and limits as an HTML page."""
         body = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(self._summary())}</p>"]
         for number, each in enumerate(self.findings, 1):
             body.append(f"<h2>{number}. {html.escape(each['kind'])}</h2>")
@@ -255,7 +255,7 @@ def _frames(stack: Sequence[Mapping[str, Any]], count: int) -> list[str]:
 
 
 def _short(file: str) -> str:
-    """Return a path as a reader knows it: in a package, or from the working folder."""
+    """Return a path relative to the package folder or the working folder."""
     for root in (_PACKAGES, str(Path.cwd())):
         if file.startswith(root):
             return file[len(root) :].lstrip(os.sep)

@@ -1,4 +1,4 @@
-"""The tensors that an operator of torch reads and writes, by its schema."""
+"""Determine the tensors that a torch operator reads and writes, from its schema."""
 
 # pyright: reportPrivateUsage=false
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
@@ -20,7 +20,7 @@ ALLOCATES_ONLY = frozenset(
         "aten::new_empty_strided",
     }
 )
-"""They return memory that no kernel wrote."""
+"""Operators that return memory that no kernel wrote."""
 TOUCHES_NOTHING = frozenset(
     {
         "aten::is_pinned",
@@ -40,7 +40,7 @@ TOUCHES_NOTHING = frozenset(
         "prim::device",
     }
 )
-"""They look at sizes, devices and storages."""
+"""Operators that only use sizes, devices and storages."""
 SHAPE_ALONE = frozenset(
     {
         "aten::full_like",
@@ -53,21 +53,24 @@ SHAPE_ALONE = frozenset(
         "aten::new_zeros",
     }
 )
-"""Of their argument they use the shape."""
+"""Operators that only use the shape of their argument."""
 COPIES_IN = "fsdp::all_gather_copy_in"
-"""FSDP2's copy into the own part of a gather: its schema tells neither that it writes its second
-argument, nor that its results, that part and the whole, are views of it."""
+"""FSDP2's copy into this rank's slot of an all-gather.
+
+Its schema shows neither that it writes its second argument, nor that its results, the slot and the
+whole, are views of that argument.
+"""
 OVERWRITES = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
-"""They write their first argument without reading it."""
+"""Operators that write their first argument without reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorAccess:
-    """Reads and writes of an operator: of arguments, by their place in the schema, and results."""
+    """Tensors that an operator reads and writes: arguments by position and name, and results."""
 
     name: str
     is_silent: bool
-    """It touches no memory."""
+    """True if the operator touches no memory."""
     reads: tuple[tuple[int, str], ...]
     writes: tuple[tuple[int, str], ...]
     returns_new: bool
@@ -94,7 +97,7 @@ class OperatorAccess:
 
 @cache
 def access_of(operator: torch._ops.OpOverload) -> OperatorAccess:
-    """Return what `operator` reads and writes."""
+    """Return the reads and writes of `operator`."""
     schema = operator._schema
     name = schema.name
     places = [
@@ -131,7 +134,7 @@ def access_of(operator: torch._ops.OpOverload) -> OperatorAccess:
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in an argument or a result: itself, or in lists."""
+    """Yield the tensors in an argument or a result: the value itself, or items of nested lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

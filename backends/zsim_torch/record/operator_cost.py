@@ -1,4 +1,4 @@
-"""The kernel that a simulation takes an operator of torch for: its FLOPs and bytes, by shapes."""
+"""Model a torch operator as a kernel for the simulation: FLOPs and bytes from its shapes."""
 
 # pyright: reportPrivateUsage=false
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
@@ -23,9 +23,9 @@ PRODUCTS: dict[object, Callable[..., tuple[int, int, int, int]]] = {
     aten.bmm: lambda a, b, *_: (a[0], a[1], b[2], a[2]),
     aten.baddbmm: lambda _, a, b, *__: (a[0], a[1], b[2], a[2]),
 }
-"""Products of matrices by operator: batch, m, n and k from the shapes of their tensors."""
+"""Matrix products by operator: batch, m, n and k from the shapes of their tensors."""
 ATTENTION = "aten::_scaled_dot_product_"
-"""Begins the names of operators of fused attention."""
+"""Prefix of the names of fused attention operators."""
 KINDS = {
     "embedding": KernelKind.EMBEDDING,
     "softmax": KernelKind.SOFTMAX,
@@ -33,15 +33,15 @@ KINDS = {
     "gelu": KernelKind.ACTIVATION,
     "silu": KernelKind.ACTIVATION,
 }
-"""Kinds of kernels by a word in the name of an operator; all others are element by element."""
+"""Kinds of kernels by a part of the operator's name; all others are elementwise."""
 
 
 def kernel_of(
     func: torch._ops.OpOverload, args: Sequence[Any], moved: Iterable[torch.Tensor], result: object
 ) -> Kernel:
-    """Return the kernel of `func`, which reads or writes the tensors `moved`, each once.
+    """Return the kernel of `func`, which reads or writes each tensor in `moved` once.
 
-    FLOPs of convolutions are those that `torch.utils.flop_counter` counts.
+    FLOPs of convolutions come from `torch.utils.flop_counter`.
     """
     tensors = list(moved)
     size = sum(_bytes(each) for each in tensors)
@@ -64,7 +64,7 @@ def kernel_of(
 
 
 def _attention(func: torch._ops.OpOverload, args: Sequence[Any], dtype: DType) -> Kernel:
-    """Return the kernel of fused attention; its backward is handed a gradient first."""
+    """Return the kernel of fused attention; its backward takes a gradient as its first argument."""
     named = {each.name: value for each, value in zip(func._schema.arguments, args, strict=False)}
     query, key = tuple(named["query"].shape), tuple(named["key"].shape)
     sequences, heads, queries, size = query
@@ -77,13 +77,13 @@ def _attention(func: torch._ops.OpOverload, args: Sequence[Any], dtype: DType) -
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes that a view shows: what is broadcast is read once."""
+    """Return the bytes of a view; broadcast dimensions count once."""
     shown = zip(tensor.shape, tensor.stride(), strict=True)
     return prod(size for size, stride in shown if stride != 0) * tensor.element_size()
 
 
 def _dtype(tensors: Sequence[torch.Tensor]) -> DType:
-    """Return the format of the largest tensor that has a format of floats; else FP32."""
+    """Return the data type of the largest floating-point tensor; FP32 if there is none."""
     floats = [each for each in tensors if each.dtype.is_floating_point]
     largest = max(floats, key=lambda each: each.numel(), default=None)
     name = "float32" if largest is None else str(largest.dtype).removeprefix("torch.")

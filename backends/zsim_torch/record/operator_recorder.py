@@ -1,4 +1,4 @@
-"""Every operator that torch dispatches, noted with the memory that it touches."""
+"""Record every operator that torch dispatches, with the memory that it accesses."""
 
 # pyright: reportPrivateUsage=false
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
@@ -27,13 +27,13 @@ from zsim_torch.record.tape import Item, Tape, site_of
 aten = torch.ops.aten
 COPIES = frozenset({"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"})
 REAL_ELEMENTS_MAX = 2**20
-"""Larger tensors of integers are pretended as all others are."""
+"""Larger integer tensors are fake, like all other tensors."""
 Arguments = Sequence[Any]
 Keywords = Mapping[str, Any]
 
 
 class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes operators on the current stream, or on the host if no device takes part."""
+    """Records operators on the current stream, or on the host if no tensor is on the device."""
 
     def __init__(self, tape: Tape, streams: DeviceStreams, fake_mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,10 +55,10 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        """Run `func` on fake tensors and note what it would do to memory."""
+        """Run `func` on fake tensors and record its memory accesses."""
         for each in types:
             if not issubclass(each, FakeTensor) and _dispatches_itself(each):
-                return NotImplemented  # a DTensor, say: what it does inside comes here again
+                return NotImplemented  # DTensor: its inner operators come here
         self._streams.note_nodes()
         self._tape.begin_operation()
         given = kwargs or {}
@@ -99,7 +99,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given: Keywords,
         result: object,
     ) -> None:
-        """Say in the journal what the operation just noted costs."""
+        """Add the cost of the operation that was just recorded to the journal."""
         assert self._tape.journal is not None
         reads, writes = access.read_tensors(args, given), access.written_tensors(args, given)
         moved = [*reads, *writes, *access.made_tensors(result)]
@@ -112,9 +112,9 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _without_fakes(
         self, func: torch._ops.OpOverload, access: OperatorAccess, args: Arguments, given: Keywords
     ) -> object:
-        """Compute with what is real: numbers of the script, and integers that it makes on the CPU.
+        """Compute operators without fake tensors: numbers, and small CPU tensors of integers.
 
-        Index arithmetic, device meshes and token ids then mean what they say.
+        Index arithmetic, device meshes and token ids then have real values.
         """
         device = given.get("device")
         if device is not None and torch.device(device).type != "cpu":
@@ -130,7 +130,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _pretended(self, args: Arguments) -> Arguments:
-        """Replace real tensors by fake ones, with which fake tensors of a device can be made."""
+        """Replace real tensors by fake ones, from which fake tensors of a device can be created."""
         fake = self._fake_mode.from_tensor
         return tuple(fake(each) if isinstance(each, torch.Tensor) else each for each in args)
 
@@ -173,7 +173,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_on_stream(access.name, reads, [*writes, *new])
         elif access.name in COPIES:
             self._note_copy(access.name, args, kwargs, reads, writes, new)
-        else:  # numbers on the CPU are read when the kernel is launched
+        else:  # numbers on the CPU are read at the kernel launch
             near = [each for each in reads if device_type(each) != DEVICE_TYPE]
             self._note_on_host(access.name, near, [])
             self._note_on_stream(
@@ -201,7 +201,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_on_host(
         self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
     ) -> None:
-        """Note what the host does; only pinned memory can be touched by a stream meanwhile."""
+        """Record accesses of the host; only pinned memory can race with a stream."""
         tape = self._tape
         pinned_reads = [each for each in reads if tape.is_pinned(each)]
         pinned_writes = [each for each in writes if tape.is_pinned(each)]
@@ -230,7 +230,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes: Sequence[torch.Tensor],
         new: Sequence[torch.Tensor],
     ) -> None:
-        """Note copies between a device and the host, which may go on when the call returns."""
+        """Record copies between a device and the host, which may outlast the call."""
         timeline = self._streams.current.timeline
         tape = self._tape
         asynchronous = bool(
@@ -239,7 +239,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "aten::_to_copy" and asynchronous:
             for tensor in new:
                 if device_type(tensor) != DEVICE_TYPE:
-                    tape.pin(tensor)  # as torch does for a copy that nobody waits for
+                    tape.pin(tensor)  # as torch does for a non-blocking copy
         near_writes = [each for each in (*writes, *new) if device_type(each) != DEVICE_TYPE]
         pageable_write = any(not tape.is_pinned(each) for each in near_writes)
         tick = tape.clocks.launch(tape.host, timeline)
@@ -274,7 +274,10 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _item(self, tensor: torch.Tensor) -> Item:
-        """Answer what the host asks of a tensor; for one on the device it waits."""
+        """Return the value that the host reads from a tensor.
+
+        For a tensor on the device, the host waits.
+        """
         tape = self._tape
         if not isinstance(tensor, FakeTensor):
             self._note_on_host("aten::item", [tensor], [])
@@ -347,7 +350,7 @@ def _computed(func: torch._ops.OpOverload, args: Arguments, given: Keywords) -> 
 
 
 def device_type(tensor: torch.Tensor) -> str:
-    """Return where `tensor` pretends to be, without a dispatch."""
+    """Return the device type of `tensor`, the pretended one if it is fake, without a dispatch."""
     fake = getattr(tensor, "fake_device", None)
     return (tensor.device if fake is None else fake).type
 

@@ -1,4 +1,4 @@
-"""`torch.cuda` on a machine without CUDA: names of "cuda" mean the pretended device."""
+"""Make `torch.cuda` work without CUDA: "cuda" refers to the pretended device."""
 
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -17,7 +17,7 @@ from zsim_torch.record.tape import Tape
 
 CUDA = "cuda"
 _REFUSED_CLASSES = ("CUDAGraph", "graph", "MemPool")
-"""Classes of `torch.cuda` whose work a recording does not see: one makes none of them."""
+"""Classes of `torch.cuda` whose kernels a recording does not see, so creating one is refused."""
 _REFUSED_FUNCTIONS = ("make_graphed_callables", "use_mem_pool")
 _LEGACY_TYPES = {
     "HalfTensor": torch.float16,
@@ -31,9 +31,9 @@ _LEGACY_TYPES = {
     "IntTensor": torch.int32,
     "LongTensor": torch.int64,
 }
-"""Classes of `torch.cuda` that make a tensor of one type, and name it."""
+"""Classes of `torch.cuda` that create tensors of one data type."""
 _MARKS = ("mark", "range_push", "range_pop", "range_start", "range_end")
-"""Functions of `torch.cuda.nvtx`, which name what a profiler shows."""
+"""Functions of `torch.cuda.nvtx`, which mark ranges for a profiler."""
 _REAL_DEVICE = torch.device
 _REAL_GENERATOR = torch.Generator
 
@@ -46,10 +46,10 @@ class _DeviceKind(type):
 
 
 class PretendedDevice(metaclass=_DeviceKind):
-    """Stands for `torch.device`: a "cuda" device is the pretended one."""
+    """Replaces `torch.device`: a "cuda" device becomes the pretended one."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> torch.device:  # type: ignore[misc]
-        """Return the device that is named."""
+        """Return the named device."""
         return _REAL_DEVICE(*(_mapped(each) for each in args), **kwargs)
 
 
@@ -61,7 +61,7 @@ class _GeneratorKind(type):
 
 
 class PretendedGenerator(metaclass=_GeneratorKind):
-    """Replaces `torch.Generator`: a CPU generator serves "cuda", since no number is drawn."""
+    """Replaces `torch.Generator`: a CPU generator serves "cuda", since no numbers are drawn."""
 
     def __new__(cls, device: Any = "cpu") -> torch.Generator:  # type: ignore[misc]
         """Return a generator."""
@@ -70,7 +70,7 @@ class PretendedGenerator(metaclass=_GeneratorKind):
 
 
 class _LegacyType(type):
-    """A class such as `torch.cuda.FloatTensor`: tensors of one type on the device."""
+    """A class such as `torch.cuda.FloatTensor`: tensors of one data type on the device."""
 
     dtype: torch.dtype
 
@@ -89,7 +89,7 @@ class _LegacyType(type):
 
 
 class CudaNames(TorchFunctionMode):
-    """Arguments that name "cuda" name the pretended device."""
+    """Replaces "cuda" in arguments of torch functions by the pretended device."""
 
     def __torch_function__(
         self,
@@ -98,7 +98,7 @@ class CudaNames(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `func` with the pretended device for each "cuda"."""
+        """Call `func` with the pretended device in place of each "cuda"."""
         del types
         named = {name: _mapped(value) for name, value in (kwargs or {}).items()}
         if func is torch.Tensor.cuda:
@@ -114,7 +114,7 @@ def _mapped(value: Any) -> Any:
 
 @contextmanager
 def cuda_masked(tape: Tape) -> Generator[None]:
-    """Let `torch.cuda` be the pretended device."""
+    """Return a context in which `torch.cuda` is the pretended device."""
     cuda = torch.cuda
     with ExitStack() as stack:
         for name in dir(type(DEVICE_MODULE)):
@@ -150,7 +150,7 @@ def cuda_masked(tape: Tape) -> Generator[None]:
 
 
 def _with_device(start: Callable[..., None]) -> Callable[..., None]:
-    """Return `start` of a mesh, for which "cuda" is the pretended device."""
+    """Wrap the constructor `start` of a mesh to replace "cuda" by the pretended device."""
 
     @functools.wraps(start)
     def begin(mesh: object, device_type: str, *args: Any, **kwargs: Any) -> None:

@@ -15,15 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from zsim_torch.record.pretended_streams import DEVICE_TYPE
 
 FROM_DATA = ("tensor", "as_tensor", "asarray")
-"""Functions of torch that read numbers out of lists of tensors."""
+"""Functions of torch that read numbers from lists of tensors."""
 
 
 @contextmanager
 def factories_replaced() -> Generator[None]:
-    """Let tensors and storages be made from data on the device."""
+    """Return a context in which tensors and storages can be created from data on the device."""
     lifts_first = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
-        # torch.tensor() then makes a tensor of the CPU and copies it to the device by an operator.
+        # torch.tensor() then creates a CPU tensor and copies it to the device by an operator.
         torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003  (a function of torch)
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts_first)
         for name in FROM_DATA:
@@ -34,7 +34,7 @@ def factories_replaced() -> Generator[None]:
 
 
 def _reading_items(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return `make`, for which each tensor in a list is read by the host, as torch does."""
+    """Wrap `make` so that the host reads each tensor in a list, as in torch."""
 
     @wraps(make)
     def made(data: object, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -55,7 +55,7 @@ def _numbers(data: Iterable[Any]) -> list[Any]:
 
 
 def _storage_made(make: Callable[..., torch.UntypedStorage]) -> Callable[..., Any]:
-    """Return `make`, which serves the pretended device too."""
+    """Wrap `make` to support the pretended device."""
 
     def made(kind: type, *args: Any, device: Any = None, **kwargs: Any) -> torch.UntypedStorage:
         if device is None:

@@ -1,4 +1,4 @@
-"""Streams and events of the pretended accelerator: they run nothing and keep vector clocks."""
+"""Streams and events of the pretended accelerator, which run nothing and keep vector clocks."""
 
 # pyright: reportPrivateUsage=false
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
@@ -18,14 +18,14 @@ from zsim_torch.record.tape import Tape
 
 DEVICE_TYPE = "zsim"
 ACCUMULATES = 2**62
-"""Nodes that accumulate gradients have the largest number there is, not one of forward."""
+"""Sequence numbers from here on belong to nodes that accumulate gradients."""
 
 POOL_STREAMS = 32
-"""Streams of torch's pool of one priority (torch 2.13, `CUDAStream.cpp`)."""
+"""Streams per priority in torch's pool (torch 2.13, `CUDAStream.cpp`)."""
 
 
 class DeviceStreams:
-    """The streams of a recording: the default one, those made by the script, which is current."""
+    """The streams of a recording: the default stream, those of the script, and the current one."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
@@ -37,24 +37,24 @@ class DeviceStreams:
         self._thread = threading.local()
         self._recording_thread = threading.get_ident()
         self._of_node: dict[int, PretendedStream] = {}
-        """Streams of forward by the number of the node, where it is not the default one."""
+        """Streams of forward nodes by sequence number, if not the default stream."""
         self._nodes = _next_node()
         self.backward: BackwardRun | None = None
-        """The innermost backward under way."""
+        """The innermost running backward."""
 
     def make(self, name: str) -> ClockTimeline:
-        """Return a new stream; a name that is taken gets a number."""
+        """Return a new stream; if the name is taken, a number is appended."""
         count = self._names[name] = self._names.get(name, 0) + 1
         return self.tape.clocks.stream(name if count == 1 else f"{name} ({count})")
 
     def of_group(self, group: str) -> ClockTimeline:
-        """Return the stream on which a communicator runs what is issued with `async_op`."""
+        """Return the stream of a communicator for collectives with `async_op`."""
         if group not in self._groups:
             self._groups[group] = self.tape.clocks.stream(f"stream of {group}")
         return self._groups[group]
 
     def of_pool(self) -> "PretendedStream":
-        """Return the next stream of torch's pool, whose streams take turns."""
+        """Return the next stream of torch's pool, in rotation."""
         if len(self._pool) < POOL_STREAMS:
             self._pool.append(PretendedStream.of(self.make("callback of a future")))
             return self._pool[-1]
@@ -63,10 +63,10 @@ class DeviceStreams:
 
     @property
     def current(self) -> "PretendedStream":
-        """The stream that operations are enqueued on now.
+        """Return the stream that operations are currently enqueued on.
 
-        A node of autograd runs on the stream of its forward (docs.pytorch.org, "CUDA semantics",
-        stream semantics of backward passes); one of the CPU leaves the caller's stream current.
+        An autograd node runs on the stream of its forward (docs.pytorch.org, "CUDA semantics",
+        stream semantics of backward passes); a CPU node keeps the caller's stream.
         """
         stack: list[PretendedStream] = getattr(self._thread, "stack", [])
         if stack:
@@ -74,7 +74,7 @@ class DeviceStreams:
         run, node = self.backward, _running_node()
         if run is None:
             return self.default
-        if node is None:  # a hook between two nodes, or a callback at the end
+        if node is None:  # a hook between two nodes, or a final callback
             return self.default if self._is_recording_thread() else run.latest
         number = node._sequence_nr()
         known = run.latest if number >= ACCUMULATES else self.default
@@ -91,7 +91,7 @@ class DeviceStreams:
             stack.append(stream)
 
     def note_nodes(self) -> None:
-        """Remember the stream of nodes of autograd that were made since the last call."""
+        """Record the current stream for autograd nodes created since the last call."""
         if not self._is_recording_thread() or _running_node() is not None:
             return
         number = _next_node()
@@ -106,7 +106,7 @@ class DeviceStreams:
 
     @contextmanager
     def on(self, stream: "PretendedStream | None") -> Generator[None]:
-        """Make `stream` current inside; None changes nothing."""
+        """Return a context in which `stream` is current; None changes nothing."""
         if stream is None:
             yield
             return
@@ -118,7 +118,7 @@ class DeviceStreams:
             stack.pop()
 
     def all(self) -> list[ClockTimeline]:
-        """Return every stream of the device."""
+        """Return all streams of the device."""
         return [line for line in self.tape.clocks.timelines if not line.is_host]
 
     def _stack(self) -> list["PretendedStream"]:
@@ -129,11 +129,11 @@ class DeviceStreams:
 
 
 class BackwardRun:
-    """A call of backward: the engine makes the stream that is current at the call wait at its end.
+    """A call of backward; at its end, the engine makes the caller's current stream wait.
 
-    It makes no other stream wait (docs.pytorch.org, "CUDA semantics", stream semantics of backward
-    passes). Inside, it orders nodes along the edges of the graph; here each stream waits for the
-    node before it, which orders no less.
+    No other stream waits (docs.pytorch.org, "CUDA semantics", stream semantics of backward passes).
+    Inside, the engine orders nodes along the edges of the graph. Here each stream waits for the
+    previous node, which implies at least that order.
     """
 
     def __init__(self, streams: DeviceStreams) -> None:
@@ -143,14 +143,14 @@ class BackwardRun:
         self._used: set[PretendedStream] = set()
 
     def go_to(self, stream: "PretendedStream") -> None:
-        """Run the next node on `stream`, after the last one."""
+        """Run the next node on `stream`, after the previous one."""
         if stream is not self.latest:
             self._order(stream, self.latest)
         self._used.add(stream)
         self.latest = stream
 
     def end(self) -> None:
-        """Order the caller's stream after all nodes; callbacks at the end run on it."""
+        """Order the caller's stream after all nodes; final callbacks run on it."""
         for stream in self._used:
             self._order(self.caller, stream)
         self._used.clear()
@@ -163,7 +163,7 @@ class BackwardRun:
 
 
 class RecordedEngine:
-    """The engine of autograd with the stream order of each backward."""
+    """Wraps the autograd engine to record the stream order of each backward."""
 
     def __init__(self, engine: Any, streams: DeviceStreams) -> None:
         self._engine = engine
@@ -173,7 +173,7 @@ class RecordedEngine:
         return getattr(self._engine, name)
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run backward on the streams of the recording."""
+        """Run backward on the recorded streams."""
         streams = self._streams
         outer, run = streams.backward, BackwardRun(streams)
         streams.backward = run
@@ -184,7 +184,7 @@ class RecordedEngine:
             streams.backward = outer
 
     def queue_callback(self, callback: Callable[[], object]) -> None:
-        """Call `callback` at the end of the backward under way, on its caller's stream."""
+        """Call `callback` at the end of the running backward, on its caller's stream."""
         streams, run = self._streams, self._streams.backward
 
         def call_at_end() -> None:
@@ -199,37 +199,37 @@ class RecordedEngine:
 
 
 class _Recording:
-    """The streams that classes of the device module work on."""
+    """Holds the streams that the classes of the device module use."""
 
     streams: DeviceStreams | None = None
 
 
 def active_streams() -> DeviceStreams:
-    """Return the streams of the recording that is under way."""
+    """Return the streams of the active recording."""
     if _Recording.streams is None:
         raise RuntimeError("streams of the pretended device are for recordings; none is under way")
     return _Recording.streams
 
 
 def set_active(streams: DeviceStreams | None) -> None:
-    """Let the device module serve `streams`."""
+    """Make the device module use `streams`."""
     _Recording.streams = streams
 
 
 class PretendedEvent:
-    """An event: what its stream had been given when it was recorded."""
+    """An event: a mark of its stream's position when it was recorded."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self._mark: ClockMark | None = None
 
     def record(self, stream: "PretendedStream | None" = None) -> None:
-        """Remember what `stream`, or the current one, was given so far."""
+        """Record the current position of `stream`, by default the current one."""
         streams = active_streams()
         timeline = (stream or streams.current).timeline
         self._mark = streams.tape.clocks.record(streams.tape.host, timeline)
 
     def wait(self, stream: "PretendedStream | None" = None) -> None:
-        """Make `stream`, or the current one, wait; for an event not recorded there is no wait."""
+        """Make `stream`, by default the current one, wait; a no-op if nothing was recorded."""
         streams = active_streams()
         if self._mark is not None:
             timeline = (stream or streams.current).timeline
@@ -242,7 +242,7 @@ class PretendedEvent:
             tape.clocks.wait(tape.host, self._mark, tape.stack())
 
     def query(self) -> bool:
-        """Return whether the host knows that the event was reached."""
+        """Return True if the host has seen the event reached."""
         tape = active_streams().tape
         return self._mark is None or all(
             tape.host.is_after(Tick(number, time))
@@ -251,14 +251,14 @@ class PretendedEvent:
         )
 
     def elapsed_time(self, end: "PretendedEvent") -> float:
-        """Return 1 ms, whatever it was."""
+        """Return 1 ms, a made-up value."""
         del end
         active_streams().tape.invent("Event.elapsed_time() = 1 ms")
         return 1.0
 
 
 class PretendedStream:
-    """A stream: a timeline under the methods of `torch.cuda.Stream`."""
+    """A timeline with the methods of `torch.cuda.Stream`."""
 
     def __init__(self, *_: object, **__: object) -> None:
         frame = sys._getframe(1)
@@ -266,44 +266,44 @@ class PretendedStream:
 
     @classmethod
     def of(cls, timeline: ClockTimeline) -> "PretendedStream":
-        """Return the stream that is `timeline`."""
+        """Return a stream for `timeline`."""
         stream = cls.__new__(cls)
         stream.timeline = timeline
         return stream
 
     @property
     def device(self) -> torch.device:
-        """The pretended device."""
+        """Return the pretended device."""
         return torch.device(DEVICE_TYPE, 0)
 
     @property
     def stream_id(self) -> int:
-        """A number of its own."""
+        """Return a number that is unique per stream."""
         return self.timeline.number
 
     cuda_stream = stream_id
     priority = 0
 
     def record_event(self, event: PretendedEvent | None = None) -> PretendedEvent:
-        """Return an event recorded here."""
+        """Record an event on this stream and return it."""
         found = event if event is not None else PretendedEvent()
         found.record(self)
         return found
 
     def wait_event(self, event: PretendedEvent) -> None:
-        """Let what is enqueued here from now on wait for `event`."""
+        """Make later operations on this stream wait for `event`."""
         event.wait(self)
 
     def wait_stream(self, stream: "PretendedStream") -> None:
-        """Let what is enqueued here from now on wait for all that `stream` was given."""
+        """Make later operations on this stream wait for all operations so far on `stream`."""
         self.wait_event(stream.record_event())
 
     def synchronize(self) -> None:
-        """Block the host until everything here is done."""
+        """Block the host until all operations on this stream are done."""
         self.record_event().synchronize()
 
     def query(self) -> bool:
-        """Return whether the host knows that everything here is done."""
+        """Return True if the host has seen all operations on this stream finish."""
         return self.record_event().query()
 
     def __eq__(self, other: object) -> bool:
@@ -330,24 +330,24 @@ class PretendedStream:
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs a node of autograd."""
+    """Return True if this thread runs an autograd node."""
     return _running_node() is not None
 
 
 def _running_node() -> torch.autograd.graph.Node | None:
-    """Return the node of autograd whose backward this thread is in."""
+    """Return the autograd node that this thread runs in backward, or None."""
     return torch._C._current_autograd_node()
 
 
 def _next_node() -> int:
-    """Return the number that the next node of autograd made by this thread will have."""
+    """Return the sequence number of this thread's next autograd node."""
     autograd: Any = torch._C
     number: int = autograd._autograd._get_sequence_nr()
     return number
 
 
 def _assigned_name(frame: FrameType) -> str | None:
-    """Return the name that the call under way in `frame` is assigned to, if that is plain."""
+    """Return the variable to which the call in `frame` is assigned, if it is a plain name."""
     after_call = (
         each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti
     )

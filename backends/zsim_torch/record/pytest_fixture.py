@@ -1,6 +1,7 @@
 """A fixture for tests of training code: `pytest -p zsim_torch.record.pytest_fixture`.
 
-A test that takes `stream_recording` runs on the pretended device, and fails if its streams race.
+A test with the argument `stream_recording` runs on the pretended device, and fails if its streams
+race.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from zsim_torch.record.tape import Tape
 def stream_recording(request: pytest.FixtureRequest) -> Iterator[Tape]:
     """Record the test; `@pytest.mark.parametrize("stream_recording", [8], indirect=True)`.
 
-    The parameter is the number of ranks, 8 without one.
+    The parameter is the number of ranks; the default is 8.
     """
     with recording(world=getattr(request, "param", 8)) as tape:
         yield tape

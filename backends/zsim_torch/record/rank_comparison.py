@@ -1,15 +1,15 @@
-"""Collectives of several recorded ranks, compared: each communicator has one order of them."""
+"""Compare the collectives of recorded ranks: members of a communicator must agree on the order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
 from typing import Any
 
 PAIRED = frozenset({"send", "recv", "recv_any_source", "send_object_list"})
-"""Between two ranks only; others on the communicator do not take part."""
+"""Kinds between two ranks only; other members of the communicator do not take part."""
 UNEVEN = frozenset(
     {"alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter", "shard_dim_alltoall"}
 )
-"""Ranks may give and get different amounts."""
+"""Kinds in which ranks may send and receive different amounts."""
 
 Rank = Mapping[str, Any]
 

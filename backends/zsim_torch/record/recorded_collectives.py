@@ -1,8 +1,8 @@
-"""Collectives as NCCL's process group runs them: on which stream, and what waits for them.
+"""Model collectives as NCCL's process group runs them: their streams, and the waits for them.
 
-Mirrors `ProcessGroupNCCL` of torch 2.13: with `async_op=False` a collective runs on the current
-stream; otherwise on a stream of the communicator, which waits for the current one, and the work
-holds its tensors until `wait()`, which orders the stream that is current then.
+Mirrors `ProcessGroupNCCL` of torch 2.13. With `async_op=False` a collective runs on the current
+stream. Otherwise it runs on a stream of the communicator, which waits for the current one. The work
+object then holds its tensors until `wait()`, which makes the current stream wait for it.
 """
 
 # pyright: reportPrivateUsage=false
@@ -31,16 +31,16 @@ OUTPUTS = ("output_tensor", "output_tensors", "output_lists", "outputs", "output
 INPUTS = ("input_tensor", "input_tensors", "input_list", "inputs", "input")
 IN_PLACE = ("tensors",)
 DETAILS = ("root_rank", "src", "dst", "tag", "input_split_sizes", "output_split_sizes")
-"""Arguments that ranks agree on, or that pair a send with a receive."""
+"""Arguments that must agree among ranks, or that pair a send with a receive."""
 ONE_SIDED = {"send": False, "recv_": True, "recv_any_source_": True, "barrier": False}
-"""What touches its tensors in one way, and whether it writes them."""
+"""Kinds that only read or only write their tensors: True if they write."""
 
 
 class RecordedWork(dist.Work):
-    """The work that a collective returns: waiting for it orders the current stream after it.
+    """The work object of a collective: `wait` orders the current stream after it.
 
-    Until then it stays in `unwaited`. torch hands it through C++, where the Python half would be
-    lost; and the tensors of a work that nobody waits for live until the collective is over.
+    Until then, `unwaited` keeps it alive: torch passes it through C++, which would lose its Python
+    part, and without a wait its tensors must live until the collective is done.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RecordedWork(dist.Work):
         unwaited.add(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Order the current stream after the collective; a barrier blocks the host too."""
+        """Order the current stream after the collective; for a barrier, also block the host."""
         del timeout
         tape = self._streams.tape
         stack = tape.stack()
@@ -78,7 +78,7 @@ class RecordedWork(dist.Work):
         return True
 
     def release(self) -> tuple[ClockMark, list[torch.Tensor]]:
-        """Return what a wait orders, and the tensors held until then: the caller holds them now."""
+        """Return the mark and the held tensors, which the caller holds from now on."""
         held, self._held = self._held, []
         self._results.clear()
         self._unwaited.discard(self)
@@ -89,11 +89,11 @@ class RecordedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Any:
-        """Return a future that is done, for which streams have to wait.
+        """Return a completed future, which streams still have to wait for.
 
-        DDP's reducer asks below Python for the one of a bucket without a hook; it waits in a
-        callback at the end of backward (torch 2.13, `reducer.cpp`, `finalize_backward`), which it
-        queues behind its last collective: the one here comes before.
+        For a bucket without a hook, DDP's reducer requests it in C++ and waits in a callback at the
+        end of backward (torch 2.13, `reducer.cpp`, `finalize_backward`), queued after its last
+        collective. The callback here runs before it.
         """
         if _engine_asks():
             engine: Any = torch.autograd.Variable._execution_engine
@@ -104,17 +104,17 @@ class RecordedWork(dist.Work):
         return RecordedFuture(self._streams, [self._mark], list(self._results), self._let_go)
 
     def _let_go(self, timeline: ClockTimeline) -> None:
-        """Hold no tensors any more, if the stream that issued the collective has waited for it."""
+        """Release the tensors if the issuing stream has waited for the collective."""
         if timeline is self._home:
             self.release()
 
     def is_completed(self) -> bool:
-        """Return whether the host knows that it is over."""
+        """Return True if the host has seen the collective finish."""
         mark = self._mark
         return self._streams.tape.host.is_after(Tick(mark.timeline, mark.clock[mark.timeline]))
 
     def is_success(self) -> bool:
-        """Return that nothing fails here."""
+        """Return True: nothing fails here."""
         return True
 
     def block_current_stream(self) -> None:
@@ -123,7 +123,7 @@ class RecordedWork(dist.Work):
 
 
 class CollectiveRecorder:
-    """Operators of `c10d`, and those of its functional form."""
+    """Records the collective operators of `c10d`, including functional ones."""
 
     def __init__(self, tape: Tape, streams: DeviceStreams) -> None:
         self._tape = tape
@@ -131,17 +131,17 @@ class CollectiveRecorder:
         self._names: dict[str, str] = {}
         self._ordinals: defaultdict[tuple[int, ...], int] = defaultdict(int)
         self._pending: dict[int, tuple[ClockMark, list[torch.Tensor]]] = {}
-        """For functional collectives by the storage of their result: what a wait orders."""
+        """Mark and tensors for the wait of a functional collective, by its result's storage."""
         self._unwaited: set[RecordedWork] = set()
 
     def handles(self, func: torch._ops.OpOverload) -> bool:
-        """Return whether `func` is a collective."""
+        """Return True if `func` is a collective."""
         return func.namespace in {"c10d", "_c10d_functional", "_dtensor", "symm_mem"}
 
     def record(
         self, func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> object:
-        """Note a collective; return what its caller gets."""
+        """Record a collective and return its result."""
         schema = func._schema
         named = {
             argument.name: args[number] if number < len(args) else kwargs.get(argument.name)
@@ -161,7 +161,7 @@ class CollectiveRecorder:
             dist.ProcessGroup.unbox(cast("torch.ScriptObject", named["process_group"])),
             reads,
             writes,
-            # A send or receive has a stream of its own unless the host waits for it.
+            # A send or receive has its own stream unless the host waits for it.
             asynchronous=True if asynchronous is None else bool(asynchronous),
             named=named,
         )
@@ -172,11 +172,11 @@ class CollectiveRecorder:
         return boxed if len(schema.returns) == 1 else (args[0], boxed)
 
     def note_objects(self, kind: str, group: dist.ProcessGroup) -> None:
-        """Note a collective of Python objects: its order counts, its bytes do not."""
+        """Record a collective of Python objects; its order counts, but its bytes do not."""
         self._log(kind, group, (), "object", "", self._tape.stack())
 
     def refuse(self, what: str) -> UnrecordableError:
-        """Note that `what` cannot be recorded; return the error for where it must not go on."""
+        """Record that `what` is not supported; return the error for callers that must stop."""
         return self._tape.refuse(what)
 
     def _issue(
@@ -304,7 +304,7 @@ class CollectiveRecorder:
         )
 
     def _name(self, group: dist.ProcessGroup) -> str:
-        """Return a name for a communicator that is the same on each of its ranks."""
+        """Return a name for a communicator that is equal on all of its ranks."""
         known = self._names.get(group.group_name)
         if known is None:
             ranks = tuple(dist.get_process_group_ranks(group))
@@ -317,16 +317,16 @@ class CollectiveRecorder:
 
 
 def _engine_asks() -> bool:
-    """Return True if the engine of autograd, and no line of Python, called the caller."""
+    """Return True if the autograd engine called the caller without Python code in between."""
     try:
         frame = sys._getframe(2)
-    except ValueError:  # on a thread of its own
+    except ValueError:  # on a separate thread
         return True
     return frame.f_code is RecordedEngine.run_backward.__code__
 
 
 def _touched(kind: str, named: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return what a collective of `c10d` reads and writes."""
+    """Return the tensors that a `c10d` collective reads and writes."""
     in_place = [each for name in (*IN_PLACE, "tensor") for each in tensors_in(named.get(name))]
     if kind in ONE_SIDED:
         return ([], in_place) if ONE_SIDED[kind] else (in_place, [])
@@ -353,7 +353,7 @@ def _abbreviated(ranks: tuple[int, ...]) -> str:
 
 
 def _reduction_in(named: Mapping[str, Any]) -> str:
-    """Return the name of the reduction of a collective, if it has one."""
+    """Return the name of a collective's reduction, or an empty string."""
     reduction = named.get("reduce_op")
     if reduction is None or isinstance(reduction, str):
         return (reduction or "").lower()

@@ -1,9 +1,9 @@
 """Futures of collectives: callbacks on other streams, and waits of the current stream.
 
-Mirrors `ivalue::Future` of torch 2.13 with streams of a device: `then` runs its callback at once,
-with a stream of torch's pool current that waits for the future; the future that it returns stands
-for what that stream was given. `wait` orders the current stream. Both tell the allocator that their
-stream uses the tensors of the future.
+Mirrors `ivalue::Future` of torch 2.13 with streams of a device. `then` runs its callback at once; a
+stream of torch's pool is current, which waits for the future. The future that it returns completes
+after the operations on that stream. `wait` orders the current stream. Both record the use of the
+future's tensors on their stream in the allocator.
 """
 
 # pyright: reportPrivateUsage=false
@@ -28,7 +28,7 @@ HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 
 
 class RecordedFuture(torch.futures.Future[Any]):
-    """A future that is done for the host: streams have to wait for `marks`.
+    """A future that is done on the host, while streams still have to wait for `marks`.
 
     `on_wait` is called with each stream that waits.
     """
@@ -48,12 +48,12 @@ class RecordedFuture(torch.futures.Future[Any]):
         self.set_result(value)
 
     def wait(self) -> Any:
-        """Order the current stream after the future; return its value."""
+        """Order the current stream after the future and return its value."""
         self._order()
         return super().wait()
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> "RecordedFuture":
-        """Call `callback` on a stream of the pool; return the future of its result."""
+        """Call `callback` on a stream of the pool and return the future of its result."""
         streams = self._streams
         stream = streams.of_pool()
         with streams.on(stream):
@@ -100,7 +100,7 @@ def _wait_all(futures: Sequence[Any]) -> list[Any]:
 
 
 def _register_builtin(module: DistributedDataParallel, kind: object) -> None:
-    """Register the Python form of a hook that DDP has in C++, where its waits are not seen."""
+    """Register the Python version of a DDP hook in C++, where waits are not recorded."""
     builtin: Any = vars(dist)["BuiltinCommHookType"]
     names = {builtin.ALLREDUCE: "allreduce_hook", builtin.FP16_COMPRESS: "fp16_compress_hook"}
     hook = getattr(import_module(HOOKS), next(name for key, name in names.items() if key == kind))
@@ -109,10 +109,10 @@ def _register_builtin(module: DistributedDataParallel, kind: object) -> None:
 
 @contextmanager
 def futures_followed() -> Generator[None]:
-    """Let DDP's reducer wait for the future of a hook, as it does below Python.
+    """Return a context in which DDP's reducer waits for the future of a hook, as it does in C++.
 
     It waits in a callback at the end of backward (torch 2.13, `reducer.cpp`, `finalize_backward`),
-    which it queues after its last hook has returned: the one here comes before.
+    queued after its last hook has returned. The callback here runs before it.
     """
     register: Any = vars(dist)["_register_comm_hook"]
 

@@ -1,4 +1,4 @@
-"""Recording a training script on the CPU: `with recording(world=8) as tape: ...`."""
+"""Record a training script on the CPU: `with recording(world=8) as tape: ...`."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ from zsim_torch.record.script_surroundings import register_device, replaced
 from zsim_torch.record.tape import Item, Tape, UnrecordableError
 
 NO_QUEUE = "device_ready_queues_"
-"""Words of the error of autograd's engine for a device that it did not count at first."""
+"""Text in the autograd engine's error for a device that did not exist when it started."""
 
 
 @contextmanager
@@ -33,16 +33,16 @@ def recording(
     items: Callable[[StackFrame], Item | None] | None = None,
     lifts: bool = False,
 ) -> Generator[Tape]:
-    """Record what runs inside as rank `rank` of `world`, on a device of type "zsim".
+    """Record the code in the context as rank `rank` of `world`, on a device of type "zsim".
 
-    Nothing is computed: tensors have shapes and no values. With `cuda`, names of "cuda" and the
-    functions of `torch.cuda` mean the pretended device. `items` answers what the script asks
-    tensors for; see `Tape`. With `lifts`, `Tape.schedule` has the step that is repeated; garbage is
-    collected at the ends of steps alone, so that equal steps give memory back at equal places.
+    Nothing is computed: tensors have shapes but no values. With `cuda`, "cuda" and the functions of
+    `torch.cuda` refer to the pretended device. `items` provides values that the script reads from
+    tensors; see `Tape`. With `lifts`, `Tape.schedule` returns the repeated step; garbage is
+    collected only at the end of steps, so that equal steps free memory at equal positions.
 
     Raises:
         ValueError: `world` or `rank` is out of range.
-        UnrecordableError: autograd counted the devices of this process before there was this one.
+        UnrecordableError: a backward ran in this process before the pretended device existed.
     """
     if world < 1:
         raise ValueError(f"world must be at least 1, got {world}")
@@ -87,7 +87,7 @@ def recording(
 
 @contextmanager
 def _steps_ended(tape: Tape) -> Generator[None]:
-    """Let each step of an optimizer end a step of the journal, that of the outermost."""
+    """Return a context in which each outermost optimizer step ends a step of the journal."""
     journal = tape.journal
     assert journal is not None
     under_way: list[object] = []

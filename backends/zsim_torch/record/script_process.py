@@ -1,4 +1,4 @@
-"""Scripts recorded in processes of their own, one for each rank."""
+"""Record scripts in separate processes, one for each rank."""
 
 import argparse
 import json
@@ -30,12 +30,12 @@ def record_script(
     cuda: bool,
     lifts: bool = False,
 ) -> ScriptRecording:
-    """Record `command`, a script and its arguments, on each of `ranks`, a process for each.
+    """Record `command`, a script and its arguments, on each of `ranks`, one process per rank.
 
-    With `lifts` the step that it repeats becomes a schedule, where one says it.
+    With `lifts`, the repeated step becomes a schedule, if it can be expressed as one.
 
     Raises:
-        ScriptError: `command` is no Python script that can be read.
+        ScriptError: `command` is not a readable Python script.
     """
     words = list(command)
     if words and Path(words[0]).name.startswith("python"):
@@ -58,7 +58,7 @@ def _recorded(words: Sequence[str], options: Sequence[str], rank: int) -> Docume
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             for line in process.stdout or ():
-                sys.stderr.write(line)  # what the script prints is no part of the answer
+                sys.stderr.write(line)  # output of the script is not part of the result
         if not file.is_file():
             raise ScriptError(f"rank {rank}: the process ended with code {process.returncode}")
         document: Document = json.loads(file.read_text("utf-8"))
@@ -66,7 +66,7 @@ def _recorded(words: Sequence[str], options: Sequence[str], rank: int) -> Docume
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Record one rank of a script and write what was found."""
+    """Record one rank of a script and write its findings as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
             _run(given.command)
         except SystemExit as ended:
             failure = f"it exits with {ended.code}" if ended.code else ""
-        except Exception as error:  # the findings up to here are worth having
+        except Exception as error:  # the findings so far are still useful
             traceback.print_exc()
             failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     found = document_of(tape, failure)
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _lifted(tape: Tape, name: str) -> Document:
-    """Return the repeated step as the JSON of a schedule, or why there is none."""
+    """Return the repeated step as the JSON of a schedule, or the reason why there is none."""
     try:
         return {"schedule": encode(document(tape.schedule(name)))}
     except LiftError as error:

@@ -1,4 +1,4 @@
-"""What a recorded script finds in place of parts of torch, and how it is put back."""
+"""Replace parts of torch for a recorded script, and restore them afterwards."""
 
 # pyright: reportPrivateUsage=false
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
@@ -44,14 +44,14 @@ BELOW_THE_DISPATCHER = frozenset(
 
 @functools.cache
 def register_device() -> None:
-    """Make the pretended device known to torch, once in a process."""
+    """Register the pretended device with torch, once per process."""
     _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=DEVICE_MODULE)
     dist.Backend.backend_capability["fake"].append(DEVICE_TYPE)
     dist.Backend.default_device_backend_map[DEVICE_TYPE] = "fake"
 
 
 def replaced(tape: Tape, streams: DeviceStreams, collectives: CollectiveRecorder) -> ExitStack:
-    """Replace what torch would do with a real device, until the result is closed."""
+    """Replace functions of torch that need a real device, until the result is closed."""
     stack = ExitStack()
     for each in (
         _memory(tape, streams),
@@ -70,9 +70,10 @@ def replaced(tape: Tape, streams: DeviceStreams, collectives: CollectiveRecorder
 
 
 def _fused_attention(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return attention as a GPU runs it: in one kernel, where there is one for its arguments.
+    """Wrap attention to run as one kernel, as on a GPU, if one supports its arguments.
 
-    torch has fused kernels of each device in C++, and takes products and a softmax for others.
+    torch has fused kernels for known devices in C++, and uses matrix products and a softmax for
+    others.
     """
 
     @functools.wraps(plain)
@@ -129,7 +130,7 @@ def _memory(tape: Tape, streams: DeviceStreams) -> Generator[None]:
     addresses: dict[int, int] = {}
 
     def address_of(storage: torch.UntypedStorage) -> int:
-        """Return an address that no other storage has; what is done with it is not seen."""
+        """Return an address that is unique per storage; accesses through it are not recorded."""
         return addresses.setdefault(storage._cdata, (len(addresses) + 1) << 40)
 
     def data_ptr(tensor: torch.Tensor) -> int:
@@ -166,10 +167,10 @@ def _streams(streams: DeviceStreams) -> Generator[None]:
 
 @contextmanager
 def _data_setter() -> Generator[None]:
-    """Let `tensor.data = other` work across devices, as it does between a CPU and CUDA.
+    """Return a context in which `tensor.data = other` works across devices, as with CPU and CUDA.
 
-    Fake tensors of two devices are of different kinds for torch, which refuses the assignment; here
-    both tensors exchange what they are.
+    Fake tensors of two devices have different types in torch, which refuses the assignment. Here
+    the two tensors swap their contents instead.
     """
     data: Any = torch.Tensor.data
 
@@ -210,13 +211,13 @@ def _data_setter() -> Generator[None]:
 
 
 def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Give `tensor` the memory, device and type of `other`."""
+    """Give `tensor` the memory, device and class of `other`."""
     requires = tensor.requires_grad
     fresh = other.detach().requires_grad_(requires)
     is_parameter = getattr(tensor, "_is_param", False)
     torch._C._swap_tensor_impl(tensor, fresh)
     if isinstance(fresh, FakeTensor) and not isinstance(tensor, FakeTensor):
-        cast("Any", tensor).__class__ = FakeTensor  # integers of the CPU are real until they move
+        cast("Any", tensor).__class__ = FakeTensor  # integers on the CPU are real until they move
     kept = {name: value for name, value in tensor.__dict__.items() if name == "_is_param"}
     attributes: Any = tensor.__dict__
     attributes.clear()
@@ -227,7 +228,7 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 @contextmanager
 def _groups(tape: Tape) -> Generator[None]:
-    """Let process groups be fake ones of the recorded world, whatever backend is asked for."""
+    """Return a context in which process groups use the fake backend with the recorded world."""
     start = distributed_c10d.init_process_group
     create = distributed_c10d.new_group
 
@@ -247,7 +248,8 @@ def _groups(tape: Tape) -> Generator[None]:
         for module in (dist, distributed_c10d):
             stack.enter_context(patch.object(module, "init_process_group", init_process_group))
             stack.enter_context(patch.object(module, "new_group", new_group))
-        # DDP compares shapes over ranks, which are not there; several recorded ranks are compared.
+        # DDP compares shapes across ranks, which do not exist here; recorded ranks are compared
+        # later.
         stack.enter_context(patch.object(dist, "_verify_params_across_processes", _do_nothing))
         yield
 
@@ -258,7 +260,7 @@ def _do_nothing(*_: object, **__: object) -> None:
 
 @contextmanager
 def _objects(collectives: CollectiveRecorder) -> Generator[None]:
-    """Let collectives of Python objects give what this rank gave, for every rank."""
+    """Return a context in which all ranks contribute this rank's objects to collectives."""
 
     def note(kind: str, group: dist.ProcessGroup | None) -> int:
         found = group or dist.group.WORLD
@@ -320,7 +322,7 @@ def _objects(collectives: CollectiveRecorder) -> Generator[None]:
 
 @contextmanager
 def _paired_objects(collectives: CollectiveRecorder) -> Generator[None]:
-    """Note sent objects, and refuse objects of another rank."""
+    """Record sent objects, and refuse to receive objects of another rank."""
 
     def send_object_list(*_: object, group: dist.ProcessGroup | None = None, **__: object) -> None:
         found = group or dist.group.WORLD
@@ -338,7 +340,7 @@ def _paired_objects(collectives: CollectiveRecorder) -> Generator[None]:
 
 
 class _KernelLibraries(MetaPathFinder):
-    """Refuses to import libraries whose kernels torch's dispatcher does not see."""
+    """Refuses imports of libraries whose kernels torch's dispatcher does not see."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -346,7 +348,7 @@ class _KernelLibraries(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Refuse `name` if the script imports it; torch itself may try."""
+        """Refuse `name` if the script imports it; imports by torch are allowed."""
         del path, target
         if name.partition(".")[0] not in BELOW_THE_DISPATCHER or _torch_imports():
             return None
@@ -355,7 +357,7 @@ class _KernelLibraries(MetaPathFinder):
 
 
 def _torch_imports() -> bool:
-    """Return whether the import under way was written in torch."""
+    """Return True if the current import statement is in torch."""
     frame = sys._getframe(2)
     while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
         frame = frame.f_back
@@ -364,7 +366,7 @@ def _torch_imports() -> bool:
 
 @contextmanager
 def _refusals(tape: Tape) -> Generator[None]:
-    """Name what runs below the dispatcher, or what changes what is recorded."""
+    """Return a context that reports kernels below the dispatcher and replaced functions."""
 
     def compile_(model: Any = None, **_: object) -> Any:
         tape.invent("torch.compile() = the model as it is: it is recorded in eager mode")

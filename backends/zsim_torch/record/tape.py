@@ -1,4 +1,4 @@
-"""The tape: what a recorded script did to streams, memory and communicators."""
+"""The tape: accesses to streams, memory and communicators by a recorded script."""
 
 # pyright: reportPrivateUsage=false
 # Private names of torch are listed in tests/unit/torch/record/test_recording.py.
@@ -33,18 +33,18 @@ _MACHINERY = tuple(
     str(Path(_DISTRIBUTED) / name) for name in ("distributed_c10d.py", "c10d_logger.py", "tensor")
 )
 SITE_FRAMES = 3
-"""Innermost lines that tell one place from another."""
+"""Number of innermost lines by which two code locations are compared."""
 
 Item = bool | int | float | complex
 """A value that the host reads from a tensor."""
 
 
 class UnrecordableError(RuntimeError):
-    """The script does what a recording cannot follow."""
+    """The script does something that a recording does not support."""
 
 
 def is_telling(frame: StackFrame) -> bool:
-    """Return whether a line says where something happened, and not only how torch got there."""
+    """Return True if a line shows where something happened, not only torch's internals."""
     file = frame.file
     if file.startswith(_MACHINERY):
         return False
@@ -54,7 +54,7 @@ def is_telling(frame: StackFrame) -> bool:
 
 
 def telling_frames(stack: CallStack | None) -> tuple[StackFrame, ...]:
-    """Return the lines of `stack` that a reader wants, the innermost first."""
+    """Return the relevant lines of `stack`, the innermost first."""
     if stack is None:
         return ()
     frames = stack.frames
@@ -62,30 +62,31 @@ def telling_frames(stack: CallStack | None) -> tuple[StackFrame, ...]:
 
 
 def site_of(stack: CallStack | None) -> tuple[StackFrame, ...]:
-    """Return the innermost telling lines of `stack`."""
+    """Return the innermost relevant lines of `stack`."""
     return telling_frames(stack)[:SITE_FRAMES]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCollective:
-    """A collective as this rank handed it to its communicator."""
+    """A collective as this rank issued it."""
 
     kind: str
     ranks: tuple[int, ...]
     sizes: tuple[int, ...]
-    """Elements of its tensors, inputs before outputs."""
+    """Number of elements of its tensors, inputs before outputs."""
     dtype: str
     detail: str
-    """Reduction or root, where there is one."""
+    """Reduction or root, if it has one."""
     stack: CallStack
 
 
 @dataclass(slots=True)
 class Tape:
-    """A recording under way, or over.
+    """A recording, active or finished.
 
-    `items` gives values that the script asks tensors for (`.item()`): it is called with the line
-    that asks, and answers None where it does not know; then the value is 1, and said to be.
+    `items` provides values that the script reads from tensors (`.item()`). It is called with the
+    line that reads, and returns None for an unknown value; the value is then 1, and reported as
+    made up.
     """
 
     rank: int
@@ -99,14 +100,14 @@ class Tape:
     collectives: dict[str, list[RecordedCollective]] = field(
         default_factory=dict[str, list[RecordedCollective]]
     )
-    """For each communicator by its ranks and name, in the order of issue."""
+    """By communicator name, in the order of issue."""
     refused: Counter[str] = field(default_factory=Counter[str])
-    """Parts of the script that a recording does not see, each with how often."""
+    """Parts of the script that a recording does not see, with their counts."""
     invented: Counter[str] = field(default_factory=Counter[str])
-    """Values that were made up, each with how often."""
+    """Values that were made up, with their counts."""
     lifts: bool = False
     journal: StepEvents | None = field(init=False, default=None)
-    """The events that a lift needs, where one is asked for."""
+    """The events for a lift, if one is requested."""
     operation_count: int = 0
     peak_bytes: int = 0
     live_bytes: int = 0
@@ -126,24 +127,24 @@ class Tape:
 
     @property
     def findings(self) -> list[Hazard]:
-        """Hazards found so far, each cause once."""
+        """Return the hazards found so far, each cause once."""
         return list(self.hazards)
 
     def stack(self) -> CallStack:
-        """Return the Python stack of the script, without that of the recorder."""
+        """Return the Python stack of the script, without the recorder's frames."""
         return self.stacks.take(sys._getframe(1))
 
     def end_step(self) -> None:
-        """Say that a step of training ends here; otherwise one ends with each optimizer step."""
+        """End a training step here; after the first call, optimizer steps no longer end one."""
         if self.journal is not None:
             self.begin_operation()
             self.journal.end_step()
 
     def schedule(self, name: str = "recording") -> Schedule:
-        """Return the step that the recorded script repeats, as a schedule of every rank.
+        """Return the repeated step of the recorded script, as a schedule of every rank.
 
         Raises:
-            LiftError: steps differ, or a schedule cannot say what they do.
+            LiftError: steps differ, or a schedule cannot express them.
         """
         if self.journal is None:
             raise LiftError("the recording has no journal: ask for one, recording(lifts=True)")
@@ -153,22 +154,23 @@ class Tape:
         return lift(self.journal, name=name, world=self.world, rank=self.rank)
 
     def refuse(self, what: str) -> UnrecordableError:
-        """Note that `what` cannot be recorded; return the error for where it must not go on."""
+        """Record that `what` is not supported; return the error for callers that must stop."""
         where = site_of(self.stack())
         line = f"{what} at {where[0]}" if where else what
         self.refused[line] += 1
         return UnrecordableError(line)
 
     def invent(self, what: str) -> None:
-        """Note that an answer to the script was made up."""
+        """Record that a value for the script was made up."""
         where = site_of(self.stack())
         self.invented[f"{what} at {where[0]}" if where else what] += 1
 
     def block(self, tensor: torch.Tensor, home: ClockTimeline | None = None) -> TrackedBlock | None:
-        """Return the block that `tensor` lies in; None for pageable memory, which has no races.
+        """Return the block that contains `tensor`; None for pageable memory, which has no races.
 
-        Copies between a device and pageable memory are staged: the host has read what it gives, and
-        waits for what it gets (CUDA runtime API, "API synchronization behavior").
+        Copies between a device and pageable memory are staged: the host has read the source when
+        the call returns, and waits for the target (CUDA runtime API, "API synchronization
+        behavior").
         """
         storage = tensor.untyped_storage()
         live = self._blocks.get(storage._cdata)
@@ -179,18 +181,18 @@ class Tape:
         return self._track(storage, tensor, home)
 
     def pin(self, tensor: torch.Tensor) -> None:
-        """Make `tensor` lie in pinned memory."""
+        """Mark the memory of `tensor` as pinned."""
         storage = tensor.untyped_storage()
         if storage not in self._pinned:
             self._pinned.add(storage)
             self._track(storage, tensor, None)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether `tensor` lies in pinned memory."""
+        """Return True if `tensor` is in pinned memory."""
         return tensor.untyped_storage() in self._pinned
 
     def resized(self, storage: torch.UntypedStorage, current: ClockTimeline) -> None:
-        """Note that `storage` has another size: its old block is gone, and it has a new one."""
+        """Record a new size of `storage`: its old block is freed, and a new one is allocated."""
         if self.journal is not None:
             self.journal.close()
         self.settle()
@@ -218,7 +220,7 @@ class Tape:
         home: ClockTimeline | None,
         known_to_allocator: bool = False,
     ) -> None:
-        """Note that an operation reads or writes the bytes of `tensor`."""
+        """Record that an operation reads or writes the bytes of `tensor`."""
         region = region_of(tensor)
         if region is None:
             return
@@ -253,19 +255,19 @@ class Tape:
         return block
 
     def _die(self, key: int) -> None:
-        """Remember a dead storage. Garbage collection may call this amid anything."""
+        """Queue a dead storage for release; garbage collection may call this at any time."""
         live = self._blocks.pop(key, None)
         if live is not None:
             self._dead.append((live, self.stack()))
 
     def begin_operation(self) -> None:
-        """Give back what died before an operation."""
+        """Release storages that died before this operation."""
         if self.journal is not None:
             self.journal.close()
         self.settle()
 
     def settle(self) -> None:
-        """Give back the memory of storages that died: before the next operation or allocation."""
+        """Release the memory of dead storages, before the next operation or allocation."""
         while self._dead:
             self._drop(*self._dead.popleft())
 
@@ -284,7 +286,7 @@ class Tape:
             self.journal.allocate(block, self.live_bytes, self._site(stack))
 
     def _site(self, stack: CallStack) -> StackFrame | None:
-        """Return the line that a name shows, if one tells anything; equal stacks are one object."""
+        """Return the line to name a block by, or None; cached per stack."""
         if stack not in self._sites:
             self._sites[stack] = next(filter(is_telling, stack.frames), None)
         return self._sites[stack]
@@ -297,12 +299,12 @@ class _LiveStorage:
 
 
 def region_of(tensor: torch.Tensor) -> ByteRegion | None:
-    """Return the bytes of its storage that `tensor` shows."""
+    """Return the bytes of its storage that `tensor` covers."""
     return region_of_view(
         tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
     )
 
 
 def elements(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-    """Return the number of elements of each."""
+    """Return the number of elements of each tensor."""
     return tuple(tensor.numel() for tensor in tensors)

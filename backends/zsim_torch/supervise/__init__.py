@@ -1,1 +1,1 @@
-"""Processes of ranks: started or joined, watched, ended, and blamed when they fail."""
+"""Start, join, watch and end the processes of ranks, and diagnose their failures."""

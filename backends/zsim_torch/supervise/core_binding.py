@@ -1,10 +1,10 @@
-"""Cores of a local rank that computes on processors: a part of this program's, for it alone.
+"""Bind each local CPU rank to its own share of the cores.
 
-A collective wakes threads of Gloo on every rank, one after the other, and each of them the next.
-Linux likes to run who is woken where its waker runs. So without binding the threads that compute of
-two ranks come to stand on one core, and stay: beside other work, two ranks on two cores were on the
-same one for 98 % of the time in which both computed. Launchers of MPI bind ranks for the same
-reason (Open MPI's mpirun(1), "--bind-to").
+A collective wakes Gloo threads on every rank, and each thread wakes the next. Linux tends to run a
+woken thread on the core of its waker. Without binding, the compute threads of two ranks therefore
+end up on one core and stay there: on a loaded machine, two ranks on two cores shared a core for 98
+% of the time in which both computed. MPI launchers bind ranks for the same reason (Open MPI's
+mpirun(1), "--bind-to").
 """
 
 import os
@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 
 def cores_of(place: int, ranks: int, usable: Iterable[int]) -> tuple[int, ...]:
-    """Return the part of the `usable` cores of the rank at `place` among so many.
+    """Return the share of the `usable` cores for the rank at `place` among `ranks`.
 
-    Parts have equal numbers of cores that follow each other; what is left over belongs to nobody,
-    for no rank to be faster than others. All ranks get all cores where they are more than these.
+    Shares are contiguous and of equal size; remaining cores stay unused, so that no rank is faster
+    than others. If there are more ranks than cores, every rank gets all cores.
     """
     cores = sorted(usable)
     share = len(cores) // ranks
@@ -23,14 +23,14 @@ def cores_of(place: int, ranks: int, usable: Iterable[int]) -> tuple[int, ...]:
 
 
 def bind(place: int, ranks: int) -> None:
-    """Bind this thread, and those that it starts, to the cores of a rank.
+    """Bind this thread, and the threads that it starts, to the cores of a rank.
 
-    Where the system has no such thing, or refuses, nothing changes.
+    Nothing changes if the system does not support or allow it.
     """
     if not hasattr(os, "sched_setaffinity"):  # macOS
         return
     cores = cores_of(place, ranks, os.sched_getaffinity(0))
     try:
         os.sched_setaffinity(0, cores)
-    except OSError:  # a core has just gone, or a sandbox forbids it
+    except OSError:  # a core went offline, or a sandbox forbids it
         return

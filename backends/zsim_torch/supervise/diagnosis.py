@@ -1,4 +1,4 @@
-"""Why ranks make no progress: who waits for which operation, and who is missing there."""
+"""Diagnose a lack of progress: who waits for which operation, and which ranks are missing."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from zsim_torch.execute import streams
 from zsim_torch.supervise.progress_record import LastProgress
 
 _NAMED_MAX: Final = 3
-"""How many different operations a line names; the details have every rank."""
+"""Maximum number of operations named in a line; the details list every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class Seen:
     """State of one rank as seen from outside.
 
     Attributes:
-        gone: it has died, or raised.
+        gone: the rank has died or raised.
         stopped: a signal has stopped its process (SIGSTOP, or a debugger).
-        in_collective: its stack ends in a wait for others.
+        in_collective: its stack ends in a wait for other ranks.
     """
 
     rank: int
@@ -35,12 +35,12 @@ class Seen:
 
     @property
     def where(self) -> str:
-        """Return the last line that the rank wrote."""
+        """Return the last line of the rank's progress record."""
         return self.note.text or "its start"
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped the process `pid`."""
+    """Return True if a signal has stopped the process `pid`."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
     except OSError:
@@ -49,7 +49,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def missing(one: Seen, seen: Sequence[Seen]) -> tuple[int, ...]:
-    """Ranks that are gone, or have not handed over the collective that `one` waits for."""
+    """Return the ranks that are gone or have not issued the collective that `one` waits for."""
     wait = one.note.wait
     if wait is None:
         return ()
@@ -62,14 +62,15 @@ def missing(one: Seen, seen: Sequence[Seen]) -> tuple[int, ...]:
 
 
 def _handed(one: Seen, group: int) -> int:
-    """Return how many collectives `one` has handed to a communicator; inf if not counted."""
+    """Return the number of collectives that `one` has issued on a communicator; huge if unknown."""
     return one.note.handed[group] if group < len(one.note.handed) else sys.maxsize
 
 
 def blamed(seen: Sequence[Seen]) -> Seen:
-    """Return the rank that the others wait for.
+    """Return the rank that most likely blocks the others.
 
-    Stopped, missing, not in a collective, furthest behind.
+    A stopped rank comes first, then a rank that is not in a collective, then the rank that most
+    others wait for, then the rank with the least progress.
     """
     misses = Counter(rank for one in seen for rank in missing(one, seen))
 
@@ -81,7 +82,7 @@ def blamed(seen: Sequence[Seen]) -> Seen:
 
 
 def account(one: Seen, seen: Sequence[Seen]) -> str:
-    """Say in a few words what holds `one`."""
+    """Return a short reason why `one` does not progress, or an empty string."""
     if one.stopped:
         return "stopped by a signal, "
     diverged = _other_at_the_same_place(one, seen)
@@ -96,7 +97,7 @@ def account(one: Seen, seen: Sequence[Seen]) -> str:
 
 
 def _other_at_the_same_place(one: Seen, seen: Sequence[Seen]) -> Seen | None:
-    """Return a rank that waits for another operation as the same collective of a communicator."""
+    """Return a rank whose same-numbered collective on the communicator is another operation."""
     wait = one.note.wait
     if wait is None or not wait.number:
         return None
@@ -113,7 +114,7 @@ def _other_at_the_same_place(one: Seen, seen: Sequence[Seen]) -> Seen | None:
 
 
 def waiting(seen: Sequence[Seen], *, without: int | None = None) -> str:
-    """Say who waits for which operation, and who is missing there; empty if nobody says."""
+    """Describe who waits for which operation, and who is missing; empty if no rank waits."""
     found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for one in seen:
         if one.note.wait is not None and one.rank != without:
@@ -129,7 +130,7 @@ def waiting(seen: Sequence[Seen], *, without: int | None = None) -> str:
 
 
 def story(one: Seen, seen: Sequence[Seen]) -> str:
-    """Say in a line where `one` was last seen, and what it waits for."""
+    """Describe in a line where `one` was last seen, and the operation that it waits for."""
     line = f"rank {one.rank} was last seen: {one.where}"
     if one.note.wait is not None:
         line += f", waits for {one.note.wait.operation}"
@@ -139,7 +140,7 @@ def story(one: Seen, seen: Sequence[Seen]) -> str:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """Ranks in words: "rank 1", "ranks 0, 2 and 3"."""
+    """Return ranks as text: "rank 1", "ranks 0, 2 and 3"."""
     numbers = [str(rank) for rank in ranks]
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
@@ -153,5 +154,5 @@ _WAITS_IN: Final = (streams.__file__, distributed_c10d.__file__)
 
 
 def says_that_it_waits(log: str) -> bool:
-    """Return whether a stack in `log` ends in a wait for a collective."""
+    """Return True if a stack in `log` ends in a wait for a collective."""
     return any(place in _WAITS_IN for place in _TOP_FRAME.findall(log))

@@ -1,7 +1,7 @@
-"""Imports of the fork server, set apart from the collector of cycles when this is the last of them.
+"""Exempt the imports of the fork server from garbage collection; it imports this module last.
 
-Ranks are forks. A collection in a rank would go through all that torch has made while it was
-imported, and write to each of its pages, which the ranks share until then.
+Ranks are forks. A garbage collection in a rank would visit all objects that importing torch has
+created, and write to their pages, which ranks otherwise share.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""A process that ends orphaned ranks when the program that started them dies.
+"""A process that kills orphaned ranks when the program that started them dies.
 
-A rank that is stopped cannot end itself, and nobody else knows the folder of the run. The reaper is
-told the process of every rank. When its pipe closes without a farewell, the program was killed: the
-reaper ends the ranks with all that they have started, removes the folder, and ends.
+A stopped rank cannot end itself, and no other process has the path of the run's folder. The reaper
+receives the process id of every rank. If its pipe closes without a farewell, the program was
+killed: the reaper then kills the ranks and all their children, removes the folder, and exits.
 """
 
 import os
@@ -18,19 +18,20 @@ from typing import Final
 
 _FAREWELL: Final = b""
 _FAREWELL_S: Final = 2.0
-"""How long the reaper may take to leave."""
+"""Seconds to wait for the reaper to exit."""
 
 
 def end_group(pid: int) -> None:
-    """End the process group of the rank in process `pid`."""
-    with suppress(OSError):  # there is no such group: it has ended, or not yet begun
+    """Kill the process group of the rank with process id `pid`."""
+    with suppress(OSError):  # the group has ended, or does not exist yet
         os.killpg(pid, signal.SIGKILL)
 
 
 def keep_watch(folder: Path, sockets: Path, connection: Connection) -> None:
-    """Run the reaper until it is dismissed, or until it has ended what was left.
+    """Run the reaper until it is dismissed, or until it has cleaned up after the program.
 
-    `sockets` is the program's own folder of multiprocessing, which removes it when it ends well.
+    `sockets` is the program's multiprocessing folder, which the program itself removes on a normal
+    exit.
     """
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -43,14 +44,14 @@ def keep_watch(folder: Path, sockets: Path, connection: Connection) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         for socket in sockets.glob("listener-*"):
             socket.unlink(missing_ok=True)
-        with suppress(OSError):  # something else of the program's is there
+        with suppress(OSError):  # it holds other files of the program
             sockets.rmdir()
 
 
 def _end_ranks(ranks: Sequence[int]) -> None:
     server = os.getppid()
     for pid in ranks:
-        if _parent_of(pid) == server:  # and not another process that has its number now
+        if _parent_of(pid) == server:  # not another process that reuses the id
             end_group(pid)
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -64,7 +65,7 @@ def _parent_of(pid: int) -> int | None:
 
 
 class OrphanReaper:
-    """The reaper of one run, as the program sees it."""
+    """The program's handle to the reaper of one run."""
 
     def __init__(self, context: ForkServerContext, folder: Path) -> None:
         self._connection, theirs = context.Pipe()
@@ -76,22 +77,22 @@ class OrphanReaper:
 
     @property
     def pid(self) -> int:
-        """Return the reaper's own process."""
+        """Return the reaper's process id."""
         assert self._process.pid is not None  # it was started
         return self._process.pid
 
     def mind(self, pid: int) -> None:
-        """End the rank in process `pid` when this program ends."""
+        """Register the rank with process id `pid`, to be killed if this program dies."""
         with suppress(OSError):
             self._connection.send_bytes(str(pid).encode())
 
     def dismiss(self) -> None:
-        """End the reaper: the run has ended, and nothing of it is left."""
+        """End the reaper after a normal end of the run."""
         with suppress(OSError):
             self._connection.send_bytes(_FAREWELL)
         self._connection.close()
         self._process.join(_FAREWELL_S)
-        if self._process.is_alive():  # it is stopped: the run has ended all the same
+        if self._process.is_alive():  # it is stopped by a signal
             self._process.kill()
             self._process.join()
         self._process.close()

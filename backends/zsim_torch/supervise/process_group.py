@@ -1,8 +1,9 @@
-"""The process group that a rank joins: local ranks by a file, `torchrun` by its environment.
+"""Join the process group of a rank: through a file on one machine, or as `torchrun` says.
 
-With CUDA and a device for each local rank it is NCCL, one device per rank. Otherwise it is Gloo on
-CPU, also when there are more ranks than devices (NCCL refuses two ranks on one device before 2.30,
-and there only as an experiment). Whoever asks for "cuda" with too few devices is told so.
+With CUDA and a device for each local rank, the backend is NCCL with one device per rank. Otherwise
+it is Gloo on CPU, also when there are more ranks than devices (NCCL before 2.30 refuses two ranks
+on one device, and later only allows it as an experiment). "cuda" with too few devices raises an
+error.
 """
 
 import os
@@ -19,24 +20,24 @@ from torch import distributed
 from zsim_torch.supervise.core_binding import bind
 
 LOADED_LATE = "torch.fx.experimental.symbolic_shapes"
-"""What `torch.autograd.grad` imports in its first call: half a second that no step should pay."""
+"""Imported by the first call of `torch.autograd.grad`; preloaded to keep 0.5 s out of a step."""
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets for each process (torch.distributed.run, "Environment Variables")."""
+"""Variables that torchrun sets for each process (torch.distributed.run)."""
 
 RECORDED = "zsim"
-"""The device of a recording (`zsim record`) in place of CUDA."""
+"""The device that replaces CUDA in a recording (`zsim record`)."""
 
 OF_DEVICE = {"cuda": "nccl", RECORDED: "fake"}
-"""The backend of a process group for each kind of device that has streams."""
+"""The process group backend for each kind of device that has streams."""
 
 
 class DeviceError(ValueError):
-    """A device that this machine does not have; one line."""
+    """A device that this machine does not have; the message is one line."""
 
 
 class DeviceChoice(StrEnum):
-    """The devices of ranks. AUTO: CUDA where every local rank has a device of its own, else CPU."""
+    """The devices of ranks. AUTO: CUDA if every local rank has its own device, else CPU."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -57,7 +58,7 @@ def under_torchrun(environment: Mapping[str, str] | None = None) -> Placement | 
     """Return this process's placement if `torchrun` started it, or None.
 
     Raises:
-        DeviceError: the variables are there but are no whole numbers.
+        DeviceError: the variables are set but are not integers.
     """
     variables = os.environ if environment is None else environment
     if any(name not in variables for name in TORCHRUN_VARIABLES):
@@ -79,7 +80,7 @@ def device_of(choice: DeviceChoice, placement: Placement) -> torch.device:
     """Return the device of the rank at `placement`.
 
     Raises:
-        DeviceError: CUDA is asked for, and this machine has fewer devices than local ranks.
+        DeviceError: CUDA is requested, and this machine has fewer devices than local ranks.
     """
     if choice is DeviceChoice.CPU:
         return torch.device("cpu")
@@ -97,7 +98,7 @@ def device_of(choice: DeviceChoice, placement: Placement) -> torch.device:
 def backends() -> dict[str, str]:
     """Return the backend of the default process group for each kind of device.
 
-    Its name does not say: a group that was made without one has several.
+    The group's name does not contain it: a group created without a backend has several.
     """
     return dict(pair.split(":", 1) for pair in distributed.get_backend_config().split(","))
 
@@ -109,13 +110,14 @@ def rank_device(
     *,
     current: torch.device | None,
 ) -> torch.device:
-    """Return where a rank computes: as `asked`, where its module is, or where its group leads.
+    """Return the device of a rank: `asked`, or its module's, or the process group's.
 
     `held` are the devices of its module's parameters, `available` the backends of its process group
-    for each kind of device, None without a group. `current` is its CUDA device, if it has one.
+    by kind of device, or None without a group. `current` is its CUDA device, if it has one.
 
     Raises:
-        DeviceError: parameters are on several GPUs, or the process group does not serve the device.
+        DeviceError: parameters are on several GPUs, or the process group does not support the
+            device.
     """
     gpus = sorted({device for device in held if device.type not in ("cpu", "meta")}, key=str)
     if asked is not None:
@@ -156,9 +158,9 @@ def join(
 ) -> torch.device:
     """Join the default process group and return this process's device.
 
-    Without `store` the group meets as torchrun says. A collective that waits for longer than
-    `timeout_s` fails. Each rank computes in one thread, since ranks share the cores. With a `store`
-    one that computes on processors has a part of these for itself.
+    Without `store` the group connects as torchrun's variables say. A collective that waits longer
+    than `timeout_s` fails. Each rank computes in one thread, since ranks share the cores; with
+    `store`, a CPU rank is bound to its own share of the cores.
 
     Raises:
         DeviceError: see `device_of`.
@@ -167,7 +169,7 @@ def join(
     torch.set_num_threads(1)
     import_module(LOADED_LATE)
     if store is not None:
-        # Local ranks talk over loopback: no name of this host has to resolve to anything.
+        # Local ranks use loopback, so that no host name has to resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if device.type == "cpu":
             bind(placement.local_rank, placement.local_ranks)

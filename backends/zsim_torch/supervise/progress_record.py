@@ -1,8 +1,8 @@
-"""The progress record of a rank, readable from outside even when the rank hangs or has died.
+"""The progress record of a rank, readable from outside even if the rank hangs or has died.
 
-A rank writes one line into a small file that it maps into memory: about a microsecond, no system
-call. Whoever watches sees a counter that grows with every line (progress), the last line, which
-collective the rank waits for, and how many collectives it has handed to each communicator.
+A rank writes one line to a small memory-mapped file, which takes about a microsecond and no system
+call. An observer reads a counter that grows with every line, the last line, the collective that the
+rank waits for, and the number of collectives issued on each communicator.
 """
 
 import json
@@ -18,7 +18,7 @@ _HEADER = struct.Struct("=QIIII")
 _HANDED = struct.Struct("=I")
 _TEXT_BYTES_MAX = 496
 GROUPS_MAX: Final = 128
-"""Communicators of a schedule that are counted; later ones are not watched."""
+"""Maximum number of counted communicators of a schedule; later ones are not tracked."""
 
 _PACK_HEADER = _HEADER.pack_into
 _TEXT_START = _HEADER.size
@@ -26,17 +26,17 @@ _WAIT_START = _HEADER.size + _TEXT_BYTES_MAX
 _WAIT_BYTES_MAX = 3072
 _NUMBER: Final = b', "number": '
 _NUMBER_BYTES_MAX: Final = 21
-"""Of a number of 64 bits, and the bracket behind it."""
+"""Digits of a 64-bit number, and the closing brace."""
 _HANDED_START = _WAIT_START + _WAIT_BYTES_MAX
 _SIZE_BYTES = _HANDED_START + GROUPS_MAX * _HANDED.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A collective that a rank waits for: the `number`-th of communicator `group` of the schedule.
+    """A collective that a rank waits for: number `number` on communicator `group` of the schedule.
 
-    `ranks` are the members of the communicator. A message has number 0, and the ranks at its other
-    end: members of a communicator send and receive in their own order and number.
+    `ranks` are the members of the communicator. A message has number 0 and the ranks at its other
+    end, because members of a communicator send and receive in different orders.
     """
 
     operation: str
@@ -46,30 +46,30 @@ class Wait:
 
 
 class HandedCollective(Protocol):
-    """A collective as streams know it; `ranks` are the members of its communicator."""
+    """A collective, as streams see it; `ranks` are the members of its communicator."""
 
     @property
     def operation(self) -> str:
-        """Its id."""
+        """Id of the operation."""
         ...
 
     @property
     def group_number(self) -> int:
-        """Place of its communicator in the schedule."""
+        """Index of its communicator in the schedule."""
         ...
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of the ranks that take part."""
+        """Ranks that take part."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastProgress:
-    """The number of lines that a rank has written, the last one, and what the rank waits for.
+    """The number of lines that a rank has written, the last one, and the awaited collective.
 
-    `handed` is how many collectives it has handed to each communicator, `steps` how many steps are
-    done. `pid` is its process; 0 if it has not begun.
+    `handed` are the numbers of collectives issued on each communicator; `steps` is the number of
+    finished steps. `pid` is its process id, or 0 before it starts.
     """
 
     count: int
@@ -80,12 +80,12 @@ class LastProgress:
     steps: int = 0
 
     def to_json(self) -> str:
-        """Return the note as text."""
+        """Return the record as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the note that `to_json` wrote."""
+        """Return the record that `to_json` wrote."""
         found: dict[str, Any] = json.loads(text)
         return cls(
             count=found["count"],
@@ -98,7 +98,7 @@ class LastProgress:
 
 
 class ProgressRecord:
-    """The note of one rank, open for writing and reading; in a file, or in this process alone."""
+    """The progress record of one rank; in a file, or in the memory of this process."""
 
     def __init__(self, path: Path | None = None) -> None:
         if path is None:
@@ -113,25 +113,25 @@ class ProgressRecord:
         self._pid = self._length = self._waits = self._steps = 0
 
     def claim(self) -> None:
-        """Note that this process is the rank."""
+        """Write this process's id as that of the rank."""
         self._pid = os.getpid()
         self._publish()
 
     def write(self, text: str) -> None:
-        """Write `text` as the last line, and increase the counter."""
+        """Write `text` as the last line, and increment the counter."""
         self.write_line(text.encode("utf-8", "replace"))
 
     def write_line(self, line: bytes) -> None:
-        """As `write`, of a text that is encoded."""
+        """Write an encoded line, like `write`."""
         line = line[:_TEXT_BYTES_MAX]
         self._count = count = self._count + 1
         self._length = length = len(line)
         self._map[_TEXT_START : _TEXT_START + length] = line
-        # As `_publish`, which a call for each operation is too dear for.
+        # The same as `_publish`, inlined because it runs for every operation.
         _PACK_HEADER(self._map, 0, count, self._pid, length, self._waits, self._steps)
 
     def progress(self) -> None:
-        """Increase the counter; the last line stays."""
+        """Increment the counter; the last line stays."""
         self._count += 1
         self._publish()
 
@@ -140,13 +140,13 @@ class ProgressRecord:
         _HEADER.pack_into(self._map, 0, *fields)
 
     def finish_step(self, done: int) -> None:
-        """Note that so many steps are done; increase the counter."""
+        """Record that `done` steps are finished; increment the counter."""
         self._count += 1
         self._steps = done
         self._publish()
 
     def wait_for(self, collective: "HandedCollective", number: int) -> None:
-        """Note what the rank waits for from now on; increase the counter."""
+        """Record the collective that the rank now waits for; increment the counter."""
         key = collective.operation, collective.group_number
         known = self._told.get(key)
         if known is None or known[0] is not collective:
@@ -158,18 +158,18 @@ class ProgressRecord:
         self._publish()
 
     def go_on(self) -> None:
-        """Note that the rank waits for nothing any more; increase the counter."""
+        """Record that the rank no longer waits; increment the counter."""
         self._count += 1
         self._waits = 0
         self._publish()
 
     def hand_over(self, group: int, number: int) -> None:
-        """So many collectives were handed to communicator `group`."""
+        """Record that `number` collectives were issued on communicator `group`."""
         if group < GROUPS_MAX:
             _HANDED.pack_into(self._map, _HANDED_START + group * _HANDED.size, number)
 
     def read(self) -> LastProgress:
-        """Return what was written last. A line that is being written may be seen torn."""
+        """Return the current record; a line that is being written may be inconsistent."""
         count, pid, length, waits, steps = _HEADER.unpack_from(self._map, 0)
         line = self._map[_HEADER.size : _HEADER.size + min(length, _TEXT_BYTES_MAX)]
         return LastProgress(
@@ -189,11 +189,11 @@ class ProgressRecord:
 
 
 def _start_of(collective: HandedCollective) -> bytes:
-    """Return what is written of a wait for `collective`, up to the number."""
+    """Return the JSON of a wait for `collective`, up to its number."""
     fields = {"operation": collective.operation, "group": collective.group_number}
     room = _WAIT_BYTES_MAX - len(_NUMBER) - _NUMBER_BYTES_MAX
     text = json.dumps({**fields, "ranks": collective.ranks}).encode()
-    if len(text) > room:  # too many members to name: none is found missing
+    if len(text) > room:  # too many members to list: then no rank is reported missing
         text = json.dumps({**fields, "ranks": ()}).encode()[:room]
     return text[:-1] + _NUMBER
 
@@ -201,7 +201,7 @@ def _start_of(collective: HandedCollective) -> bytes:
 def _wait(text: bytes) -> Wait | None:
     try:
         return _wait_in(json.loads(text) if text else None)
-    except ValueError:  # torn
+    except ValueError:  # read while it was being written
         return None
 
 
@@ -220,36 +220,36 @@ _own: Final[list[ProgressRecord]] = []
 
 
 def note(text: str) -> None:
-    """Say what this rank does next; it counts as progress. Nothing happens outside of a rank."""
+    """Record the next action of this rank, which counts as progress; a no-op outside a rank."""
     if _own:
         _own[0].write(text)
 
 
 def noting() -> Callable[[bytes], None] | None:
-    """Return what `note` does, for many lines in a row that are encoded; None outside of a rank."""
+    """Return the function that `note` calls, for encoded lines; None outside a rank."""
     return _own[0].write_line if _own else None
 
 
 def step_done(done: int) -> None:
-    """Say that so many steps are done on this rank."""
+    """Record that `done` steps are finished on this rank."""
     if _own:
         _own[0].finish_step(done)
 
 
 def progressed() -> None:
-    """Say that a thread of this rank has done something; what the rank does next stays as it is."""
+    """Record progress of a thread of this rank, without changing the last line."""
     if _own:
         _own[0].progress()
 
 
 def handed_over(group: int, number: int) -> None:
-    """Say that this rank has handed collective `number` to communicator `group` of the schedule."""
+    """Record that this rank has issued collective `number` on communicator `group`."""
     if _own:
         _own[0].hand_over(group, number)
 
 
 class waiting_for:  # noqa: N801  (used as a function; a generator takes three times as long)
-    """Say that this rank waits inside for the `number`-th collective of its communicator."""
+    """Record, inside the context, that this rank waits for a collective of its communicator."""
 
     __slots__ = ("_collective", "_number")
 
@@ -262,12 +262,12 @@ class waiting_for:  # noqa: N801  (used as a function; a generator takes three t
             _own[0].wait_for(self._collective, self._number)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Leave the note after an error: it says where the rank was."""
+        """Keep the record after an error: it shows where the rank was."""
         if _own and error is None:
             _own[0].go_on()
 
 
 def note_to(record: ProgressRecord) -> None:
-    """From here on `note` writes to `record`, as the note of this process."""
+    """Make `record` the target of `note` in this process."""
     record.claim()
     _own[:] = [record]

@@ -1,7 +1,7 @@
-"""Failures of ranks, and which of several came first.
+"""Failures of ranks, and which of several is the cause.
 
-When one rank fails, the others fail soon after, since their peer is gone. The report puts the
-rank's own error first: an error or a death that no peer explains.
+When one rank fails, the others soon fail because their peer is gone. The report starts with the
+failure that no peer explains.
 """
 
 import re
@@ -20,11 +20,11 @@ _LINE_CHARACTERS_MAX = 300
 _PEER = re.compile(
     r"gloo/|Connection (closed|reset|refused)|[Bb]roken pipe|socket|[Tt]imed out|NCCL", re.ASCII
 )
-"""How Gloo, NCCL and the stores say that a peer is gone or late."""
+"""Texts with which Gloo, NCCL and the stores report that a peer is gone or late."""
 
 
 class Cause(IntEnum):
-    """Kinds of failure, the likeliest origin first."""
+    """Kinds of failure, the most likely cause first."""
 
     DIED = 0
     RAISED = 1
@@ -34,7 +34,7 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One rank's failure: one line, and the details that go to a file."""
+    """One rank's failure: one line, and the details that are written to a file."""
 
     rank: int
     cause: Cause
@@ -43,12 +43,12 @@ class Failure:
 
     @property
     def line(self) -> str:
-        """Rank and message in one line."""
+        """Return rank and message in one line."""
         return f"rank {self.rank}: {self.message}"
 
 
 class RankFailedError(RunFailedError):
-    """A rank raised, died or hung. `details` is the file that holds the rest of the report."""
+    """A rank raised, died or hung. `details` is the path of the full report."""
 
     def __init__(self, failure: Failure, report: Iterable[str]) -> None:
         with NamedTemporaryFile(
@@ -62,14 +62,14 @@ class RankFailedError(RunFailedError):
 
 
 def one_line(error: BaseException) -> str:
-    """Type and first line of `error`."""
+    """Return type and first line of `error`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= _LINE_CHARACTERS_MAX else f"{text[:_LINE_CHARACTERS_MAX]}..."
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Tell an error of the rank itself from one that says that a peer is gone."""
+    """Return RAISED for an error of the rank itself, LOST_ITS_PEER for the loss of a peer."""
     if isinstance(error, distributed.DistError):
         return Cause.LOST_ITS_PEER
     if isinstance(error, RuntimeError) and _PEER.search(str(error)):
@@ -78,7 +78,7 @@ def cause_of(error: BaseException) -> Cause:
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
-    """Return the failure of `rank` that `error` ended."""
+    """Return the failure of `rank` that `error` caused."""
     return Failure(
         rank=rank,
         cause=cause_of(error),
@@ -90,7 +90,7 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 def death(rank: int, status: int | None, where: str) -> Failure:
     """Return the failure of a rank whose process ended with `status` (negative: a signal).
 
-    `where` is what it was last seen at.
+    `where` is the last line of its progress record.
     """
     if status is not None and status < 0:
         try:
@@ -105,5 +105,5 @@ def death(rank: int, status: int | None, where: str) -> Failure:
 
 
 def origin(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that explains the others; among equals the one that was seen first."""
+    """Return the failure that explains the others; among equals the first one."""
     return min(failures, key=lambda failure: failure.cause)

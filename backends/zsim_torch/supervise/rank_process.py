@@ -1,7 +1,7 @@
-"""The life of one rank: join the process group, then do jobs until the pipe to the parent closes.
+"""The life of a rank: join the process group, then run jobs until the parent's pipe closes.
 
-A rank is the leader of a process group of its own (what it starts ends with it), does not hear the
-terminal's interrupt (the parent ends it), and ends when the parent is gone. Its standard error, and
+A rank leads its own process group, so its children end with it. It ignores the terminal's
+interrupt, since the parent ends it, and it ends when the parent is gone. Its standard error, and
 the standard output of every rank but the first, go to a log file.
 """
 
@@ -27,12 +27,12 @@ from zsim_torch.supervise.progress_record import ProgressRecord, note, note_to, 
 from zsim_torch.supervise.rank_failure import Failure, failure_of
 
 STACKS_SIGNAL = signal.SIGUSR1
-"""Makes a rank write the stacks of all its threads to its log."""
+"""Signal that makes a rank write the stacks of all its threads to its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """Orders that a rank is given when it starts. Files of the run are in `folder`."""
+    """Settings of a rank at its start; files of the run are in `folder`."""
 
     rank: int
     ranks: int
@@ -42,7 +42,7 @@ class RankOrder:
 
     @property
     def log(self) -> Path:
-        """Return the file that takes the rank's output."""
+        """Return the log file of the rank's output."""
         return self.folder / f"rank{self.rank}.log"
 
     @property
@@ -55,7 +55,7 @@ class RankOrder:
 class JobFile:
     """Contents of a job's file: a pickled function with its arguments.
 
-    `main` is the script that the function refers to as `__main__`, if it does.
+    `main` is the path of the script that the function refers to as `__main__`, or None.
     """
 
     payload: bytes
@@ -73,12 +73,12 @@ _in_rank: Final[list[int]] = []
 
 
 def in_rank() -> bool:
-    """Return whether this process is a rank that `serve` runs."""
+    """Return True if this process is a rank that `serve` runs."""
     return bool(_in_rank)
 
 
 def serve(order: RankOrder, connection: Connection) -> None:
-    """Join the process group, then do each job named on `connection`; return when it closes."""
+    """Join the process group and run each job sent on `connection`; return when it closes."""
     _in_rank.append(order.rank)
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -86,7 +86,7 @@ def serve(order: RankOrder, connection: Connection) -> None:
     try:
         _redirect_output(order)
         note_to(ProgressRecord(order.progress))
-    except OSError:  # the run has ended while this rank was starting, and took its folder
+    except OSError:  # the run ended while this rank was starting, and removed its folder
         _end_group()
     try:
         note("joining the process group")
@@ -109,7 +109,7 @@ def serve(order: RankOrder, connection: Connection) -> None:
                 break
             note("starting a job")
             answer = pickle.dumps(_perform(order.rank, path))
-            step_done(0)  # nobody takes the steps of this job for those of the next
+            step_done(0)  # so that this job's steps do not count for the next one
             connection.send_bytes(answer)
     except BaseException as error:
         connection.send_bytes(pickle.dumps(failure_of(order.rank, error)))
@@ -140,7 +140,7 @@ def _unpickled(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _import_main(path: str) -> None:
-    """Import the parent's script as `__main__`, without what stands under its main guard."""
+    """Import the parent's script as `__main__`, without the code under its main guard."""
     if getattr(sys.modules["__main__"], "__file__", None) == path:
         return
     module = ModuleType("__mp_main__")
@@ -156,7 +156,7 @@ def _end_with_parent() -> None:
 
 
 def _end_group() -> None:
-    """End this process and everything that it has started."""
+    """Kill this process and all processes that it has started."""
     os.killpg(0, signal.SIGKILL)
 
 

@@ -1,17 +1,16 @@
-"""Local ranks: start them, give each the same job, collect results, end them whatever happens.
+"""Local ranks: start them, run jobs on all of them, collect results, and always end them.
 
     with RankPool(4) as pool:
         results = pool.run(function, argument)    # function(argument) on each rank, by rank
 
-Ranks are forked from a server that has torch loaded already: about 0.15 s for four of them, after
-the second or two that the server needs once. Each is a member of one process group (see
-`process_group`). A rank that raises, dies or makes no progress ends all of them; its own error
-comes first, in one line; stacks and output are in a file that the line names. After a failure
-the pool starts fresh ranks for its next job, since one failed collective closes Gloo's connections
-for good.
+Ranks are forked from a server that has already imported torch: 0.15 s for four ranks, after one or
+two seconds to start the server. They form one process group (see `process_group`). If a rank
+raises, dies or stops making progress, all ranks are ended. The error starts with that rank's own
+message in one line, and names a file with stacks and output. After a failure, the pool starts new
+ranks for its next job, since a failed collective closes Gloo's connections permanently.
 
-Functions, arguments and results are pickled. The script that calls this needs the usual guard,
-`if __name__ == "__main__":`, when the function is defined in it.
+Functions, arguments and results are pickled. If the function is defined in the calling script, the
+script needs the usual guard, `if __name__ == "__main__":`.
 """
 
 import atexit
@@ -57,29 +56,29 @@ from zsim_torch.supervise.torchrun import run_joined
 Result = TypeVar("Result")
 
 TIMEOUT_S: Final = 60.0
-"""Seconds without progress on any rank after which a run has failed."""
+"""Seconds without progress on any rank after which a run fails."""
 
 _GRACE_S: Final = 2.0
-"""How long the origin is waited for when a rank has lost its peer and no rank has said why."""
+"""Seconds to wait for the cause when ranks have lost a peer but none has reported why."""
 
 _TELL_S: Final = 0.1
-"""How often it is told how many steps are done."""
+"""Seconds between reports of finished steps."""
 
 _STACKS_S: Final = 0.3
 _CLOSE_S: Final = 1.0
 _CONTEXT: Final = get_context("forkserver")
 
 FROZEN_LAST: Final = "zsim_torch.supervise.frozen_imports"
-"""To be loaded by the fork server behind all others."""
+"""The last module that the fork server preloads."""
 
 
 class RankPool:
-    """`ranks` local processes in one process group, kept for any number of jobs.
+    """`ranks` local processes in one process group, used for any number of jobs.
 
-    They are started by the first job. `timeout_s` is the time without progress after which a job
-    has failed: progress is a line given to `progress_record.note` on any rank, or the end of the
-    job on one. It may be lowered between jobs. What the ranks print, but for rank 0's standard
-    output, is kept for the details of a failure.
+    The first job starts them. A job fails after `timeout_s` seconds without progress, which is a
+    call of `progress_record.note` on any rank or the end of the job on a rank. It may be lowered
+    between jobs, but not raised. The output of ranks, except rank 0's standard output, is kept for
+    the details of a failure.
 
     Raises:
         ValueError: `ranks` or `timeout_s` is not positive, or this process is a rank itself.
@@ -113,12 +112,13 @@ class RankPool:
         *arguments: object,
         on_steps: Callable[[int], object] | None = None,
     ) -> tuple[Result, ...]:
-        """Call `function(*arguments)` on every rank; returns what each returned, by rank.
+        """Call `function(*arguments)` on every rank and return the results by rank.
 
-        `on_steps` is told how many steps every rank has done, as `progress_record.step_done` says.
+        `on_steps` is called with the number of steps that all ranks have finished, as recorded by
+        `progress_record.step_done`.
 
         Raises:
-            RankFailedError: a rank raised, died or made no progress for too long.
+            RankFailedError: a rank raised, died or made no progress for `timeout_s` seconds.
         """
         if self._running is None:
             self._running = _Running(self.ranks, self.timeout_s, self.device)
@@ -134,7 +134,7 @@ class RankPool:
         return tuple(results)
 
     def close(self) -> None:
-        """No process of the pool is left. A later job starts new ones."""
+        """End all processes of the pool. A later job starts new ones."""
         running, self._running = self._running, None
         if running is not None:
             running.end()
@@ -159,14 +159,16 @@ def run_ranks(
     device: DeviceChoice = DeviceChoice.CPU,
     on_steps: Callable[[int], object] | None = None,
 ) -> tuple[Result, ...]:
-    """Call `function(*arguments)` on `ranks` fresh local ranks; returns the results by rank.
+    """Call `function(*arguments)` on `ranks` new local ranks and return the results by rank.
 
-    `on_steps` is told how many steps all of them have done. Under torchrun no rank is started, and
-    nothing told: every process calls this, is one rank, and gets all results.
+    `on_steps` is called with the number of steps that all ranks have finished. Under torchrun no
+    rank is started and `on_steps` is not called: every process calls this function as one rank, and
+    gets all results.
 
     Raises:
-        RankFailedError: a rank raised, died or made no progress for too long.
-        ValueError: `ranks` or `timeout_s` is not positive, or torchrun started another number.
+        RankFailedError: a rank raised, died or made no progress for `timeout_s` seconds.
+        ValueError: `ranks` or `timeout_s` is not positive, or differs from torchrun's number of
+            ranks.
     """
     placement = under_torchrun()
     if placement is not None:
@@ -178,7 +180,7 @@ def run_ranks(
 
 
 class _Running:
-    """The processes of a pool while they live."""
+    """The running processes of a pool."""
 
     def __init__(self, ranks: int, timeout_s: float, device: DeviceChoice) -> None:
         self.timeout_s = timeout_s
@@ -192,7 +194,7 @@ class _Running:
                 ranks=ranks,
                 folder=self.folder,
                 device=device,
-                # The watch below says more than a collective that gave up: it is given the time.
+                # Longer than the pool's timeout, whose report says more than a failed collective.
                 collective_timeout_s=2 * timeout_s + 2 * _GRACE_S,
             )
             for rank in range(ranks)
@@ -234,7 +236,7 @@ class _Running:
             pickle.dumps(JobFile(payload=payload, main=main if refers_to_main else None))
         )
         for connection in self.connections:
-            with suppress(OSError):  # it has died: the watch will say so
+            with suppress(OSError):  # it has died: `_watch` reports it
                 connection.send_bytes(os.fsencode(path))
         done, failures = self._watch(on_steps)
         if failures:
@@ -245,7 +247,7 @@ class _Running:
     def _watch(
         self, on_steps: Callable[[int], object] | None
     ) -> tuple[dict[int, RankResult], list[Failure]]:
-        """Wait until every rank is done, or for the failure that explains all others."""
+        """Wait until every rank is done, or until a failure explains all others."""
         done: dict[int, RankResult] = {}
         failures: list[Failure] = []
         seen: list[LastProgress] = []
@@ -286,7 +288,7 @@ class _Running:
         return done, failures
 
     def _answer(self, rank: int) -> RankResult | Failure:
-        """Return what `rank` sent, or how it died."""
+        """Return the answer of `rank`, or its death."""
         try:
             answer: RankResult | Failure = pickle.loads(self.connections[rank].recv_bytes())
         except (EOFError, OSError):
@@ -297,7 +299,7 @@ class _Running:
         return answer
 
     def _hang(self, waiting_ranks: list[int]) -> Failure:
-        """Find the rank that the others wait for: not in a collective, and furthest behind."""
+        """Return the failure of the rank that blocks the others, as `blamed` selects it."""
         for rank in waiting_ranks:
             pid = self.processes[rank].pid
             assert pid is not None
@@ -323,7 +325,7 @@ class _Running:
         return RankFailedError(line, report)
 
     def _seen(self, failures: Sequence[Failure] = ()) -> list[Seen]:
-        """Return what is known of every rank now."""
+        """Return the current state of every rank."""
         gone = {each.rank for each in failures if each.cause in (Cause.DIED, Cause.RAISED)}
         pids = [process.pid for process in self.processes]
         return [
@@ -342,7 +344,7 @@ class _Running:
         return log.read_text("utf-8", "replace") if log.exists() else ""
 
     def kill(self) -> None:
-        """No rank is left, nor what it has started."""
+        """Kill every rank and its children."""
         for process in self.processes:
             assert process.pid is not None
             end_group(process.pid)
@@ -351,7 +353,7 @@ class _Running:
             process.join()
 
     def end(self) -> None:
-        """Every rank and every file is gone: ranks are asked to leave, then made to."""
+        """End every rank, by force if needed, and remove all files."""
         atexit.unregister(self.end)
         for connection in self.connections:
             connection.close()
@@ -369,9 +371,9 @@ class _Running:
 
 @contextmanager
 def _prepared() -> Generator[None]:
-    """Return a context whose server has torch loaded, without this process's main script.
+    """Return a context in which the server preloads torch, but not this process's main script.
 
-    multiprocessing would run it in each; a rank runs it when, and only when, a job refers to it.
+    multiprocessing would run the script in each process; a rank runs it only if a job refers to it.
     """
     preloaded = ["zsim_torch", serve.__module__, LOADED_LATE, FROZEN_LAST]
     _CONTEXT.set_forkserver_preload(preloaded)

@@ -16,9 +16,9 @@ from zsim_torch.supervise.torchrun_watchdog import Watchdog
 Result = TypeVar("Result")
 
 _GRACE_S: Final = 10.0
-"""Seconds for which a rank that lost its peer keeps silent, so that the origin is heard first.
+"""Seconds for which a rank that lost its peer delays its report, so that the cause comes first.
 
-On a busy machine the origin needs seconds to leave its interpreter, and torchrun sees it only then.
+On a busy machine the failed rank takes seconds to exit, and torchrun sees its failure only then.
 """
 
 
@@ -29,10 +29,11 @@ def run_joined(
     timeout_s: float,
     device: DeviceChoice,
 ) -> tuple[Result, ...]:
-    """Call `function(*arguments)` here, as all ranks do; returns what each returned, by rank.
+    """Call `function(*arguments)` here, as all ranks do, and return all results by rank.
 
-    The process group is joined by the first call and left when the process ends. A rank without
-    progress for `timeout_s` says what it waits for, and ends (see `torchrun_watchdog`).
+    The first call joins the process group, which is left when the process ends. A rank without
+    progress for `timeout_s` seconds reports the operation that it waits for, and exits (see
+    `torchrun_watchdog`).
 
     Raises:
         RankFailedError: this rank raised, or lost another one.
@@ -42,7 +43,8 @@ def run_joined(
         try:
             note("joining the process group")
             if not distributed.is_initialized():
-                # The watchdog says more than a collective that gave up: it is given the time.
+                # Longer than the watchdog's timeout, whose report says more than a failed
+                # collective.
                 join(placement, device, timeout_s=2 * timeout_s + _GRACE_S)
                 atexit.register(distributed.destroy_process_group)
             watchdog.meet()
@@ -53,7 +55,7 @@ def run_joined(
             failure = failure_of(placement.rank, error)
             if failure.cause is Cause.LOST_ITS_PEER:
                 failure = replace(failure, message=f"{failure.message}; {watchdog.where()}")
-                time.sleep(_GRACE_S)  # torchrun ends this process when it sees the origin fail
+                time.sleep(_GRACE_S)  # torchrun ends this process when it sees the cause
             raise RankFailedError(failure, [failure.details]) from error
         finally:
             watchdog.end()

@@ -1,9 +1,10 @@
-"""The watch over a rank that torchrun started: nobody else would say what it waits for.
+"""Watch a rank that torchrun started, and report the operation that it waits for.
 
-A thread of the rank tells the store of torchrun what the rank is doing. When the rank makes no
-progress for too long, it reads what the others told, says who waits for which operation and who is
-missing, and ends the process. When torchrun ends the rank because another one died (SIGTERM), it
-says where the rank was. The rank itself may hang in a collective meanwhile, where it hears nothing.
+A thread of the rank publishes the rank's progress in torchrun's store. If the rank makes no
+progress for too long, the thread reads the progress of the others, reports who waits for which
+operation and who is missing, and ends the process. If torchrun ends the rank because another one
+died (SIGTERM), the thread reports where the rank was. Meanwhile the rank itself may hang in a
+collective, where it handles no signals.
 """
 
 import faulthandler
@@ -31,15 +32,15 @@ from zsim_torch.supervise.rank_failure import Cause, Failure, RankFailedError
 EXIT_FAILED: Final = 3
 _FAREWELL: Final = b"\0"
 _LOOKS: Final = 10
-"""So often within the set time the watch looks, and tells."""
+"""Number of checks and reports within the timeout."""
 
 _STORE_S: Final = 5.0
 _QUIET_LOOKS: Final = 3
-"""A rank that tells nothing for so many looks is stopped, or gone."""
+"""A rank that does not report for this many checks is stopped or gone."""
 
 
 class Watchdog:
-    """Watches this process, which is the rank at `placement`, until `end`."""
+    """Watches this process, the rank at `placement`, until `end`."""
 
     def __init__(self, placement: Placement, timeout_s: float) -> None:
         self._rank = placement.rank
@@ -55,7 +56,10 @@ class Watchdog:
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Inside, SIGTERM is told; only the main thread can arrange that, if nobody else has."""
+        """Return a context in which SIGTERM is reported, if this is the main thread.
+
+        A handler that is already installed stays in place.
+        """
         main = threading.current_thread() is threading.main_thread()
         if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
@@ -78,7 +82,7 @@ class Watchdog:
             os.close(mouth)
 
     def meet(self) -> None:
-        """From here on the ranks can tell each other; the process group is joined."""
+        """Connect to the store after the process group is joined, so that ranks can report."""
         self._store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
@@ -88,11 +92,11 @@ class Watchdog:
         self._tell(self._whereabouts.read())
 
     def end(self) -> None:
-        """Nobody watches any more."""
+        """Stop watching."""
         self._ended.set()
 
     def where(self) -> str:
-        """Say what this rank is doing, and what it waits for."""
+        """Return the last line of this rank, and the operation that it waits for."""
         one = Seen(rank=self._rank, note=self._whereabouts.read())
         wait = one.note.wait
         return f"last seen: {one.where}" + (f", waits for {wait.operation}" if wait else "")
@@ -112,11 +116,11 @@ class Watchdog:
         if self._store is not None:
             try:
                 self._store.set(_key(self._rank), f"{self._words} {note.to_json()}")
-            except RuntimeError:  # the store is gone: torchrun ends
+            except RuntimeError:  # the store is gone because torchrun ends
                 self._store = None
 
     def _heard(self) -> dict[int, tuple[str, LastProgress]]:
-        """Return what every other rank told last: how often it spoke, and its note."""
+        """Return the last report of every other rank: its count and its progress."""
         found: dict[int, tuple[str, LastProgress]] = {}
         for rank in range(self._ranks):
             try:
@@ -128,7 +132,7 @@ class Watchdog:
         return found
 
     def _seen(self) -> list[Seen]:
-        """Every rank, as it told last; one that tells no more is gone."""
+        """Return the last reported state of every rank; ranks that stopped reporting are gone."""
         before = self._heard()
         for _ in range(_QUIET_LOOKS):
             time.sleep(self._pause_s)
@@ -172,7 +176,7 @@ class Watchdog:
 
 
 def _heard(number: int, frame: object) -> None:
-    """Python needs a handler; who acts is the thread that listens."""
+    """Do nothing: Python needs a handler, but the listening thread acts."""
 
 
 def _key(rank: int) -> str:
