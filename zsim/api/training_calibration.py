@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
-from zsim.calibration import fsdp2_llama, fsdp_mpt, kempner_h200
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import Observed, alone_s, fitted
+from zsim.calibration.training_tables import TABLES
 from zsim.cluster.profile.in_training import MATRIX, Evidence, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of
@@ -22,7 +22,7 @@ from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
 
-FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file, kempner_h200.TABLE.file)
+FITTED = tuple(name for name, table in TABLES.items() if table.fits_kernels)
 """Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
 
 ROUNDS = 2
