@@ -15,7 +15,7 @@ from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import Observed, alone_s, fitted
 from zsim.calibration.training_tables import TABLES
-from zsim.cluster.profile.in_training import MATRIX, Evidence, InTraining
+from zsim.cluster.profile.in_training import ALONE, MATRIX, Evidence, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of
 from zsim.files.source import resolved
@@ -45,6 +45,10 @@ TIMED_WARM = ("b200",)
 """Profiles whose kernels were timed one after the other without a pause, as in training: they reach
 in training what they reach so (`zsim.calibration.b200_kernels`)."""
 
+AS_ALONE = ("h100_2025",)
+"""Profiles whose kernels reach in training what they reach alone. Of `h100_2025` this rests on one
+publication: nanotron's rows of 3B that are bound by compute take 0.92 to 1.07 of it."""
+
 Found = TypeVar("Found")
 
 
@@ -72,6 +76,8 @@ def with_training(
 
 def start_of(gpu: str, sibling: FittedKernels | None) -> InTraining:
     """Return the constants of training of a GPU of which no run is fitted."""
+    if gpu in AS_ALONE:
+        return ALONE
     found = InTraining() if sibling is None else sibling.constants.training
     if gpu in TIMED_WARM:
         for name in MATRIX:
