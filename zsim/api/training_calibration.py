@@ -13,7 +13,7 @@ from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
-from zsim.calibration.training_fit import Observed, alone_s, fitted
+from zsim.calibration.training_fit import AS_ALONE, Observed, alone_s, fitted
 from zsim.calibration.training_tables import TABLES
 from zsim.cluster.profile.in_training import ALONE, MATRIX, Evidence, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
@@ -44,10 +44,6 @@ most, with the same matrix units where there is one."""
 TIMED_WARM = ("b200",)
 """Profiles whose kernels were timed one after the other without a pause, as in training: they reach
 in training what they reach so (`zsim.calibration.b200_kernels`)."""
-
-AS_ALONE = ("h100_2025",)
-"""Profiles whose kernels reach in training what they reach alone. Of `h100_2025` this rests on one
-publication: nanotron's rows of 3B that are bound by compute take 0.92 to 1.07 of it."""
 
 Found = TypeVar("Found")
 
@@ -117,6 +113,7 @@ def _trained(
         evidence=Evidence(
             gpu=each.gpu,
             fitted=len(seen),
+            publications=tuple(dict.fromkeys(TABLES[run.file].publication for run in for_fit)),
             judged=len(judged),
             median=errors.median if errors else 0.0,
             p90=errors.p90 if errors else 0.0,

@@ -61,8 +61,11 @@ IN_TRAINING: Mapping[tuple[str, str], Mapping[str, float]] = {
 }
 """Constants that no benchmark of collectives shows, by GPU and system.
 
-The wait of tensor ranks rests on one publication, the Ultra-Scale Playbook's sweep on AWS p5: rows
-of 3B without a pipeline with tensor 16 and 32, whose errors are least with 42 us."""
+The wait of tensor ranks is of the Ultra-Scale Playbook's sweep on AWS p5: rows of 3B without a
+pipeline with tensor 16 and 32, whose errors are least with 42 us."""
+
+IN_TRAINING_REST_ON = ("Ultra-Scale Playbook",)
+"""Short names of the publications that these were fitted to."""
 
 CHOICES = (0.64, 0.6125, 0.69)
 """Values of nvls_choice: from 5, from 6 or from 4 ranks on."""

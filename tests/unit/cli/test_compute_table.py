@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.api.training_calibration import AS_ALONE
+from zsim.calibration.training_fit import AS_ALONE
 from zsim.cli.main import answer
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import parse
