@@ -11,18 +11,18 @@ from typing import TypeVar
 
 from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
-from zsim.calibration import fsdp2_llama, fsdp_mpt, kempner_h200
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
-from zsim.calibration.training_fit import Observed, alone_s, fitted
-from zsim.cluster.profile.in_training import MATRIX, Evidence, InTraining
+from zsim.calibration.training_fit import AS_ALONE, Observed, alone_s, fitted
+from zsim.calibration.training_tables import TABLES
+from zsim.cluster.profile.in_training import ALONE, MATRIX, Evidence, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of
 from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
 
-FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file, kempner_h200.TABLE.file)
+FITTED = tuple(name for name, table in TABLES.items() if table.fits_kernels)
 """Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
 
 ROUNDS = 2
@@ -72,6 +72,8 @@ def with_training(
 
 def start_of(gpu: str, sibling: FittedKernels | None) -> InTraining:
     """Return the constants of training of a GPU of which no run is fitted."""
+    if gpu in AS_ALONE:
+        return ALONE
     found = InTraining() if sibling is None else sibling.constants.training
     if gpu in TIMED_WARM:
         for name in MATRIX:
@@ -111,6 +113,7 @@ def _trained(
         evidence=Evidence(
             gpu=each.gpu,
             fitted=len(seen),
+            publications=tuple(dict.fromkeys(TABLES[run.file].publication for run in for_fit)),
             judged=len(judged),
             median=errors.median if errors else 0.0,
             p90=errors.p90 if errors else 0.0,

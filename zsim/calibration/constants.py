@@ -6,10 +6,12 @@ fabric, and what releases of software do differently (how fast kernels add and c
 switch that reduces is used).
 """
 
+from collections.abc import Mapping
 from math import log
 
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.installed_algorithms import constants
+from zsim.network.constant import TENSOR_WAIT_S
 
 START = NetworkProfile(
     {
@@ -42,13 +44,28 @@ START = NetworkProfile(
         "direct_fill_bytes": 16e6,
         "far_fill_s": 50e-6,
         "far_fill_bytes": 64e6,
-        **{each.name: each.default for each in constants() if each.default is not None},
+        **{
+            each.name: each.default
+            for each in constants()
+            if each.default is not None and each is not TENSOR_WAIT_S
+        },
         "congestion": 0.1,
     }
 )
 """Where a search begins, of the order of what NCCL's tuner assumes; data move what they name.
 
 An algorithm of another package begins at the defaults of its constants."""
+
+IN_TRAINING: Mapping[tuple[str, str], Mapping[str, float]] = {
+    ("h100", "aws_p5"): {TENSOR_WAIT_S.name: 42e-6},
+}
+"""Constants that no benchmark of collectives shows, by GPU and system.
+
+The wait of tensor ranks is of the Ultra-Scale Playbook's sweep on AWS p5: rows of 3B without a
+pipeline with tensor 16 and 32, whose errors are least with 42 us."""
+
+IN_TRAINING_REST_ON = ("Ultra-Scale Playbook",)
+"""Short names of the publications that these were fitted to."""
 
 CHOICES = (0.64, 0.6125, 0.69)
 """Values of nvls_choice: from 5, from 6 or from 4 ranks on."""

@@ -56,6 +56,7 @@ SIBLINGS = {
     "h100_hbm2e_2025": "h100_hbm2e",
     "h200": "h100",
     "h100_2026": "h200",
+    "h100_2025": "h100",
     "b200": "h100",
 }
 """The GPU that each takes after, in the order of fitting: one that is fitted before."""
@@ -67,6 +68,7 @@ VINTAGES: Mapping[str, str] = {
     "h100_hbm2e_2025": "PyTorch nightlies since September 2025",
     "h200": "PyTorch 2.11 with cuDNN 9.19, April 2026",
     "h100_2026": "that of h200, whose chip it is",
+    "h100_2025": "PyTorch with FlashAttention-2, early 2025",
     "b200": "PyTorch 2.10 with Transformer Engine 2.11, May 2026",
 }
 """Software of the runs and kernels that constants rest on, and its time; others are of a sibling's.

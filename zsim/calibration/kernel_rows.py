@@ -55,7 +55,11 @@ CHIPS = {
     "gh200": Chip(peaks=Peaks(flops=989.4e12, bytes=4.0e12), processors=132),
     "b200": Chip(peaks=Peaks(flops=2250e12, bytes=8.0e12), processors=148),
 }
-OF_LATER_SOFTWARE = {"h100_2026": "h100", "h100_hbm2e_2025": "h100_hbm2e"}
+OF_LATER_SOFTWARE = {
+    "h100_2025": "h100",
+    "h100_2026": "h100",
+    "h100_hbm2e_2025": "h100_hbm2e",
+}
 """Profiles of a chip that has another one of earlier software, and that chip."""
 
 

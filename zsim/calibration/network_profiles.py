@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import median
 
 from zsim.calibration.collective_rows import Measurement, fastest, stated_fabric
-from zsim.calibration.constants import FABRIC, RACK_NIC, START
+from zsim.calibration.constants import FABRIC, IN_TRAINING, RACK_NIC, START
 from zsim.calibration.hardware import GPUS, UNNAMED
 from zsim.calibration.link_rows import TimedLinks, scaled
 from zsim.calibration.network_fit import fitted
@@ -72,7 +72,16 @@ def calibrated(
         if plain and gpu not in counts and (like := scaled(gpu, timed, plain[0])):
             report(f"{gpu}: {len(timed)} rows of links, scaled from {plain[0].gpu}")
             found.append(with_fabrics(like, (), {}, fabrics, seen={}))
-    return found
+    return [_with_waits(each) for each in found]
+
+
+def _with_waits(profiles: Profiles) -> Profiles:
+    """Return `profiles` with the constants that only training shows."""
+    systems = {
+        name: system.changed(**IN_TRAINING.get((profiles.gpu, name), {}))
+        for name, system in profiles.systems.items()
+    }
+    return replace(profiles, systems=systems)
 
 
 def _held_out(

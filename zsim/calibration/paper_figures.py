@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zsim.calibration.network_verdict import Errors, errors_of
-from zsim.calibration.run_rows import GIB
+from zsim.calibration.published import GIB
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import apply
 

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
+GIB = 2**30
+"""Bytes in a gibibyte."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:

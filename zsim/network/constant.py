@@ -84,10 +84,13 @@ FILL_BYTES = Constant(name="fill_bytes")
 FAR_FILL_S = Constant(name="far_fill_s")
 """Additional fill time for each hop between nodes and S that a node forwards."""
 FAR_FILL_BYTES = Constant(name="far_fill_bytes")
+TENSOR_WAIT_S = Constant(name="tensor_wait_s", default=0.0, may_be_zero=True)
+"""Time that a collective of the tensor axis waits for each of its ranks where they span nodes, once
+for each lap of a ring. Benchmarks issue one collective at a time and do not show it."""
 
 COMMON = (
     LAUNCH_S, BASE_S, LL_HOP_S, LL128_HOP_S, SIMPLE_HOP_S, FAR_BASE_S, FAR_HOP_S, LINK, LL, LL128,
-    NIC, CONGESTION, TAIL, COPY, ADD, FILL_S, FILL_BYTES, FAR_FILL_S, FAR_FILL_BYTES,
+    NIC, CONGESTION, TAIL, COPY, ADD, FILL_S, FILL_BYTES, FAR_FILL_S, FAR_FILL_BYTES, TENSOR_WAIT_S,
 )  # fmt: skip
 
 

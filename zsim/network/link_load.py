@@ -14,9 +14,11 @@ from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
 from zsim.network.algorithm.installed_algorithms import algorithms, check
 from zsim.network.algorithm.nvls import NVLS, Nvls
+from zsim.network.constant import TENSOR_WAIT_S
 from zsim.network.tuner import choose, first_able
 from zsim.schedule.operation import CollectiveOperation
 from zsim.suggestion import one_of
+from zsim.units import PICOSECONDS_PER_SECOND
 
 TENSOR = "tensor"
 """The group of the tensor axis."""
@@ -24,23 +26,16 @@ TENSOR = "tensor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The forced algorithm by name, or None for the tuner's choice; and the number of chunks.
-
-    `tensor_wait_ps` is a wait per rank that collectives of the tensor axis add if the axis spans
-    several nodes; an all-reduce waits twice.
-    """
+    """The forced algorithm by name, or None for the tuner's choice; and the number of chunks."""
 
     algorithm: str | None = None
     chunks: int = 4
-    tensor_wait_ps: int = 0
 
     def __post_init__(self) -> None:
         if self.algorithm is not None and self.algorithm not in algorithms():
             raise ValueError(f"algorithm: {one_of(self.algorithm, algorithms())}")
         if self.chunks < 1:
             raise ValueError(f"chunks: {self.chunks} must be at least 1")
-        if self.tensor_wait_ps < 0:
-            raise ValueError(f"tensor_wait_ps: {self.tensor_wait_ps} must be at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +128,11 @@ class LinkLoads:
         return self.cluster.has_switch and not self.cluster.over_pcie
 
     def _wait_ps(self, operation: CollectiveOperation, shape: GroupShape) -> int:
-        if operation.group != TENSOR or shape.nodes == 1:
+        network = self.cluster.network
+        if network is None or operation.group != TENSOR or shape.nodes == 1:
             return 0
-        return operation.laps * shape.ranks * self.decision.tensor_wait_ps
+        wait_ps = round(TENSOR_WAIT_S.of(network) * PICOSECONDS_PER_SECOND)
+        return operation.laps * shape.ranks * wait_ps
 
     def activity(
         self, collective: Collective, size_bytes: int, shape: GroupShape

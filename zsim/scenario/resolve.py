@@ -248,15 +248,9 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
 
 def _decision(table: NetworkTable) -> Decision | None:
     """Return the forced algorithm and settings of collectives; None if nothing is set."""
-    if table.tensor_wait is not None and table.profile is None:
-        raise ScenarioError("network.tensor_wait: needs a profile, whose latencies it adds to")
-    if table.algorithm is None and table.tensor_wait is None:
+    if table.algorithm is None:
         return None
-    return Decision(
-        algorithm=table.algorithm,
-        chunks=table.chunks,
-        tensor_wait_ps=table.tensor_wait or 0,
-    )
+    return Decision(algorithm=table.algorithm, chunks=table.chunks)
 
 
 def _batches(train: TrainTable, replicas: int) -> tuple[int, int]:

@@ -249,7 +249,6 @@ class NetworkTable(Table):
     algorithm: Annotated[str | None, AfterValidator(_algorithm)] = None
     chunks: Repeat = 4
     profile: str | None = None
-    tensor_wait: Time | None = None
 
 
 class Scenario(Table):

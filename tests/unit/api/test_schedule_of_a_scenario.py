@@ -45,12 +45,6 @@ FAULTS: tuple[dict[str, object], ...] = (
 
 CIRCUMSTANCES: dict[str, Mapping[str, object]] = {
     "algorithm": {"network.algorithm": "hierarchical"},
-    "tensor wait": {
-        "parallel.tensor": 16,
-        "model.attention_heads": 16,
-        "network.profile": "a100",
-        "network.tensor_wait": "1 ms",
-    },
     "faults": {"fault": FAULTS},
     "neighbour": {"neighbour": [{"nodes": [0, 1], "bandwidth_per_direction": "20 GB/s"}]},
 }
@@ -146,7 +140,6 @@ VARIANTS: tuple[dict[str, object], ...] = (
         "cluster.nics_per_node": 4,
         "cluster.nvlink": False,
         "cluster.oversubscription": 2,
-        "network.tensor_wait": "1 ms",
         "network.profile": "a100",
         "network.algorithm": "hierarchical",
     },

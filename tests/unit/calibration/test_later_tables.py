@@ -1,16 +1,14 @@
 """Runs of H200, B200 and Megatron-LM, and of torchtitan by date: rows as scenarios."""
 
-from datetime import date
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.calibration import b200_kernels, fsdp2_llama, kempner_h200, simumax_b200, vtrain
+from zsim.calibration import b200_kernels
 from zsim.calibration.published import Published
-from zsim.calibration.run_rows import RunTable
-from zsim.calibration.torchtitan_dates import BETWEEN, COMMITS, published_on
+from zsim.calibration.training_tables import TABLES, RunTable
 from zsim.files.source import resolved
 from zsim.scenario.tables import Scenario, from_tables
 
@@ -69,6 +67,7 @@ SIMUMAX = {
     "allocated_memory_GiB": "10",
     "source": "a table",
 }
+TORCHTITAN_TABLE = TABLES["fsdp2_llama_training_runs"]
 VTRAIN = {
     "# GPUs": "8",
     "global batch": "32",
@@ -98,7 +97,7 @@ def scenario_of(run: Published) -> Scenario:
 
 
 def torchtitan(**cells: str) -> Scenario:
-    return scenario_of(run_of(fsdp2_llama.TABLE, FSDP2, **cells))
+    return scenario_of(run_of(TORCHTITAN_TABLE, FSDP2, **cells))
 
 
 def at(commit: str) -> str:
@@ -120,22 +119,37 @@ def test_a_run_of_torchtitan_has_the_software_of_its_day() -> None:
     assert (blackwell.model.attention, blackwell.compute.profile) == ("cudnn", "b200")
 
 
-def test_days_are_those_of_commits_and_of_pages_with_a_month_in_their_name() -> None:
-    assert published_on(at("d9bdfbb20695")) == date(2025, 11, 15)
-    assert published_on(at("000000000000")) == BETWEEN
-    page = "github:pytorch/torchtitan/benchmarks/llama3_h100_{}_torchtitan.md@b5bcd76c66d0"
-    assert published_on(page.format("202412")) == date(2024, 12, 1)
-    assert published_on(page.format("2025-06")) == date(2025, 6, 1)
-    assert list(COMMITS) == sorted(COMMITS)
+PAGE = "github:pytorch/torchtitan/benchmarks/{}.md@b5bcd76c66d0"
+
+
+@pytest.mark.parametrize(
+    ("page", "day"),
+    [
+        ("llama3_h100_202412_torchtitan", "2024-12-01"),
+        ("asyncTP_llama3_h100_2025-06_torchtitan", "2025-06-01"),
+        ("llama3-8b_h200_202506_trainy-whitecloud", "2025-06-01"),
+        ("llama3-70b-h100-202510-torchtitan", "2025-10-01"),
+        ("llama3_h100_2025-10", "2025-10-01"),
+        ("llama3_h100_2048_gpus", "2025-01-01"),
+    ],
+)
+def test_the_day_of_a_page_is_the_month_in_its_name(page: str, day: str) -> None:
+    late = {"technique": "chunked", "compile": "True"}
+    model = torchtitan(source=PAGE.format(page), **late).model
+    assert (model.attention == "cudnn") is (day >= "2025-10-09")
+    profile = torchtitan(source=PAGE.format(page)).compute.profile
+    assert profile == ("h100_hbm2e" if day < "2025-09-01" else "h100_hbm2e_2025")
+    loss = torchtitan(source=PAGE.format(page)).train.loss
+    assert loss == ("torch" if day < "2025-04-02" else "fused")
 
 
 def test_what_is_not_simulated_of_a_run_keeps_it_from_fitting() -> None:
-    assert not run_of(fsdp2_llama.TABLE, FSDP2).incomplete
-    assert "keys and values" in run_of(fsdp2_llama.TABLE, FSDP2, cp="2", dp_shard="4").incomplete
+    assert not run_of(TORCHTITAN_TABLE, FSDP2).incomplete
+    assert "keys and values" in run_of(TORCHTITAN_TABLE, FSDP2, cp="2", dp_shard="4").incomplete
 
 
 def test_a_row_of_the_kempner_institute_has_its_throughput_and_its_trainer() -> None:
-    run = run_of(kempner_h200.TABLE, KEMPNER)
+    run = run_of(TABLES["kempner_h200_fsdp"], KEMPNER)
     scenario = scenario_of(run)
     assert run.step_time_s == 2 * 4 * 2 * 4096 / 65_536
     assert scenario.model.intermediate_size == 14_336  # of Llama 3 8B, by the same rule
@@ -145,9 +159,9 @@ def test_a_row_of_the_kempner_institute_has_its_throughput_and_its_trainer() -> 
     assert told["input_gathers"] == "linear"
     assert told["reshard_root_after_forward"]
     assert told["replicate_embedding"]
-    wide = run_of(kempner_h200.TABLE, KEMPNER, d_model="8192", n_heads="64")
+    wide = run_of(TABLES["kempner_h200_fsdp"], KEMPNER, d_model="8192", n_heads="64")
     assert scenario_of(wide).model.intermediate_size == 28_672
-    assert "not 4 H200" in run_of(kempner_h200.TABLE, KEMPNER, gpus_per_node="8").reason
+    assert "not 4 H200" in run_of(TABLES["kempner_h200_fsdp"], KEMPNER, gpus_per_node="8").reason
 
 
 @given(
@@ -162,7 +176,9 @@ def test_names_of_simumax_say_the_run_in_any_order(
 ) -> None:
     parts = [f"tp{tensor}", f"pp{pipeline}", f"dp{data}", f"l{layers}", f"mbc{micro_batches}"]
     for some in (parts, parts[::-1]):
-        run = run_of(simumax_b200.TABLE, SIMUMAX, strategy="_".join(["llama3_8b", *some, "cef"]))
+        run = run_of(
+            TABLES["zero_fsdp_runs_misc"], SIMUMAX, strategy="_".join(["llama3_8b", *some, "cef"])
+        )
         tables = cast("dict[str, Any]", run.scenario)
         assert tables["parallel"] == {"tensor": tensor, "pipeline": pipeline, "data": data}
         assert tables["model"]["layers"] == layers
@@ -180,12 +196,12 @@ def test_names_of_simumax_say_the_run_in_any_order(
     ],
 )
 def test_a_name_that_is_not_modelled_says_why(strategy: str, reason: str) -> None:
-    assert reason in run_of(simumax_b200.TABLE, SIMUMAX, strategy=strategy).reason
-    assert "no step time" in run_of(simumax_b200.TABLE, SIMUMAX, dataset="other").reason
+    assert reason in run_of(TABLES["zero_fsdp_runs_misc"], SIMUMAX, strategy=strategy).reason
+    assert "no step time" in run_of(TABLES["zero_fsdp_runs_misc"], SIMUMAX, dataset="other").reason
 
 
 def test_a_row_of_vtrain_is_megatron_with_its_micro_batches_and_padded_words() -> None:
-    run = run_of(vtrain.SINGLE, VTRAIN)
+    run = run_of(TABLES["vtrain_a100_single"], VTRAIN)
     scenario = scenario_of(run)
     assert (run.step_time_s, run.model, run.part) == (0.25, "1024 x 16", "pp > 1")
     assert scenario.train.gradient_accumulation_steps == 8
@@ -195,7 +211,7 @@ def test_a_row_of_vtrain_is_megatron_with_its_micro_batches_and_padded_words() -
         ({"# GPUs": "4"}, "8 ranks on 4 GPUs"),
         ({"global batch": "33"}, "micro-batches of unequal size"),
     ):
-        assert run_of(vtrain.SINGLE, VTRAIN | cells).reason == reason
+        assert run_of(TABLES["vtrain_a100_single"], VTRAIN | cells).reason == reason
 
 
 def test_products_of_a_b200_are_those_of_a_layer_each_way() -> None:

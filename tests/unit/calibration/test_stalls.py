@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from zsim.api.training_validation import verdict_object, verdicts_text
 from zsim.calibration.published import Published
 from zsim.calibration.stalls import Turn, stalled
+from zsim.calibration.training_tables import TABLES
 from zsim.calibration.training_verdict import Quantity, RunForecast, verdict
-from zsim.calibration.zero01 import TABLE
+
+TABLE = TABLES["zero01_tp_pp_training_runs"]
 
 SECONDS = st.integers(1, 100).map(float)
 

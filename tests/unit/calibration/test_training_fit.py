@@ -25,6 +25,7 @@ from zsim.model.kernel import KernelKind, flash_attention, matmul, streaming
 EVIDENCE = Evidence(
     gpu="x100",
     fitted=30,
+    publications=("a publication", "another"),
     judged=12,
     median=0.0125,
     p90=0.05,

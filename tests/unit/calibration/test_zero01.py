@@ -13,11 +13,13 @@ from zsim.analysis.summary import summary
 from zsim.api.forecast import accumulating, first_that_fits, forecast
 from zsim.calibration.memory_fit import fit
 from zsim.calibration.published import Published
+from zsim.calibration.training_tables import TABLES
 from zsim.calibration.training_verdict import Quantity, RunForecast, predicted, verdict
-from zsim.calibration.zero01 import TABLE
 from zsim.cli.main import answer
 from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
+
+TABLE = TABLES["zero01_tp_pp_training_runs"]
 
 ROW = {
     "model_size": "8B",
@@ -143,7 +145,7 @@ def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() ->
     ("cells", "reason"),
     [
         ({"grad_accum": "64"}, "dp x micro_batch_seqs x grad_accum is not global_batch_seqs"),
-        ({"gpu": "B300"}, "gpu 'B300' is not one of h100"),
+        ({"gpu": "B300"}, "gpu 'B300' is not one of h100 80 GB"),
         ({"zero_stage": "3"}, "zero_stage '3' is not one of 0, 1"),
     ],
 )

@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 
-from zsim.api.forecast import forecast
+from zsim.api.forecast import forecast, last_step_s
+from zsim.backend.backend import Job
+from zsim.calibration.constants import IN_TRAINING
 from zsim.calibration.training_verdict import RunForecast
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.dtype import DType
+from zsim.files.installed import network_profiles
 from zsim.files.source import resolved
-from zsim.scenario.tables import ScenarioError, from_tables
+from zsim.mistake import MistakeError
+from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import (
     Action,
     AllReduce,
@@ -71,28 +75,39 @@ def test_a_copy_of_many_pieces_is_as_many_launches() -> None:
 def test_collectives_of_the_tensor_axis_wait_where_they_span_nodes() -> None:
     # 2 blocks of 2 all-reduces each way, those of the embedding, of the head's statistics and of
     # the gradient that the head sums: 11 in a micro-batch; each waits 2 x 16 x 1 ms.
-    near = {"parallel": {"data": 1, "tensor": 8}}
-    far_s = step_time_s(changed(network={"tensor_wait": "1 ms"})) - step_time_s(TABLES)
-    assert far_s == pytest.approx(11 * 2 * 16 * 1e-3, rel=0.01)
-    waiting = changed(network={"tensor_wait": "1 ms"}, **near)
-    assert step_time_s(waiting) == step_time_s(changed(**near))
+    source = resolved("scenario", from_tables(TABLES))
+    job = source.job()
+    constants = job.cluster.network
+    assert constants is not None
+
+    def waiting_s(job: Job) -> float:
+        waits = replace(job.cluster, network=constants.changed(tensor_wait_s=1e-3))
+        return last_step_s(replace(job, cluster=waits), source.simulation())
+
+    assert waiting_s(job) - step_time_s(TABLES) == pytest.approx(11 * 2 * 16 * 1e-3, rel=0.01)
+    near = changed(parallel={"data": 1, "tensor": 8})
+    assert waiting_s(resolved("scenario", from_tables(near)).job()) == step_time_s(near)
+
+
+def test_only_a_cluster_whose_training_showed_it_has_a_wait_of_tensor_ranks() -> None:
+    waits = {
+        profile.name: profile.numbers["tensor_wait_s"]
+        for profiles in network_profiles().values()
+        for profile in (profiles.shared, *profiles.systems.values())
+        if "tensor_wait_s" in profile.numbers
+    }
+    assert waits == {
+        f"{gpu}/{system}": numbers["tensor_wait_s"]
+        for (gpu, system), numbers in IN_TRAINING.items()
+    }
 
 
 @pytest.mark.parametrize(
-    ("tables", "line"),
-    [
-        ({"compute": {"host_per_segment": "1 ms"}}, "compute.host_per_segment: needs a profile"),
-        (
-            {"compute": {"host_per_collective": "1 ms"}},
-            "compute.host_per_collective: needs a profile",
-        ),
-        ({"compute": {"host_per_message": "1 ms"}}, "compute.host_per_message: needs a profile"),
-        ({"network": {"tensor_wait": "1 ms"}}, "network.tensor_wait: needs a profile"),
-    ],
+    "name", ["host_per_segment", "host_per_unit", "host_per_collective", "host_per_message"]
 )
-def test_they_add_to_a_profile(tables: dict[str, Any], line: str) -> None:
-    with pytest.raises((ScenarioError, Exception), match=line):
-        resolved("scenario", from_tables(TABLES | tables))
+def test_they_add_to_a_profile(name: str) -> None:
+    with pytest.raises(MistakeError, match=f"compute.{name}: needs a profile"):
+        resolved("scenario", from_tables(TABLES | {"compute": {name: "1 ms"}}))
 
 
 def test_a_collective_costs_the_host_what_the_scenario_says() -> None:

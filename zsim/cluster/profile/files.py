@@ -69,7 +69,8 @@ def _constants(profile: NetworkProfile, names: Iterable[str]) -> list[str]:
 
 
 def _differs(one: NetworkProfile, other: NetworkProfile, name: str) -> bool:
-    return f"{one[name]:.4g}" != f"{other[name]:.4g}"
+    there = other.numbers.get(name)
+    return there is None or f"{one[name]:.4g}" != f"{there:.4g}"
 
 
 def _quoted(value: str) -> str:

@@ -93,7 +93,7 @@ CUDNN_BLACKWELL = FusedAttention(
     backward_fill=280,
 )
 
-HOPPERS = ("h100", "h100_2026", "h100_hbm2e", "h100_hbm2e_2025", "h200", "gh200")
+HOPPERS = ("h100", "h100_2025", "h100_2026", "h100_hbm2e", "h100_hbm2e_2025", "h200", "gh200")
 
 FLASH2: Mapping[str, FusedAttention] = {
     "a100": FLASH2_AMPERE,

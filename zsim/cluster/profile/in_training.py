@@ -24,6 +24,7 @@ class Evidence:
     Attributes:
         gpu: the kind of GPU whose runs were fitted and judged.
         fitted: runs that were fitted.
+        publications: short names of who published them.
         judged: runs of sweeps that were not.
         median, p90: absolute error of step times of those, as fractions.
         rows: which those are, by table: their lines, of which the header is 1.
@@ -32,6 +33,7 @@ class Evidence:
 
     gpu: str
     fitted: int
+    publications: tuple[str, ...]
     judged: int
     median: float
     p90: float
@@ -105,7 +107,8 @@ def text(training: InTraining) -> list[str]:
         return []
     lines = ["", "[training]", *(f"{name} = {getattr(training, name):.4g}" for name in SHARES)]
     lines += ["", "[training.evidence]", f'gpu = "{evidence.gpu}"']
-    lines += [f"fitted = {evidence.fitted}", f"judged = {evidence.judged}"]
+    lines += [f"fitted = {evidence.fitted}", _words_line("publications", evidence.publications)]
+    lines += [f"judged = {evidence.judged}"]
     lines += [f"median = {evidence.median:.4f}", f"p90 = {evidence.p90:.4f}"]
     return [*lines, _words_line("rows", evidence.rows), f"date = {evidence.date.isoformat()}"]
 
@@ -130,6 +133,7 @@ def parse(table: Mapping[str, object]) -> InTraining:
     evidence = Evidence(
         gpu=str(found["gpu"]),
         fitted=int(_number("fitted", found["fitted"])),
+        publications=_words("publications", found["publications"]),
         judged=int(_number("judged", found["judged"])),
         median=_number("median", found["median"]),
         p90=_number("p90", found["p90"]),

@@ -98,6 +98,7 @@ VOLTA = Alignment(
 OF_AMPERE = (
     "a100",
     "h100",
+    "h100_2025",
     "h100_2026",
     "h100_hbm2e",
     "h100_hbm2e_2025",

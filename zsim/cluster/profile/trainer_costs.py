@@ -19,11 +19,13 @@ class TrainerCosts:
         unit_ps: picoseconds of the host for each forward, recompute or backward of a unit.
         segment_ps: the same for each segment of a unit.
         collective_ps: of the host for each collective; None is what the profile says.
+        rests_on: short names of the publications that they were fitted to.
     """
 
     unit_ps: int = 0
     segment_ps: int = 0
     collective_ps: int | None = None
+    rests_on: tuple[str, ...] = ()
 
 
 PLAIN = TrainerCosts()
@@ -37,10 +39,12 @@ TRAINERS: Mapping[str, TrainerCosts] = {
     # the rows of width 1,024, which fit and do not judge. With micro-batches of one a block takes
     # 3.5 to 3.7 ms over forward, recompute and backward, of which kernels are issued in 0.5; with
     # four tensor ranks, and so six collectives more, it takes 0.14 ms longer.
-    "megatron": TrainerCosts(unit_ps=94 * _MS // 100, collective_ps=24 * _MS // 1000),
+    "megatron": TrainerCosts(
+        unit_ps=94 * _MS // 100, collective_ps=24 * _MS // 1000, rests_on=("vTrain",)
+    ),
     # nanotron of early 2025: the Ultra-Scale Playbook's sweep, rows of 3B without a pipeline, which
     # fit and do not judge. With micro-batches of one and tensor 4 or 8 every micro-batch takes 4.5
     # ms for each block, whatever there is to compute.
-    "nanotron": TrainerCosts(segment_ps=28 * _MS // 100),
+    "nanotron": TrainerCosts(segment_ps=28 * _MS // 100, rests_on=("Ultra-Scale Playbook",)),
 }
 """Costs by the name of the runtime that is emulated."""

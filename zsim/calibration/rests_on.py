@@ -1,0 +1,32 @@
+"""Publications that fitted constants rest on, so that those of one alone can be named."""
+
+from collections.abc import Iterable
+
+from zsim.calibration.constants import IN_TRAINING, IN_TRAINING_REST_ON
+from zsim.calibration.training_fit import AS_ALONE
+from zsim.cluster.profile.files import Profiles
+from zsim.cluster.profile.kernels import FittedKernels
+from zsim.cluster.profile.trainer_costs import TRAINERS
+
+
+def rests_on(
+    kernels: Iterable[FittedKernels], networks: Iterable[Profiles]
+) -> dict[str, tuple[str, ...]]:
+    """Return the publications that each group of constants was fitted to, by the group's name.
+
+    Constants that a profile takes from another one are named there.
+    """
+    found = {f"host, {name}": each.rests_on for name, each in TRAINERS.items()}
+    for each in kernels:
+        if each.publications:
+            found[f"kernels alone, {each.gpu}"] = each.publications
+        evidence = each.constants.training.evidence
+        if each.gpu in AS_ALONE:
+            found[f"kernels in training, {each.gpu}"] = AS_ALONE[each.gpu]
+        elif evidence is not None and evidence.gpu == each.gpu:
+            found[f"kernels in training, {each.gpu}"] = evidence.publications
+    for profiles in networks:
+        found[f"network, {profiles.gpu}"] = profiles.publications
+    for gpu, system in IN_TRAINING:
+        found[f"network in training, {gpu}/{system}"] = IN_TRAINING_REST_ON
+    return found
