@@ -202,3 +202,13 @@ def names_of(code: types.CodeType) -> Iterator[str]:
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield from names_of(each)
+
+
+def words_of(code: types.CodeType) -> Iterator[str]:
+    """Yield the names in `code`, and the strings, by which `getattr` reads attributes."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from words_of(each)
+        elif isinstance(each, str):
+            yield each

@@ -33,6 +33,7 @@ from zsim_torch.module.object_state import (
     progress,
     put_items,
     same,
+    words_of,
 )
 from zsim_torch.module.unit import ModuleUnitError
 
@@ -137,6 +138,21 @@ class PythonState:
         for number, each in self._tables.items():
             found.update((number, key) for key in each.before)
         return found
+
+    def reads(self, where: Location) -> bool:
+        """Return True if a function that was reached may read a location that was reached.
+
+        Attributes of an object of an installed package, such as a configuration that all layers
+        share, are read by functions that have their names.
+        """
+        number, key = where
+        table = self._tables.get(number)
+        if table is None:
+            return key is None and number in self._wholes
+        if key not in table.before or not _is_installed(type(table.owner)):
+            return key in table.before
+        functions = [each for each in self._seen.values() if isinstance(each, types.FunctionType)]
+        return any(key in words_of(each.__code__) for each in functions)
 
     def changed(self) -> dict[Location, str]:
         """Return the locations that have changed since, with their names."""
@@ -317,6 +333,12 @@ def _followed(found: Iterable[tuple[object, str]]) -> Sequence[tuple[object, str
 
 def _is_foreign(defined: type | types.FunctionType) -> bool:
     return (defined.__module__ or "").split(".")[0] in FOREIGN
+
+
+def _is_installed(defined: type) -> bool:
+    """Return True for a class of an installed package."""
+    module = sys.modules.get(defined.__module__)
+    return _INSTALLED in (getattr(module, "__file__", None) or "")
 
 
 def _is_callers(found: types.ModuleType) -> bool:

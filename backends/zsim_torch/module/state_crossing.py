@@ -138,7 +138,7 @@ class StateCrossing:
         reached = PythonState.of(
             [*roots, *self.functions[path]], copies=False, follows_modules=False
         )
-        return next((each for each in changed if each in reached.locations), None)
+        return next((each for each in changed if reached.reads(each)), None)
 
 
 def _is_users(frame: FrameType | None) -> bool:
