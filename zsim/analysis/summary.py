@@ -65,8 +65,8 @@ class Summary:
             rank with the most.
         memory_wait_s: time in which the host waits for memory to be freed; of the rank with the
             most. The GPU may still be busy meanwhile.
-        fits: True if every rank completes the step, possibly after waits for memory.
-        peak_host_bytes: host memory of the ranks of a node, as the sum of their peaks.
+        fits: True if no rank runs out of memory, waits included, and no tier is too small.
+        peak_host_bytes: host memory of a node's ranks if each had the highest peak of all ranks.
         tiers: use of host memory and NVMe on the node with the highest use; only tiers in use.
         exposed_on_host: time in which that rank waits for host-side work (kernels, copies, files)
             and neither computes nor communicates; an overlap belongs to the first kind.
@@ -341,7 +341,7 @@ def _on_node(job: Job, trace: Trace) -> int:
 def _reserved(job: Job, trace: Trace) -> list[Reservation]:
     """Return the device memory reservations of all ranks, once for each distinct ledger."""
     device = {pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE}
-    books = {id(rank.book): rank for rank in trace.ranks}  # ranks of a role share their book
+    books = {id(rank.book): rank for rank in trace.ranks}  # ranks of a role share their ledger
     return [
         each
         for rank in books.values()

@@ -21,6 +21,6 @@ def report(error: Exception) -> str:
             "w", encoding="utf-8", prefix="zsim-", suffix=".log", delete=False
         ) as file:
             file.write("".join(traceback.format_exception(error)))
-    except OSError as why:  # a full disk may be what failed
+    except OSError as why:  # the run may have failed on a full disk
         return f"{line} (details could not be written: {reason_of(why)})"
     return f"{line} (details: {file.name})"
