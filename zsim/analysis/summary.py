@@ -269,7 +269,7 @@ def micro_batches(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """Divisors of the FLOPs of all ranks."""
+    """GPU seconds of a step and peak FLOP/s of a GPU, which turn FLOPs into rates."""
 
     gpu_seconds: float
     peak_rate: int
@@ -295,7 +295,7 @@ def _program(job: Job, rank: RankTrace) -> Program:
 
 
 def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
-    """Return the FLOPs of matrix products in the last step by format, and the FLOPs masks hide."""
+    """Return matrix-product FLOPs of the last step by format, and the FLOPs hidden by masks."""
     totals: dict[DType, int] = {}
     masked = 0
     last = trace.steps - 1

@@ -156,7 +156,7 @@ def phase_of(operation: str) -> str:
 
 
 def _in_words(phase: str) -> str:
-    """Return "backward of micro-batch 1" for "backward mb0"."""
+    """Return the text of a phase: "backward of micro-batch 1" for "backward mb0"."""
     name, _, number = phase.partition(" mb")
     return f"{name} of micro-batch {int(number) + 1}" if number else name
 

@@ -1,4 +1,4 @@
-"""The page of one run: the answer first, then time, memory and the network."""
+"""The page of one run: the answer, then sections on time, memory and the network."""
 
 from collections.abc import Sequence
 

@@ -220,7 +220,7 @@ _SERIES = (("less", "#6d9f71"), ("more", "#e07a5f"), ("a tie: below the error", 
 
 
 def _sort(each: OneChange) -> int:
-    """Return which sort a change is of."""
+    """Return the index in `_SERIES` of the sort of a change."""
     return 2 if each.counts is False else int(each.relative >= 0)
 
 

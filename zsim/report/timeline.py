@@ -83,7 +83,7 @@ def _close_up(bars: dict[str, list[Bar]], word: str, sorts: set[Sort]) -> CloseU
     """Return a close-up of a few units in the middle of a phase; None if the names fit anyway."""
     lane = max(bars.values(), key=lambda each: sum(bar.sort in sorts for bar in each))
     named = [bar for bar in lane if bar.sort in sorts and bar.names]
-    runs: dict[str, list[Bar]] = {}  # of the first micro-batch: until a unit repeats
+    runs: dict[str, list[Bar]] = {}  # the first micro-batch: stop when a unit repeats
     for name, run in groupby(named, lambda bar: bar.names[0]):
         if name in runs:
             break

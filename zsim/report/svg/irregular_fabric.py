@@ -118,9 +118,9 @@ def _rows(graph: "nx.Graph[str]", nodes: list[str]) -> tuple[dict[str, int], lis
 
 
 def draw_irregular(canvas: Canvas, cluster: Cluster, found: FabricLayout, loads: Loads) -> Box:
-    """Draw the fabric as `found` lays it out, links in the colours of their `loads`.
+    """Draw the fabric with the layout `found`, links coloured by their `loads`.
 
-    Returns the box of the first node.
+    Return the box of the first node.
     """
     edges = edges_in_use(cluster)
     fastest = max(edge.link.bytes_per_s for edge in edges)
