@@ -1,4 +1,4 @@
-"""The smallest correct backend: it records what it is given and takes no time."""
+"""The smallest correct backend: it records the operations of a schedule, all at time zero."""
 
 from zsim_null.null_recorder import NullBackend
 

@@ -1,7 +1,7 @@
-"""`NullBackend`: every operation in issue order, at time zero.
+"""`NullBackend`: record every operation in issue order, at time zero.
 
-It shows what the protocol of a backend asks for. It moves no bytes, has no clock and meets nobody,
-so a schedule that would hang elsewhere runs here.
+This backend is a minimal example of the backend protocol. It moves no bytes, has no clock and
+never waits for other ranks, so a schedule that deadlocks on other backends runs here.
 """
 
 from zsim.backend.backend import BackendTraits, Job, RefusedError
@@ -28,20 +28,20 @@ from zsim.trace.trace import Event, RankTrace, Trace, Transfer
 
 
 class NullBackend:
-    """Records one rank of each role; branches find zero."""
+    """Records one rank of each role; in branches, the tested value is zero."""
 
     name = "null"
     traits = BackendTraits()
 
     def refusal(self, job: Job) -> str | None:
-        """Return why `job` is larger than the limits allow; every other one can be recorded."""
+        """Return why `job` exceeds the size limits, or None if it can be recorded."""
         return too_large(job)
 
     def run(self, job: Job, *, seed: int) -> Trace:
-        """Record setup and all steps.
+        """Record setup and all steps; all times in the trace are 0.
 
         Raises:
-            RefusedError: the job is larger than the limits allow.
+            RefusedError: the job exceeds the size limits.
         """
         reason = self.refusal(job)
         if reason is not None:

@@ -1,7 +1,7 @@
-"""Scenarios and studies that ship with zsim: the paper's experiments, and small ones to try.
+"""Scenarios and studies that ship with zsim: the paper's experiments, and small examples.
 
-Beside each NAME.toml stands NAME.out, what `zsim run NAME` prints. Studies are in a folder, and so
-are figures of papers, whose runs are compared with what was published, and shapes of models.
+For each scenario NAME.toml, NAME.out holds the output of `zsim run NAME`. The folders `studies`,
+`published` and `models` hold studies, published figures of papers, and shapes of models.
 """
 
 from importlib.resources import files
@@ -13,7 +13,7 @@ MODELS = "models"
 
 
 def names() -> tuple[str, ...]:
-    """Names of the scenarios, sorted."""
+    """Return the names of the scenarios, sorted."""
     return _names("")
 
 
@@ -21,13 +21,13 @@ def text(name: str) -> str:
     """Return the TOML of scenario `name`.
 
     Raises:
-        LookupError: there is none.
+        LookupError: no scenario has that name.
     """
     return _text("", name)
 
 
 def study_names() -> tuple[str, ...]:
-    """Names of the studies, sorted."""
+    """Return the names of the studies, sorted."""
     return _names(STUDIES)
 
 
@@ -35,27 +35,27 @@ def study_text(name: str) -> str:
     """Return the TOML of study `name`.
 
     Raises:
-        LookupError: there is none.
+        LookupError: no study has that name.
     """
     return _text(STUDIES, name)
 
 
 def published_names() -> tuple[str, ...]:
-    """Names of the papers whose figures ship with what was published, sorted."""
+    """Return the names of the papers whose published figures ship, sorted."""
     return _names(PUBLISHED)
 
 
 def published_text(name: str) -> str:
-    """Return the TOML of the figures of paper `name`.
+    """Return the TOML of the published figures of paper `name`.
 
     Raises:
-        LookupError: there is none.
+        LookupError: no paper has that name.
     """
     return _text(PUBLISHED, name)
 
 
 def model_family_names() -> tuple[str, ...]:
-    """Names of the families of models whose shapes ship, sorted."""
+    """Return the names of the families of models whose shapes ship, sorted."""
     return _names(MODELS)
 
 
@@ -63,7 +63,7 @@ def model_family_text(name: str) -> str:
     """Return the TOML of the family of models `name`.
 
     Raises:
-        LookupError: there is none.
+        LookupError: no family has that name.
     """
     return _text(MODELS, name)
 

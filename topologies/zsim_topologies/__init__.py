@@ -1,7 +1,7 @@
-"""Systems, nodes, fabrics and GPUs that ship with zsim, every number with its source beside it.
+"""Systems, nodes, fabrics and GPUs that ship with zsim, each number with its source.
 
-The folders `profiles` and `kernels` hold fitted constants of networks and of kernels, by kind of
-GPU; `zsim calibrate` wrote them.
+The folders `profiles` and `kernels` hold the constants of networks and kernels for each kind of
+GPU, fitted by `zsim calibrate`.
 """
 
 import tomllib
@@ -17,16 +17,16 @@ FOLDERS = {Part.SYSTEM: "systems", Part.NODE: "nodes", Part.FABRIC: "fabrics", P
 
 @cache
 def names(part: Part = Part.SYSTEM) -> tuple[str, ...]:
-    """Names of all systems, or of all nodes, fabrics or GPUs, sorted."""
+    """Return the names of all systems (or nodes, fabrics or GPUs), sorted."""
     found = (path.name for path in files(__name__).joinpath(FOLDERS[part]).iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
 
 def text(name: str, part: Part = Part.SYSTEM) -> str:
-    """Return the TOML of a system, node, fabric or GPU, as it stands.
+    """Return the TOML text of a system, node, fabric or GPU, as it is in its file.
 
     Raises:
-        UnknownTopologyError: there is none of that name; the message lists those that exist.
+        UnknownTopologyError: no file has that name; the message lists the known names.
     """
     if name not in names(part):
         raise UnknownTopologyError(f"{name!r} must be one of {', '.join(names(part))}", part)
@@ -34,11 +34,11 @@ def text(name: str, part: Part = Part.SYSTEM) -> str:
 
 
 def table(part: Part, name: str) -> dict[str, Any]:
-    """Return the same, read.
+    """Return the parsed TOML of a system, node, fabric or GPU.
 
     Raises:
-        UnknownTopologyError: there is none of that name; the message lists those that exist.
-        TopologyError: its file cannot be read.
+        UnknownTopologyError: no file has that name; the message lists the known names.
+        TopologyError: the file is not TOML.
     """
     try:
         return tomllib.loads(text(name, part))
@@ -47,11 +47,11 @@ def table(part: Part, name: str) -> dict[str, Any]:
 
 
 def load(name: str, nodes: int = 1) -> Cluster:
-    """Return the cluster of `nodes` nodes of the system.
+    """Return a cluster of `nodes` nodes of the system `name`.
 
     Raises:
-        UnknownTopologyError: there is none of that name; the message lists those that exist.
-        TopologyError: its file cannot be read.
+        UnknownTopologyError: no system has that name; the message lists the known names.
+        TopologyError: its file is invalid.
         ClusterError: `nodes` is less than 1.
     """
     return cluster_of(name, table(Part.SYSTEM, name), nodes, table)
@@ -59,13 +59,13 @@ def load(name: str, nodes: int = 1) -> Cluster:
 
 @cache
 def profiles() -> dict[str, str]:
-    """TOML of the fitted constants of networks of every kind of GPU, by its name."""
+    """Return the TOML texts of the fitted network constants, by name of the GPU."""
     return _fitted("profiles")
 
 
 @cache
 def kernel_profiles() -> dict[str, str]:
-    """TOML of the fitted constants of kernels of every kind of GPU, by its name."""
+    """Return the TOML texts of the fitted kernel constants, by name of the GPU."""
     return _fitted("kernels")
 
 

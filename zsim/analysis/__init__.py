@@ -1,1 +1,1 @@
-"""Figures of schedules and traces: time, memory, differences, what fits, and what would help."""
+"""Figures of schedules and traces: times, memory, differences, memory fit and its remedies."""

@@ -1,4 +1,4 @@
-"""Times of a step by the class of its operations, of the first rank, step by step."""
+"""Time that the first rank spends on each class of operations, step by step."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from zsim.units import PICOSECONDS_PER_SECOND
 
 STEP = "step"
 WAITING = "no computation"
-"""Time of a step in which the rank computes, copies and fills nothing."""
+"""Time of a step in which the rank neither computes nor copies."""
 
 ACTIONS = {
     Action.FORWARD: "forward",
@@ -40,7 +40,7 @@ ACTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTime:
-    """Seconds of a class of operations in a step: the lowest of some steps, and their median."""
+    """Seconds per step of one class of operations: the minimum and the median over the steps."""
 
     name: str
     lowest_s: float
@@ -48,7 +48,7 @@ class ClassTime:
 
 
 def class_of(operation: Operation) -> str | None:
-    """Return the class of an operation; None of one that takes no time of a stream."""
+    """Return the class of an operation, or None if it occupies no stream."""
     match operation:
         case Compute(action=action):
             return ACTIONS.get(action, "load, seed")
@@ -67,10 +67,11 @@ def class_of(operation: Operation) -> str | None:
 
 
 def class_times(schedule: Schedule, trace: Trace, *, warm_up: int) -> tuple[ClassTime, ...]:
-    """Return the step, what it computes nothing in, and each class, without the first steps.
+    """Return the times of the whole step, of its time without computation, and of each class.
 
-    A class has the sum of its operations, whatever runs beside them; a collective goes from when
-    the rank has reached it until the rank has learnt of its end.
+    The first `warm_up` steps are skipped. The time of a class is the sum over its operations, even
+    if they overlap others. A collective lasts from the moment the rank reaches it until the rank
+    observes its end.
     """
     rank = trace.ranks[0]
     classes = {

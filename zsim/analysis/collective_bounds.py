@@ -1,4 +1,4 @@
-"""Least times of collectives on a cluster with fitted constants, for bounds of a step."""
+"""Lower bounds on the times of collectives, used for lower bounds on the step time."""
 
 from dataclasses import dataclass, field
 
@@ -11,9 +11,9 @@ from zsim.units import PICOSECONDS_PER_SECOND
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBounds:
-    """Times of collectives on a cluster whose constants choose the algorithm; each is asked once.
+    """Times of collectives on a cluster whose network constants are fitted.
 
-    The cluster has constants of its network.
+    The constants select the algorithm. Each time is computed once and cached.
     """
 
     cluster: Cluster
@@ -25,7 +25,7 @@ class CollectiveBounds:
     )
 
     def alone_s(self, collective: str, size_bytes: int, ranks: int) -> float:
-        """Return the seconds of a collective among GPUs of a domain, with the links to itself."""
+        """Return the seconds of a collective that has the links of one NVLink domain to itself."""
         key = (collective, size_bytes, ranks)
         if key not in self._known:
             assert self.cluster.network is not None
@@ -43,9 +43,10 @@ class CollectiveBounds:
     def moving_s(
         self, collective: str, size_bytes: float, ranks: int, domains: int
     ) -> tuple[float, float]:
-        """Return the least seconds on the link of a GPU and on NICs of a domain, of which one is 0.
+        """Return lower bounds in seconds for a GPU's link and for the NICs of a domain.
 
-        What leaves a domain need not pass the link of a GPU.
+        One of the two is 0: a collective within one domain uses no NIC, and data that leaves a
+        domain need not cross a GPU's link.
         """
         key = (collective, round(size_bytes), ranks, domains)
         if key not in self._moved:

@@ -1,4 +1,4 @@
-"""Wear of drives: what a node writes to them in a day, and how long they are rated to bear it."""
+"""Wear of drives: the bytes that a node writes per day, and the rated lifetime at that rate."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ SECONDS_PER_DAY, DAYS_PER_YEAR = 86_400, 365
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveLife:
-    """Bytes that the ranks of a node write in a day of steps, and the days that its drives bear it.
+    """Bytes that the ranks of a node write per day, and the lifetime of its drives in days.
 
-    `days` is None where nobody has published what may be written to a drive.
+    `days` is None if the drive has no published endurance.
     """
 
     drives: int
@@ -23,7 +23,7 @@ class DriveLife:
 
     @property
     def lasts(self) -> str:
-        """Return the time that the drives last, in words; empty if that is not known."""
+        """Return the lifetime as text in hours, days or years; empty if unknown."""
         if self.days is None:
             return ""
         if self.days < 2:
@@ -33,7 +33,7 @@ class DriveLife:
         return f"{self.days / DAYS_PER_YEAR:,.1f} years"
 
     def text(self) -> str:
-        """Return what is written, and how long the drives last."""
+        """Return the bytes written per drive and day, and the lifetime, as text."""
         each = format_bytes(round(self.bytes_per_day / self.drives))
         drives = f"to each of {self.drives} drives" if self.drives > 1 else "to one drive"
         if not self.lasts:
@@ -43,12 +43,15 @@ class DriveLife:
 
 
 def written_bytes(job: Job) -> int:
-    """Return what a rank writes to files in a step; of several roles, the one that writes most."""
+    """Return the bytes that a rank of the role with the most writes to files in a step."""
     return max(file_bytes(program).written for program in job.schedule.programs)
 
 
 def drive_life(job: Job, written: int, step_s: float) -> DriveLife | None:
-    """Return the wear of a node whose ranks each write so many bytes; None if they write none."""
+    """Return the wear of a node's drives if each rank writes `written` bytes per step.
+
+    Return None if the ranks write nothing, the step takes no time or the node has no drives.
+    """
     drives = job.cluster.drives
     if not written or not step_s or drives is None:
         return None

@@ -1,7 +1,7 @@
-"""Time of a rank in which every moment is one thing, so that the parts sum up to the whole.
+"""Assign every moment of a rank to exactly one activity, so that the parts add up to the whole.
 
-A moment in which a GPU computes is computing, whatever travels beside it. Else communication is
-exposed, then work of the host side, then copies.
+If several activities overlap, the moment belongs to the first of: computation, communication (then
+it is exposed), host-side work, copies.
 """
 
 from collections.abc import Iterable
@@ -14,19 +14,19 @@ ON_HOST = "host side"
 COPY = "copy, fill"
 
 RANKING = (COMPUTE, COMMUNICATION, ON_HOST, COPY)
-"""Of several things at once, the moment is that of the first."""
+"""Priority of the activities: a moment with several belongs to the first."""
 
 WORK: dict[str, int] = {work: place for place, work in enumerate(HostWork)}
 
 Span = tuple[int, int, str, str]
-"""From when to when, in picoseconds; what it is, and of which group or work of the host side."""
+"""Start and end in picoseconds, activity, and the name of its group or host-side work."""
 
 
 def exclusive_ps(spans: Iterable[Span]) -> dict[tuple[str, str], int]:
-    """Return picoseconds by what they are, each moment once.
+    """Return picoseconds by activity and name, counting each moment once.
 
-    Of two groups at once the moment is that of the one that began first; of several kinds of work
-    of the host side, that of the first in the order of `HostWork`.
+    If two groups communicate at once, the moment belongs to the one that started first. Several
+    kinds of host-side work are ranked in the order of `HostWork`.
     """
     bounds: list[tuple[int, bool, int]] = []
     kinds: list[tuple[int, str, str]] = []

@@ -1,4 +1,4 @@
-"""Time of a step that nothing hides: of communication, and of what the host side does."""
+"""Exposed time of a step: communication and host-side work that no computation overlaps."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from zsim.trace.trace import LastStep, RankStep
 
 
 class HostSide:
-    """Tells what operations of a program are to the host side of a node."""
+    """Classify the operations of a program by the host-side work that they cause."""
 
     def __init__(self, schedule: Schedule, program: Program) -> None:
         self._program = program
@@ -19,7 +19,7 @@ class HostSide:
         self._has_host = set(self._places.values()) != {Place.DEVICE}
 
     def work(self, operation: Operation) -> HostWork | None:
-        """Return what an operation is to the host side; None if all of it is on the device."""
+        """Return the kind of host-side work; None if the operation stays on the device."""
         if not self._has_host:
             return None
         if isinstance(operation, Read | Write):
@@ -36,12 +36,12 @@ class HostSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """Picoseconds of a step in which a rank does one thing or waits for one; they do not overlap.
+    """Non-overlapping parts of a rank's step, in picoseconds.
 
     Attributes:
-        compute_ps: it computes.
-        by_group: it communicates, or waits for its peers to, and computes nothing.
-        on_host: it waits for work of the host side, and neither computes nor communicates.
+        compute_ps: the rank computes.
+        by_group: by group, the rank communicates or waits for peers, and does not compute.
+        on_host: by host-side work, the rank waits for it and neither computes nor communicates.
     """
 
     compute_ps: int
@@ -55,7 +55,7 @@ class StepParts:
 
 
 def step_parts(step: LastStep) -> StepParts:
-    """Return the parts of the step, of the rank with the most that nothing hides."""
+    """Return the parts of the step for the rank with the most exposed communication."""
     found = map(_parts_of, step.ranks)
     return max(found, key=lambda each: (each.exposed_ps, sum(each.on_host.values())))
 

@@ -1,4 +1,4 @@
-"""Memory that a run lacks: at which moment, and what had most of it then."""
+"""Describe an out-of-memory failure: its moment and the largest consumers of memory."""
 
 from zsim.analysis.memory_footprint import Lack
 from zsim.schedule.describe_operation import moment
@@ -6,7 +6,7 @@ from zsim.units import format_bytes
 
 
 def lack_object(lack: Lack) -> dict[str, object]:
-    """Return an object for `--json`."""
+    """Return the failure as an object for `--json`; sizes are in bytes."""
     kind, size = lack.alive_bytes[0]
     return {
         "operation": lack.operation,
@@ -24,7 +24,7 @@ def lack_object(lack: Lack) -> dict[str, object]:
 
 
 def alive_text(lack: Lack) -> str:
-    """Return what was alive, the largest consumer first, with its largest buffer."""
+    """Return the live memory by kind, largest first, with the largest buffer of that kind."""
     (kind, size), *others = lack.alive_bytes
     largest = f"{lack.largest_buffer} {format_bytes(lack.largest_buffer_bytes)}"
     first = f"most is {kind} {format_bytes(size)} (its largest: {largest})"

@@ -1,7 +1,7 @@
-"""Changes of a scenario that make a run fit that does not, from mild to strong.
+"""Find changes of a scenario that make a run fit in memory, from mild to strong.
 
-A change keeps the ranks and the sequences of a step. Which ones help, and what they cost in time,
-only trying says: `remedies` does that with functions that it is given.
+A change keeps the number of ranks and the sequences of a step. `remedies` tries the changes, with
+functions from its caller, to find which ones help and how much time they cost.
 """
 
 from collections.abc import Callable
@@ -20,33 +20,33 @@ from zsim.strategy.strategy import STAGES, Strategy
 from zsim.strategy.zero_knobs import FusedBuffers, Keep
 
 SMALL_BUCKET = 50_000_000
-"""Elements of the bucket that is offered instead of a larger one: 100 MB in half precision."""
+"""Elements of the bucket that replaces a larger one: 100 MB in half precision."""
 
 MOST_BUCKETS = 10
-"""A bucket is not cut into more: the schedule of a large model would grow as many times."""
+"""Maximum number of parts of a bucket; the schedule of a large model grows by this factor."""
 
 MOST_PARTS = 8
-"""Micro-batches are not cut into more: their schedule would grow as many times."""
+"""Maximum number of parts of a micro-batch; the schedule grows by this factor."""
 
 MOST_STAGES = 16
-"""A pipeline does not have more times as many stages: their schedule would grow as many times."""
+"""Maximum factor by which the pipeline stages grow; the schedule grows by this factor."""
 
 FEWEST_TOKENS = 1024
-"""Sequences are not offered shorter than this."""
+"""Length in tokens of the shortest sequence that is tried."""
 
 OUTWARD = tuple(MemoryTier)
-"""Tiers, the one next to the GPU first."""
+"""Memory tiers, from the GPU outwards."""
 
 FULL_STAGE = 3
-"""The stage that cuts parameters: only their shards can leave the device."""
+"""The ZeRO stage that shards parameters; only sharded parameters can be offloaded."""
 
 WANTED = 3
-"""So many changes that help are looked for; where fewer help alone, pairs are tried."""
+"""Number of helpful changes wanted; if fewer help individually, pairs are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TightScenario:
-    """The run that does not fit: what was asked for, and what it was resolved to."""
+    """The run that does not fit: the scenario, and the objects that it was resolved to."""
 
     scenario: Scenario
     strategy: Strategy
@@ -56,14 +56,14 @@ class TightScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyChange:
-    """Settings of a scenario, and what they make of its batches.
+    """Settings of a scenario, and their effect on its batches.
 
     Attributes:
-        settings: `zero.stage=3`, without those of batches.
-        parts: a micro-batch is cut into so many.
-        fewer: factor by which there are fewer replicas.
-        stages: a pipeline has so many times more stages.
-        shares: factor by which more ranks share each sequence; there are `fewer` replicas.
+        settings: settings such as `zero.stage=3`, without those of batches.
+        parts: number of parts that each micro-batch is split into.
+        fewer: factor by which the number of replicas shrinks.
+        stages: factor by which the number of pipeline stages grows.
+        shares: factor by which the number of ranks per sequence grows; part of `fewer`.
     """
 
     settings: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class RemedyChange:
     shares: int = 1
 
     def beside(self, other: "RemedyChange") -> "RemedyChange":
-        """Return both changes."""
+        """Return the combination of both changes."""
         return RemedyChange(
             settings=(*self.settings, *other.settings),
             parts=self.parts * other.parts,
@@ -83,14 +83,14 @@ class RemedyChange:
         )
 
     def shared(self, more: int) -> "RemedyChange":
-        """Return this change with a multiple of the ranks for each sequence."""
+        """Return this change with `more` times as many ranks per sequence."""
         return replace(self, fewer=self.fewer * more, shares=self.shares * more)
 
     def all_settings(self, subject: TightScenario, *, fewest: bool = False) -> tuple[str, ...]:
-        """Return its settings with those of batches: a step keeps its sequences, or has `fewest`.
+        """Return the settings, including those of batches that keep the sequences of a step.
 
-        Beyond two micro-batches, or two for each stage of a pipeline, a step takes longer, but no
-        more memory.
+        `fewest` limits the micro-batches to two per pipeline stage: more of them make a step
+        longer, but do not raise its peak memory.
         """
         if self.parts * self.fewer == 1:
             return self.settings
@@ -107,13 +107,13 @@ class RemedyChange:
         return (*self.settings, *ranks, *batches)
 
     def keeps_ranks(self, subject: TightScenario) -> bool:
-        """Return whether replicas can give up as many ranks as other axes take."""
+        """Return True if the data axis is divisible by the ranks that other axes take from it."""
         parallel = subject.strategy.parallel
         return parallel.data % (self._taken * self.shares * parallel.context) == 0
 
     @property
     def _taken(self) -> int:
-        """How many times fewer ranks the data axis has."""
+        """Factor by which the data axis shrinks."""
         return self.fewer // self.shares
 
 
@@ -122,7 +122,7 @@ Family = tuple[RemedyChange, ...]
 
 
 def families(subject: TightScenario) -> tuple[Family, ...]:
-    """Return every kind of change that the scenario leaves open."""
+    """Return every kind of change that the scenario allows."""
     found = (
         _allocator(subject),
         _buckets(subject),
@@ -164,7 +164,7 @@ def _buckets(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _of_runtime(subject: TightScenario, option: str | None) -> list[RemedyChange]:
-    """Set an option of the runtime, unless a configuration of its own sets them all."""
+    """Set an option of the runtime, unless a runtime configuration file sets all options."""
     zero = subject.scenario.zero
     if option is None or zero.is_configured:
         return []
@@ -172,7 +172,7 @@ def _of_runtime(subject: TightScenario, option: str | None) -> list[RemedyChange
 
 
 def _ahead(subject: TightScenario) -> list[RemedyChange]:
-    """Return fewer parameters gathered at once."""
+    """Return changes that gather fewer parameters at once."""
     strategy = subject.strategy
     match strategy.zero.emulate:
         case None if (
@@ -188,7 +188,7 @@ def _ahead(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _activations(subject: TightScenario) -> list[RemedyChange]:
-    """Yield checkpoints, cut over the tensor axis (ZeRO-R Pa), in host memory (Pa+cpu)."""
+    """Return activation checkpointing, then partitioned (ZeRO-R Pa), then offloaded (Pa+cpu)."""
     strategy, shape = subject.strategy, subject.model.architecture
     if shape is None:
         return []
@@ -212,7 +212,7 @@ def _activations(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _pinned(subject: TightScenario) -> list[RemedyChange]:
-    """Return pinned memory in exact sizes, where it is rounded up and a host has too much of it."""
+    """Return pinned memory in exact sizes if the run uses host memory and rounds sizes up."""
     strategy = subject.strategy
     uses_host = strategy.offload.uses_host or strategy.checkpoint_tier is not MemoryTier.DEVICE
     rounds = uses_host and subject.scenario.host.pinned != "exact"
@@ -220,7 +220,7 @@ def _pinned(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _tiers(subject: TightScenario) -> list[RemedyChange]:
-    """Return states further and further out: on the host, then on drives, if the node has some."""
+    """Return offload of states, first to the host, then to drives if the node has any."""
     strategy, drives = subject.strategy, subject.cluster.drives
     if strategy.zero.emulate is not None:
         return _tiers_of_runtime(subject, strategy.zero.emulate)
@@ -244,7 +244,7 @@ def _tiers(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _tiers_of_runtime(subject: TightScenario, runtime: RuntimeOptions) -> list[RemedyChange]:
-    """Return the tiers that a runtime moves states to, if it has moved none yet."""
+    """Return the offload options of a runtime, unless it already offloads states."""
     zero, stage = subject.scenario.zero, subject.strategy.zero.stage
     if zero.is_configured or runtime.tiers(stage=stage):
         return []
@@ -253,7 +253,7 @@ def _tiers_of_runtime(subject: TightScenario, runtime: RuntimeOptions) -> list[R
 
 
 def _micro_batches(subject: TightScenario) -> list[RemedyChange]:
-    """Return smaller micro-batches, with as many more of them."""
+    """Return smaller micro-batches, with proportionally more of them."""
     size = subject.model.micro_batch_size
     if subject.model.architecture is None or subject.scenario.zero.is_configured:
         return []
@@ -261,7 +261,7 @@ def _micro_batches(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _stages(subject: TightScenario) -> list[RemedyChange]:
-    """Return higher stages that the runtime has."""
+    """Return the higher ZeRO stages that the runtime supports."""
     strategy, zero = subject.strategy, subject.scenario.zero
     if zero.is_configured:
         return []
@@ -270,7 +270,7 @@ def _stages(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _tensor(subject: TightScenario) -> list[RemedyChange]:
-    """Yield higher degrees inside a node; the fewer replicas take more micro-batches each."""
+    """Return higher tensor degrees within a node; fewer replicas run more micro-batches each."""
     strategy = subject.strategy
     if subject.model.architecture is None or subject.scenario.zero.is_configured:
         return []
@@ -287,7 +287,7 @@ def _tensor(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _context(subject: TightScenario) -> list[RemedyChange]:
-    """Return more ranks that share each sequence; the fewer replicas take more micro-batches."""
+    """Return higher context degrees; fewer replicas run more micro-batches each."""
     strategy = subject.strategy
     if subject.model.architecture is None or subject.scenario.zero.is_configured:
         return []
@@ -299,9 +299,9 @@ def _context(subject: TightScenario) -> list[RemedyChange]:
 
 
 def shorter(subject: TightScenario) -> list[RemedyChange]:
-    """Return shorter sequences, the longest first, as they are and with checkpoints.
+    """Return shorter sequences, longest first, each without and with activation checkpointing.
 
-    They change the training, so they are for runs that nothing else makes fit.
+    They change the training, so they are used only if nothing else makes the run fit.
     """
     shape = subject.model.architecture
     if shape is None:
@@ -318,7 +318,7 @@ def shorter(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _pipeline(subject: TightScenario) -> list[RemedyChange]:
-    """Yield more stages, on ranks that replicas give up, where the runtime has a pipeline."""
+    """Return more pipeline stages, taken from the data axis, if the runtime has a pipeline."""
     strategy = subject.strategy
     runtime = strategy.zero.emulate
     if runtime is None or not runtime.has_pipeline or subject.scenario.zero.is_configured:
@@ -334,7 +334,7 @@ def _pipeline(subject: TightScenario) -> list[RemedyChange]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Settings with which the run was made and fits, and what a step then takes."""
+    """Settings with which the run fits, with the step time in seconds and the peak in bytes."""
 
     settings: tuple[str, ...]
     step_time_s: float
@@ -342,17 +342,17 @@ class Remedy:
 
 
 Fits = Callable[[tuple[str, ...]], bool]
-"""Whether the run fits with settings; not if they cannot be."""
+"""Return True if the run fits with these settings, False if they are invalid."""
 
 Run = Callable[[tuple[str, ...]], Remedy | None]
-"""The run with settings; None if it does not fit."""
+"""Simulate the run with these settings; None if it does not fit."""
 
 
 def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]:
-    """Return the cheapest changes that make `subject` fit, each of them run; cheapest first.
+    """Return at most `WANTED` changes that make `subject` fit, shortest step time first.
 
-    Of each kind the mildest that helps is taken. Where fewer than `WANTED` kinds help alone, pairs
-    of the others are tried, then all of them together, and at last shorter sequences.
+    Each kind contributes its mildest change that helps. If fewer than `WANTED` kinds help, pairs of
+    the others are tried. If still none helps, all are combined, and finally sequences shortened.
     """
 
     def enough(change: RemedyChange) -> bool:
@@ -386,6 +386,6 @@ def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]
 def _mildest_pair(
     one: Family, other: Family, enough: Callable[[RemedyChange], bool]
 ) -> RemedyChange:
-    """Return one of each, neither of which can be milder beside the other."""
+    """Return one change of each family, as mild as possible, that suffice together."""
     first = next(change for change in one if enough(change.beside(other[-1])))
     return next(first.beside(change) for change in other if enough(first.beside(change)))

@@ -1,7 +1,7 @@
-"""Two runs side by side, the largest difference first: figures, sorts of operations, operations.
+"""Compare two runs, largest difference first: figures, sorts of operations, operations.
 
-Everything is read off the two traces, of the rank with the largest book for memory and of the first
-rank for the rest, in the last step; so a simulation and a real run compare like any other two. Two
+All numbers come from the last step of the two traces, so a simulation compares with a real run.
+Memory is that of the rank with the highest peak; everything else is that of the first rank. Two
 operations are the same if they have the same path.
 """
 
@@ -26,9 +26,10 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A number of each of two runs: `first` and `second`, in `measure`; 0 where a run has none.
+    """A number of two runs, `first` and `second`, in `measure`; 0 if a run lacks it.
 
-    `whole` is what it is a part of: the longer step, or the larger of all peaks or sums of bytes.
+    `whole` is the total that the number is part of: the longer step time, or the larger sum of
+    bytes.
     """
 
     name: str
@@ -39,30 +40,30 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """Second number less the first."""
+        """Second number minus the first."""
         return self.second - self.first
 
     @property
     def weight(self) -> float:
-        """The difference as a share of the whole that it is part of."""
+        """Absolute change as a share of `whole`; 0 if `whole` is 0."""
         return abs(self.change) / self.whole if self.whole else 0.0
 
     @property
     def relative(self) -> float | None:
-        """The change as a share of the first; None if that is 0."""
+        """Change as a share of the first number; None if that is 0."""
         return self.change / self.first if self.first else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two runs: figures, sorts of operations and operations, each the largest difference first.
+    """Differences between two runs; each tuple lists the largest difference first.
 
     Attributes:
-        step: the time of a step.
-        figures: where its time goes by stream, memory by kind, bytes by group.
-        sorts: time of all operations of a phase and kind together, such as "backward reduce".
-        operations: time of each operation that both have.
-        only_first, only_second: how many operations one has alone.
+        step: step time.
+        figures: busy time by stream, peak memory by kind, and bytes by group.
+        sorts: total time of the operations of one phase and kind, such as "backward reduce".
+        operations: time of each operation that both runs have.
+        only_first, only_second: number of operations that only one of the runs has.
     """
 
     step: Difference
@@ -74,7 +75,7 @@ class Comparison:
 
 
 def compare(first: Trace, second: Trace) -> Comparison:
-    """Return `first` and `second` side by side."""
+    """Return the comparison of the last steps of `first` and `second`."""
     sides = (first, second)
     times = [_operations(trace) for trace in sides]
     both = [name for name in times[0] if name in times[1]]
@@ -101,7 +102,7 @@ def compare(first: Trace, second: Trace) -> Comparison:
 def counts(relative: float, one: StepError | None, other: StepError | None) -> bool | None:
     """Return True if two step times differ by more than the error of their ratio.
 
-    The second is longer by `relative`, as a share of the first. None if an error is unknown.
+    The second is longer than the first by the share `relative`. Return None if an error is unknown.
     """
     error = ratio_error(one, other)
     if error is None:
@@ -111,7 +112,7 @@ def counts(relative: float, one: StepError | None, other: StepError | None) -> b
 
 
 def ratio_error(one: StepError | None, other: StepError | None) -> float | None:
-    """Return the error of the ratio of two step times; None if one of theirs is unknown."""
+    """Return the error of the ratio of two step times; None if either error is unknown."""
     return None if one is None or other is None else ratio_half_width(one, other)
 
 
@@ -122,7 +123,7 @@ def _ordered(found: Iterable[Difference]) -> tuple[Difference, ...]:
 def _paired(
     measure: Measure, sides: list[dict[str, float]], whole: float | None = None
 ) -> list[Difference]:
-    """Return numbers of two runs by name; without `whole` they are parts of their larger sum."""
+    """Pair the numbers of two runs by name; `whole` defaults to the larger of the two sums."""
     if whole is None:
         whole = max(sum(side.values()) for side in sides)
     names = dict.fromkeys(name for side in sides for name in side)
@@ -139,7 +140,7 @@ def _paired(
 
 
 def _operations(trace: Trace) -> dict[str, float]:
-    """Return seconds of each operation of the last step of the first rank."""
+    """Return the seconds of each operation of the first rank in the last step."""
     found: dict[str, float] = {}
     for event in trace.ranks[0].events:
         if event.step == trace.steps - 1:
@@ -157,14 +158,14 @@ def _summed(times: Mapping[str, float]) -> dict[str, float]:
 
 
 def sort_of(path: str) -> str:
-    """Return phase and kind of an operation: "backward reduce" of "step/backward/mb1/reduce3"."""
+    """Return phase and kind of an operation: "backward reduce" for "step/backward/mb1/reduce3"."""
     parts = path.split("/")
     phase = parts[1] if len(parts) > 2 else ""
     return f"{phase} {re.sub(r'[0-9]+$', '', parts[-1])}".strip()
 
 
 def _busy(trace: Trace) -> dict[str, float]:
-    """Return seconds in which each stream of the first rank does something of the last step."""
+    """Return the seconds that each stream of the first rank is busy in the last step."""
     reached: dict[str, int] = {}
     found: dict[str, float] = {}
     last = [event for event in trace.ranks[0].events if event.step == trace.steps - 1]
@@ -178,7 +179,7 @@ def _busy(trace: Trace) -> dict[str, float]:
 
 
 def _memory(trace: Trace) -> dict[str, float]:
-    """Return bytes by kind where the book of a pool is largest, of the rank with the largest."""
+    """Return the bytes by pool and kind at the peak, for the rank with the highest peak."""
     largest = {
         pool: max((peak(rank.book, pool) for rank in trace.ranks), key=lambda each: each.bytes)
         for pool in pools(entry for rank in trace.ranks for entry in rank.book)
@@ -192,7 +193,7 @@ def _memory(trace: Trace) -> dict[str, float]:
 
 
 def _moved(trace: Trace) -> dict[str, float]:
-    """Return ring-equivalent bytes that the first rank hands to each group in the last step."""
+    """Return the ring-equivalent bytes that the first rank sends in each group in the last step."""
     found: dict[str, float] = {}
     for transfer in trace.ranks[0].transfers:
         if transfer.step == trace.steps - 1:

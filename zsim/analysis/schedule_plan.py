@@ -1,4 +1,4 @@
-"""Plan of what a schedule holds and moves, read off its buffers and operations."""
+"""Plan of a schedule: its memory and traffic, computed from its buffers and operations."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ class StagePlan:
 
     Attributes:
         role: name of the stage.
-        units: those that it runs, in order.
-        parameters: elements of all its parameters, over the tensor axis.
-        model_state_bytes, peak, wire_bytes, operations: as of `Plan`.
+        units: names of the units that the stage runs, in order.
+        parameters: elements of all parameters of the stage, summed over the tensor axis.
+        model_state_bytes, peak, wire_bytes, operations: as in `Plan`.
     """
 
     role: str
@@ -47,21 +47,20 @@ class Plan:
     """One role's share of a schedule.
 
     Attributes:
-        role: whose plan it is: the role that holds most.
-        roles: how many there are.
+        role: the role that the plan describes: the one with the highest peak memory.
         ranks: world size.
         mesh: axes and their sizes.
         parameters: elements of the whole model.
-        trained_parameters: those of parameters that are not frozen.
+        trained_parameters: elements of the parameters that are not frozen.
         model_state_bytes: parameters, gradients and optimizer state on one device.
-        peak: the largest book of the first device pool, with what was alive.
-        wire_bytes: what a rank sends in a step.
-        host_peak: the largest book of the host's memory, of one rank; None if none is used.
-        host_bytes: what a rank copies to its host's memory and back in a step.
-        file_peak: the most that a rank has in files on NVMe; None if it has none.
-        file_bytes: what a rank reads from files in a step, and writes.
-        operations: operations in one step.
-        stages: every stage of a pipeline; none without one.
+        peak: peak allocated memory of the first device pool, with the buffers alive then.
+        wire_bytes: bytes that a rank sends in a step.
+        host_peak: peak host memory of one rank; None if the schedule uses no host memory.
+        host_bytes: bytes that a rank copies to host memory and back in a step.
+        file_peak: peak bytes of a rank's files on NVMe; None if it has no files.
+        file_bytes: bytes that a rank reads from files and writes to them in a step.
+        operations: number of operations in one step.
+        stages: plans of all pipeline stages; empty without a pipeline.
     """
 
     role: str
@@ -125,7 +124,7 @@ def _stage(schedule: Schedule, model: Model, program: Program, most: Peak) -> St
 
 
 def _peak_at(schedule: Schedule, program: Program, place: Place) -> Peak | None:
-    """Return the largest book of all pools at a place, of one rank; None if there are none."""
+    """Return one rank's peak over all pools at `place`, or None if there are no such pools."""
     pools = {pool.name for pool in schedule.pools if pool.place is place}
     if not pools:
         return None
@@ -134,15 +133,15 @@ def _peak_at(schedule: Schedule, program: Program, place: Place) -> Peak | None:
 
 
 def model_state_bytes(schedule: Schedule, program: Program) -> int:
-    """Return parameters, gradients and optimizer state on one device: ZeRO's model states."""
+    """Return the bytes of parameters, gradients and optimizer state on one device."""
     return sum(buffer.size_bytes for buffer in model_states(schedule, program))
 
 
 def model_states(schedule: Schedule, program: Program) -> Iterator[Buffer]:
-    """Yield buffers of ZeRO's model states on the device.
+    """Yield the buffers of ZeRO's model states on the device.
 
-    What persists of those kinds, and gradients: they are alive together when the update begins,
-    unless they have left the device by then.
+    These are the persistent buffers of parameters and optimizer state, and all gradients that have
+    not been freed from the device before the first update.
     """
     persistent, left = set(program.persistent), set[str]()
     for operation in taken(program.step, overflows=False):
@@ -164,7 +163,7 @@ def model_states(schedule: Schedule, program: Program) -> Iterator[Buffer]:
 def wire_bytes(schedule: Schedule, program: Program) -> tuple[WireBytes, ...]:
     """Return ring-equivalent bytes of one step by group and collective, summed over the operations.
 
-    Of a branch, the side that updates (`otherwise`) counts.
+    A branch counts as its side with the update (`otherwise`).
     """
     count = {group.name: group.size(schedule.mesh) for group in schedule.groups}
     totals: dict[tuple[str, str, bool], int] = {}

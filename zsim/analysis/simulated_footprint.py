@@ -1,4 +1,4 @@
-"""Memory that a job takes: by its ledger where that says it, else by a run."""
+"""Memory footprint of a job: from its memory ledger if that suffices, else from a simulation."""
 
 from zsim.analysis.memory_footprint import (
     DependsOnTimeError,
@@ -10,7 +10,7 @@ from zsim.backend.backend import Job, simulator
 
 
 def footprint_of(job: Job) -> Footprint:
-    """Return the footprint of `job`, simulated only where it depends on time."""
+    """Return the footprint of `job`; simulate the job only if its memory depends on timing."""
     try:
         return footprint(job)
     except DependsOnTimeError:

@@ -1,4 +1,4 @@
-"""Time that stages of a pipeline need for a micro-batch when they wait for no other stage."""
+"""Time that a pipeline stage needs for one micro-batch, without waits for other stages."""
 
 from zsim.schedule.operation import Communication, Together
 from zsim.schedule.operation_list import COMPUTE
@@ -7,14 +7,14 @@ from zsim.trace.trace import RankTrace, Trace
 from zsim.units import PICOSECONDS_PER_SECOND
 
 MESSAGES = "pipeline"
-"""Group of what stages send each other."""
+"""Group of the messages between stages."""
 
 
 def busiest_turn_s(schedule: Schedule, trace: Trace, micro_batch: int) -> float:
-    """Return the seconds that the busiest stage takes for a micro-batch, its messages left out.
+    """Return the seconds that the busiest stage spends on a micro-batch, excluding messages.
 
-    No step of many micro-batches takes less for each. A task goes from the first of its operations
-    to the last, with what its host and its tensor ranks keep it waiting for.
+    In a step of many micro-batches, this is a lower bound on the time of each. A task lasts from
+    its first operation to its last, including its waits for the host and for tensor ranks.
     """
     most = max(
         _turn_ps(schedule.program_of(rank.rank), rank, trace.steps - 1, micro_batch)
@@ -24,7 +24,7 @@ def busiest_turn_s(schedule: Schedule, trace: Trace, micro_batch: int) -> float:
 
 
 def _turn_ps(program: Program, rank: RankTrace, step: int, micro_batch: int) -> int:
-    """Return the picoseconds of a rank in all tasks of a micro-batch."""
+    """Return the picoseconds that a rank spends on all tasks of a micro-batch."""
     spans: dict[tuple[str, str], tuple[int, int]] = {}
     own = f"mb{micro_batch}"
     for event in rank.events:

@@ -1,6 +1,6 @@
 """Figures of a run: step time, rates, exposed communication, peak memory. Pure arithmetic.
 
-Everything is judged on the last step: from the end of the step before it (or the start) to its own.
+All figures describe the last step, which starts at the end of the step before it (or at time 0).
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from zsim.trace.trace import Interval, LastStep, RankStep, RankTrace, Reservatio
 from zsim.units import PICOSECONDS_PER_SECOND
 
 MODEL_ACTIONS = OF_SEGMENTS
-"""What hardware FLOPs count (Korthikanti et al. 2022, section 6.3): recomputation as well."""
+"""Actions whose FLOPs count as hardware FLOPs; includes recomputation (Korthikanti et al. 2022)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The four rates of a `Summary`, by another way to count."""
+    """The four rates of a `Summary`, for one method of counting FLOPs."""
 
     model_tflops_per_gpu: float
     hardware_tflops_per_gpu: float
@@ -33,7 +33,7 @@ class Rates:
 
 
 def utilization_text(counted: float, causal: float) -> str:
-    """Return a utilization; above 100 % with the `causal` one, without masked attention."""
+    """Return a utilization as text; above 100 %, add the `causal` one without masked attention."""
     return f"{counted:.1%}" if counted <= 1 else f"{counted:.1%} (causal {causal:.1%})"
 
 
@@ -42,37 +42,37 @@ class Summary:
     """Figures of the last step of a run.
 
     Attributes:
-        step_time_s: seconds, 0 from a backend that has no clock.
+        step_time_s: seconds; 0 from a backend without a clock.
         model_tflops_per_gpu: 10^12 FLOPs of forward and backward per second and GPU, without
             recomputation (Narayanan et al. 2021, section 5.1).
-        hardware_tflops_per_gpu: the same of matrix products that were executed, recomputation
-            counted.
-        mfu, hfu: the two over the GPU's peak in the format that computes most; 0 without a peak.
-        causal: the four without the half of attention that causal masking leaves out.
+        hardware_tflops_per_gpu: the same for all executed matrix products, including
+            recomputation.
+        mfu, hfu: these two divided by the GPU's peak in the dominant format; 0 without a peak.
+        causal: these four rates without the half of attention that causal masks hide.
         tokens_per_s: tokens of all replicas and micro-batches per second.
-        peak_allocated_bytes: largest book of a rank in device memory.
-        memory_by_kind: what was booked then, by kind.
-        needed_bytes: the least that a rank holds of device memory at its peak, however long its
-            host waits for memory to come back; what an allocator caches is on top.
-        peak_reserved_bytes: the most that a rank reserves of device memory: with PyTorch's caching
-            allocator, what is rounded up, split off or kept for another stream counts too. Where
-            the rank runs out of memory, only what it had reserved until then.
-        usable_bytes: what that rank may reserve: memory of its GPU less what CUDA and NCCL take.
+        peak_allocated_bytes: highest allocated device memory of any rank.
+        memory_by_kind: bytes allocated at that peak, by kind.
+        needed_bytes: lower bound on a rank's peak device memory, even if its host waits for every
+            deferred free. Memory that an allocator caches is extra.
+        peak_reserved_bytes: highest reserved device memory of any rank. With PyTorch's caching
+            allocator, this includes rounding, split blocks and blocks kept for another stream. If
+            the rank runs out of memory, only the reservations until then count.
+        usable_bytes: bytes that this rank can reserve: GPU memory minus CUDA's and NCCL's part.
         exposed_communication_s: time in which some communication runs or waits for its peers and
             no Compute runs; of the rank with the most.
-        exposed_by_group: its parts by group; where two groups overlap, of the one that began first.
-        host_bound_s: time in which no Compute runs because the host has not issued it yet, and is
-            at it; of the rank with the most.
-        memory_wait_s: time in which the host waits for memory to come back; of the rank with the
-            most. The GPU may have enough to do meanwhile.
-        fits: whether every rank goes on, waits for memory included.
-        peak_host_bytes: the most that the ranks of a node hold of its host's memory.
-        tiers: host memory and NVMe of the node that takes most, where ranks hold some.
-        exposed_on_host: time in which that rank waits for work of the host side (kernels, copies,
-            files) and neither computes nor communicates; of several at once the first of these.
+        exposed_by_group: its parts by group; an overlap belongs to the group that started first.
+        host_bound_s: time in which no Compute runs because the host is still issuing it; of the
+            rank with the most.
+        memory_wait_s: time in which the host waits for memory to be freed; of the rank with the
+            most. The GPU may still be busy meanwhile.
+        fits: True if no rank runs out of memory, waits included, and no tier is too small.
+        peak_host_bytes: host memory of a node's ranks if each had the highest peak of all ranks.
+        tiers: use of host memory and NVMe on the node with the highest use; only tiers in use.
+        exposed_on_host: time in which that rank waits for host-side work (kernels, copies, files)
+            and neither computes nor communicates; an overlap belongs to the first kind.
         compute_s: time in which that rank computes.
-        reserved_is_known: whether no rank ran out of device memory: past that nothing is served.
-        drive_life: what a node writes to its drives in a day; None where it writes nothing.
+        reserved_is_known: True if no rank ran out of device memory, which ends the accounting.
+        drive_life: wear of a node's drives by writes; None if the run writes nothing to them.
     """
 
     step_time_s: float
@@ -101,17 +101,17 @@ class Summary:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Return the most that a rank reserves; None where that is not known."""
+        """Return the highest reserved memory of any rank in bytes, or None if unknown."""
         return self.peak_reserved_bytes if self.reserved_is_known else None
 
     @property
     def mfu_text(self) -> str:
-        """Return the MFU; above 100 % with the causal one, and nothing without a peak."""
+        """Return the MFU as text; above 100 %, add the causal one. Empty without a peak."""
         return utilization_text(self.mfu, self.causal.mfu) if self.mfu else ""
 
     @property
     def parts_s(self) -> dict[str, float]:
-        """Return seconds by what the step is spent on, without overlaps; the rest is idle."""
+        """Return the seconds of each activity of the step, without overlaps; the rest is idle."""
         parts = {
             "compute": self.compute_s,
             "communication": self.exposed_communication_s,
@@ -122,17 +122,17 @@ class Summary:
 
     @property
     def bound_by(self) -> str:
-        """Return the name of what takes most of the step: compute, or what it waits for."""
+        """Return the name of the largest part of the step: compute, or the cause of waiting."""
         parts = self.parts_s
         return max(parts, key=lambda name: parts[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """FLOPs of all ranks in a step: of the model, of the products that were executed.
+    """FLOPs of all ranks in a step, for the model and for the executed matrix products.
 
-    `causal_` is without the half of attention that masks hide; `dtype` computes most. A rank writes
-    `written_bytes` to files.
+    `causal_` fields exclude the half of attention that masks hide. `dtype` is the format with the
+    most FLOPs. A rank writes `written_bytes` to files.
     """
 
     model_flops: int
@@ -146,9 +146,9 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The memory that a run takes; as the fields of `Summary`.
+    """The memory of a run, with the same fields as `Summary`.
 
-    `full_at` is the operation at which memory ran out.
+    `full_at` is the operation at which memory ran out, or None.
     """
 
     peak_allocated_bytes: int
@@ -163,17 +163,17 @@ class Room:
 
     @property
     def tier_short(self) -> TierUse | None:
-        """Return the first tier of which a node has too little."""
+        """Return the first tier that exceeds the capacity of a node, or None."""
         return next((each for each in self.tiers if not each.fits), None)
 
 
 def summary(job: Job, trace: Trace) -> Summary:
-    """Return the figures of `trace`, which a backend made of `job`."""
+    """Return the figures of `trace`, the result of running `job`."""
     return summed_up(job, work(job, trace), room(job, trace), step_of(job, trace))
 
 
 def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
-    """Return the figures of a run of `job` with this work, this memory and these times."""
+    """Return the figures of a run of `job` from its work, its memory and its times."""
     seconds = (step.end_ps - step.begin_ps) / PICOSECONDS_PER_SECOND
     scale = _Scale(
         gpu_seconds=seconds * job.schedule.mesh.size, peak_rate=_peak_rate(job, done.dtype)
@@ -212,7 +212,7 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
 
 
 def work(job: Job, trace: Trace) -> StepWork:
-    """Return what all ranks compute in the last step of `trace`."""
+    """Return the FLOPs and tokens of all ranks in the last step of `trace`."""
     stages = (
         1
         if job.schedule.contract.strategy is None
@@ -234,7 +234,7 @@ def work(job: Job, trace: Trace) -> StepWork:
 
 
 def room(job: Job, trace: Trace) -> Room:
-    """Return the memory of the rank that takes most."""
+    """Return the memory of the rank that uses the most."""
     largest, reservations_made = _largest(job, trace), _reserved(job, trace)
     reserved = max(reservations_made, key=lambda each: each.peak_bytes)
     full = trace.out_of_memory
@@ -252,12 +252,12 @@ def room(job: Job, trace: Trace) -> Room:
 
 
 def last_step(trace: Trace) -> Interval:
-    """Return from when to when the last step went, in picoseconds."""
+    """Return start and end of the last step, in picoseconds."""
     return (trace.step_end_ps[-2] if trace.steps > 1 else 0, trace.step_end_ps[-1])
 
 
 def micro_batches(job: Job) -> int:
-    """Return micro-batches per replica and step: those that some rank runs forward."""
+    """Return the number of micro-batches per replica and step, counted by their forward passes."""
     found = {
         operation.micro_batch
         for program in job.schedule.programs
@@ -269,13 +269,13 @@ def micro_batches(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """Divisors of the FLOPs of all ranks."""
+    """GPU seconds of a step and peak FLOP/s of a GPU, which turn FLOPs into rates."""
 
     gpu_seconds: float
     peak_rate: int
 
     def rates(self, model_flops: int, hardware_flops: int) -> Rates:
-        """Return the rates of so many FLOPs."""
+        """Return the rates for these FLOPs of all ranks."""
         model = _per_second(model_flops, self.gpu_seconds)
         hardware = _per_second(hardware_flops, self.gpu_seconds)
         return Rates(
@@ -295,7 +295,7 @@ def _program(job: Job, rank: RankTrace) -> Program:
 
 
 def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
-    """Return FLOPs of all matrix products in the last step by format, and how many masks hide."""
+    """Return matrix-product FLOPs of the last step by format, and the FLOPs hidden by masks."""
     totals: dict[DType, int] = {}
     masked = 0
     last = trace.steps - 1
@@ -316,7 +316,7 @@ def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
 
 
 def _peak_rate(job: Job, dtype: DType | None) -> int:
-    """Return the GPU's peak in the format that computes most; 0 if there is none."""
+    """Return the GPU's peak rate in the format `dtype`; 0 if it has none."""
     try:
         return 0 if dtype is None else job.cluster.gpu.rate(dtype).peak
     except ClusterError:
@@ -324,14 +324,14 @@ def _peak_rate(job: Job, dtype: DType | None) -> int:
 
 
 def _largest(job: Job, trace: Trace) -> Peak:
-    """Return the peak of the device pool that holds most, of the rank whose book is largest."""
+    """Return the highest peak over all device pools of all ranks."""
     device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     peaks = [peak(rank.book, pool) for rank in trace.ranks for pool in device]
     return max(peaks, key=lambda each: each.bytes)
 
 
 def _on_node(job: Job, trace: Trace) -> int:
-    """Return host memory that the ranks of a node hold, each the most that any rank does."""
+    """Return the host memory of a node's ranks, assuming that each has the highest peak."""
     pools = [pool.name for pool in job.schedule.pools if pool.place is Place.HOST]
     books = {id(rank.book): rank.book for rank in trace.ranks}.values()
     each = sum(max(peak_bytes(entries, pool) for entries in books) for pool in pools)
@@ -339,9 +339,9 @@ def _on_node(job: Job, trace: Trace) -> int:
 
 
 def _reserved(job: Job, trace: Trace) -> list[Reservation]:
-    """Return the reservations of device memory of all ranks."""
+    """Return the device memory reservations of all ranks, once for each distinct ledger."""
     device = {pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE}
-    books = {id(rank.book): rank for rank in trace.ranks}  # ranks of a role share their book
+    books = {id(rank.book): rank for rank in trace.ranks}  # ranks of a role share their ledger
     return [
         each
         for rank in books.values()

@@ -1,7 +1,7 @@
-"""Fit by tier: what the ranks of a node hold in host memory and on NVMe, and what the node has.
+"""Compare the host memory and NVMe space that the ranks of a node need with the node's capacity.
 
-A rank's book says what it holds of each pool. The ranks of a node hold theirs at the same time, and
-set-up may hold the model once more (`zsim.memory.host_setup`).
+The memory ledger of a rank gives its use of each pool. The peaks of all ranks of a node add up, and
+set-up may hold another copy of the model (`zsim.memory.host_setup`).
 """
 
 from collections import Counter
@@ -26,27 +26,27 @@ from zsim.trace.trace import BookEntry, Reservation, Trace
 from zsim.units import format_bytes
 
 MODEL_BUILT = "the model as it is built"
-"""A consumer beside the kinds of buffers."""
+"""A consumer of memory that is not a kind of buffer."""
 
 ServedBook = tuple[tuple[BookEntry, ...], Sequence[Reservation]]
-"""The book of the ranks of a role, and what their pools reserved."""
+"""The memory ledger of the ranks of a role, and the reservations of their pools."""
 
 SHOWN = 2
-"""Consumers that a line names."""
+"""Number of consumers that a line names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierUse:
-    """Memory of one tier on the node that takes most of it.
+    """Memory of one tier on the node that uses the most of it.
 
     Attributes:
         tier: place of the pools.
-        pinned: it is the part of host memory that is pinned, which has a limit of its own.
-        needed_bytes: what all ranks of the node reserve, set-up included.
-        capacity_bytes: what the node has; None if that is not known.
-        consumers: kinds of buffers, or what else has memory, with their bytes; the largest first.
-        largest_buffer, largest_buffer_bytes: the largest one of the first kind, of one rank.
-        rounded_bytes: what is pinned beyond what is asked for: sizes rounded up, and blocks kept.
+        pinned: True for the pinned part of host memory, which has a separate limit.
+        needed_bytes: bytes that all ranks of the node reserve, including set-up.
+        capacity_bytes: capacity of the node; None if unknown.
+        consumers: kinds of buffers or other consumers with their bytes, largest first.
+        largest_buffer, largest_buffer_bytes: the largest buffer of one rank at its peak.
+        rounded_bytes: pinned bytes beyond the requested ones: rounded sizes and cached blocks.
     """
 
     tier: Place
@@ -60,16 +60,16 @@ class TierUse:
 
     @property
     def fits(self) -> bool:
-        """Return whether the node has as much, as far as that is known."""
+        """Return True if the capacity suffices or is unknown."""
         return self.capacity_bytes is None or self.needed_bytes <= self.capacity_bytes
 
     @property
     def name(self) -> str:
-        """Return the name of the tier, as it is printed."""
+        """Return the printed name of the tier."""
         return f"pinned {self.tier} memory" if self.pinned else f"{self.tier} memory"
 
     def text(self) -> str:
-        """Return what is needed, what there is, and if it does not fit what has most."""
+        """Return need and capacity as text, with the largest consumers if the tier does not fit."""
         of = "" if self.capacity_bytes is None else f" of {format_bytes(self.capacity_bytes)}"
         said = f"{format_bytes(self.needed_bytes)} on a node{of}"
         if self.fits:
@@ -87,9 +87,9 @@ class TierUse:
 
 
 def tier_uses(job: Job, served: Mapping[str, ServedBook]) -> tuple[TierUse, ...]:
-    """Return the tiers of nodes in which ranks hold anything; `served` is by role.
+    """Return the use of every tier that the ranks use; `served` maps roles to ledgers.
 
-    A limit on pinned memory is a tier of its own.
+    A limit on pinned memory counts as a separate tier.
     """
     found: list[TierUse] = []
     tiers = _Tiers(job, served)
@@ -109,7 +109,7 @@ def tier_uses(job: Job, served: Mapping[str, ServedBook]) -> tuple[TierUse, ...]
 
 
 def tier_uses_of_run(job: Job, trace: Trace) -> tuple[TierUse, ...]:
-    """Return the same of a run of `job`; of the ranks of a role the first one counts."""
+    """Return the tier uses of a run of `job`; the first rank of each role represents the role."""
     served: dict[str, ServedBook] = {program.role: ((), ()) for program in job.schedule.programs}
     if any(pool.place is not Place.DEVICE for pool in job.schedule.pools):
         for rank in reversed(trace.ranks):
@@ -122,7 +122,7 @@ def tier_uses_of_run(job: Job, trace: Trace) -> tuple[TierUse, ...]:
 
 
 class _Tiers:
-    """Uses of tiers on the nodes of a job."""
+    """Compute the use of tiers on the nodes of a job."""
 
     def __init__(self, job: Job, served: Mapping[str, ServedBook]) -> None:
         self._job = job
@@ -131,7 +131,7 @@ class _Tiers:
         self._nodes = list(self._kinds_of_nodes())
 
     def _kinds_of_nodes(self) -> Iterator[dict[str, int]]:
-        """Yield how many ranks of each role a node has, once for nodes that are alike."""
+        """Yield the number of ranks of each role on a node, once for each distinct node."""
         schedule, per_node = self._job.schedule, self._job.cluster.gpus_per_node
         size = schedule.mesh.size
         if len(schedule.programs) == 1:
@@ -148,7 +148,7 @@ class _Tiers:
     def largest(
         self, tier: Place, pools: Sequence[Pool], *, pinned: bool = False, builds: bool = False
     ) -> TierUse:
-        """Return the use of `pools` on the node that needs most; `builds` adds set-up to it."""
+        """Return the use of `pools` on the node that needs most; `builds` includes set-up."""
         uses = [self._use(tier, pools, roles, builds=builds) for roles in self._nodes]
         most = max(uses, key=lambda each: each.needed_bytes)
         whole = Pool(name=PAGEABLE, place=tier)
@@ -190,9 +190,9 @@ class _Tiers:
         )
 
     def _built_bytes(self, ranks: int) -> int:
-        """Return what so many ranks of a node hold of the model as it is built, in fp32.
+        """Return the bytes of the fp32 model that `ranks` ranks of a node hold while building it.
 
-        Each rank of the tensor axis builds its own part.
+        Each rank of the tensor axis builds only its part.
         """
         model = self._job.model
         parameters = sum(each.elements for each in model.parameters)
@@ -202,12 +202,12 @@ class _Tiers:
 
 
 def _reserved(each: Reservation) -> int:
-    """Return the most that a pool reserves, or would have to where it ran out."""
+    """Return the peak of a pool in bytes, or the bytes it would have needed if it ran out."""
     return each.peak_bytes if each.shortage is None else each.shortage.needed_bytes
 
 
 def _setup_bytes(program: Program, pools: Sequence[Pool]) -> int:
-    """Return what set-up leaves in `pools` on a rank."""
+    """Return the bytes that set-up leaves allocated in `pools` on a rank."""
     names = {pool.name for pool in pools}
     return sum(
         entry.change_bytes
@@ -217,7 +217,7 @@ def _setup_bytes(program: Program, pools: Sequence[Pool]) -> int:
 
 
 def tier_objects(tiers: Sequence[TierUse]) -> list[dict[str, object]]:
-    """Return an object of each tier for `--json`."""
+    """Return one object per tier for `--json`."""
     return [
         {
             "tier": each.tier,

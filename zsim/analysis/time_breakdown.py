@@ -1,7 +1,7 @@
-"""Breakdown of the time of a rank: every moment is one thing (`zsim.analysis.exclusive_time`).
+"""Breakdown of a rank's time into non-overlapping activities (`zsim.analysis.exclusive_time`).
 
-What is left beside compute, communication, host side and copies is idle. HTA's temporal breakdown
-(`kineto` writes what it reads) says the same, with exposed communication and copies as one.
+The time without computation, communication, host-side work or copies is idle. HTA's temporal
+breakdown, which reads `kineto` traces, reports exposed communication and copies as one part.
 """
 
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ from zsim.trace.trace import Event, RankTrace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Picoseconds of a rank between two times.
+    """Parts of a rank's time between two moments, in picoseconds.
 
     Attributes:
-        span_ps: all of it.
+        span_ps: the whole interval.
         compute_ps: the GPU computes.
-        exposed_ps: by group, nothing computes and it communicates, or waits for its peers to; of
-            two groups at once the moment is that of the one that began first.
-        on_host_ps: by work of the host side, the GPU does neither and this runs; of several kinds
-            at once, the moment is that of the first in the order of `HostWork`.
-        copy_ps: no more than copies and fills on the GPU run.
+        exposed_ps: by group, the rank communicates or waits for peers, and does not compute. If
+            two groups overlap, the moment belongs to the one that started first.
+        copy_ps: only copies and fills run on the GPU.
+        on_host_ps: by host-side work, it runs while the GPU neither computes nor communicates.
+            Several kinds at once are ranked in the order of `HostWork`.
     """
 
     span_ps: int
@@ -53,7 +53,7 @@ class Breakdown:
 
     @property
     def idle_ps(self) -> int:
-        """No stream does anything."""
+        """Time in which no stream is busy."""
         on_host = sum(each for _, each in self.on_host_ps)
         return self.span_ps - self.compute_ps - self.communication_ps - on_host - self.copy_ps
 
@@ -66,9 +66,9 @@ def breakdown(
     *,
     host_side: HostSide | None = None,
 ) -> Breakdown:
-    """Return what `rank`, which runs `program`, did from `begin_ps` to `end_ps`.
+    """Return the breakdown of `rank`, which runs `program`, from `begin_ps` to `end_ps`.
 
-    `host_side` tells what runs on the host; without it all of that is the GPU's.
+    `host_side` identifies host-side work; without it, such work counts as work of the GPU.
     """
     spans = (
         (
@@ -93,7 +93,7 @@ def breakdown(
 
 
 def _kind(program: Program, event: Event, host_side: HostSide | None) -> tuple[str, str]:
-    """Return what an event is, and of which group, or which work of the host side."""
+    """Return the activity of an event, and its group or its kind of host-side work."""
     operation = program.by_id[event.operation]
     work = None if host_side is None else host_side.work(operation)
     if work is not None:

@@ -1,1 +1,1 @@
-"""The command line: a file for each command, and how answers and errors are printed."""
+"""The command line: one module per command, and the printing of answers and errors."""

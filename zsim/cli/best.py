@@ -61,7 +61,7 @@ Fabric = Annotated[
     ),
 ]
 OPERATIONS = 3_000_000
-"""Operations of a search, as `zsim.api.best_search` has them."""
+"""Default limit on simulated operations; the same as in `zsim.api.best_search`."""
 
 SearchOperations = Annotated[
     int,
@@ -74,10 +74,10 @@ SearchOperations = Annotated[
 
 
 def _no_seconds(given: str | None) -> None:
-    """Raise MistakeError if a limit in seconds is given.
+    """Reject the former option --search-time.
 
     Raises:
-        MistakeError: it is.
+        MistakeError: the option is given.
     """
     if given is not None:
         raise MistakeError(
@@ -142,7 +142,7 @@ def best(
     from zsim.api.best_search import best as best_of
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
 
-    del search_time  # refused before
+    del search_time  # its callback rejects it
     _need_outputs(save, config, report)
     _need_picture(picture, figure)
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
@@ -202,7 +202,7 @@ def _command(
     many: Mapping[str, Sequence[str] | None],
     once: Mapping[str, object],
 ) -> str:
-    """Return the command line of a question: options that may be given often, then the others."""
+    """Return the command line of this search: options of `many` may repeat, those of `once` not."""
     asked = [(name, each) for name, values in many.items() for each in values or ()]
     asked += [(name, str(value)) for name, value in once.items() if value is not None]
     return shlex.join(["zsim", "best", model, "--gpus", gpus, *chain(*asked)])

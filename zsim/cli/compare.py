@@ -91,7 +91,7 @@ def _compare_real(
         found = compare_with_real(
             scenario, settings, ranks=ranks, node=node, steps=STEPS if steps is None else steps
         )
-    if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
+    if os.environ.get("RANK", "0") != "0":  # under torchrun, only the first rank prints
         return Code.DONE
     print_answer(found, as_json=as_json)
     return Code.DONE

@@ -38,7 +38,7 @@ OUT_OF_MEMORY = (
     b"zsim: out of memory: the command needs more than there is, or than --limit memory allows\n"
 )
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a disk that takes no more."""
+"""Error numbers of a full disk, an exhausted quota or a file that is too large."""
 
 HELP = {"-h", "--help"}
 app = typer.Typer(
@@ -77,7 +77,7 @@ def options(
     ] = False,
 ) -> None:
     """Simulate ZeRO training on a cluster, or run the same schedule on real ranks."""
-    if context.obj:  # help is asked for, which needs none of what a command takes
+    if context.obj:  # the user asks for help, which needs no limits
         return
     from zsim.api.limited import chosen_limits, limited
 
@@ -102,7 +102,7 @@ app.command("validate")(validate)
 
 
 class _Usage(Protocol):
-    """typer's word for a wrong command line."""
+    """The part of typer's usage error that this module reads."""
 
     ctx: typer.Context | None
 
@@ -110,11 +110,11 @@ class _Usage(Protocol):
 
 
 USAGE = cast("type[Exception]", typer.BadParameter.__base__)
-"""Every wrong command line; typer gives the class no public name."""
+"""Base class of all usage errors; typer does not export it under a public name."""
 
 
 def answer(arguments: Sequence[str]) -> int:
-    """Run the command line `arguments`, of which none ask for help; the exit code."""
+    """Run the command line `arguments` and return the exit code; print help if it is empty."""
     try:
         found = app(
             args=list(arguments) or ["--help"],
@@ -134,12 +134,12 @@ def answer(arguments: Sequence[str]) -> int:
         return _refuse(f"{message} (see {command} --help)", Code.MISTAKE)
     except (KeyboardInterrupt, typer.Abort):
         found = Code.INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # the reader has seen enough; typer ends on it
+    except (BrokenPipeError, SystemExit):  # the reader closed the pipe; typer exits
         sys.stdout = None
         return Code.DONE
     except OSError as error:
         return _out_of_memory() if is_out_of_memory(error) else _refuse_unwritten(error)
-    except Exception as error:  # whatever it is, the caller gets one line
+    except Exception as error:  # the user gets one line for any error
         if is_out_of_memory(error):
             return _out_of_memory()
         from zsim.cli.failure import report
@@ -151,18 +151,19 @@ def answer(arguments: Sequence[str]) -> int:
 
 
 def _out_of_memory() -> Code:
-    """Say so with what was made before: there may be no memory for another line."""
+    """Write a preallocated message: there may be no memory to build another one."""
     with suppress(OSError):
         os.write(2, OUT_OF_MEMORY)
     return Code.FAILED
 
 
 def _refuse_unwritten(error: OSError) -> Code:
-    """Say that the disk behind standard output, or behind another file, is full."""
+    """Report an error in writing standard output or another file; return the exit code."""
     try:
-        print(flush=True)  # what did not get through is not kept for a second flush
+        # a failed flush drops its data: print again to test whether stdout is the cause
+        print(flush=True)
     except OSError as why:
-        sys.stdout = None  # what is left in its buffer cannot be written at the end either
+        sys.stdout = None  # the rest of its buffer could not be written at exit either
         reason = reason_of(why)
         return _refuse(f"the answer could not be written: {reason}", Code.UNWRITTEN)
     from zsim.cli.failure import report
@@ -174,7 +175,7 @@ def _refuse_unwritten(error: OSError) -> Code:
 
 
 def _refuse(message: str, code: Code) -> Code:
-    """Print one line on standard error, whatever the message holds, if that can be written."""
+    """Print `message` as one line on standard error if possible; return `code`."""
     with suppress(OSError):
         print(one_line(message), file=sys.stderr, flush=True)
     return code
@@ -182,7 +183,7 @@ def _refuse(message: str, code: Code) -> Code:
 
 def main() -> None:
     """Run the command `zsim`."""
-    for stream in (sys.stdout, sys.stderr):  # a name may hold what the terminal cannot show
+    for stream in (sys.stdout, sys.stderr):  # names may not be printable on this terminal
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(answer(sys.argv[1:]))

@@ -42,7 +42,7 @@ def measure(
     need_output("--out", out, FileKind.ANY)
     with progress("ranks measured"):
         found = measure_machine(ranks=ranks, seconds=seconds, drive=drive)
-    if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
+    if os.environ.get("RANK", "0") != "0":  # under torchrun, only the first rank prints
         return Code.DONE
     with answer_before(outputs((out, found.write))):
         print_answer(found, as_json=json)

@@ -1,7 +1,7 @@
 """Exit codes, and options that several commands of `zsim` share.
 
-Exit codes: 0 done; 1 the answer is no (findings, does not fit); 2 the caller's mistake; 3 the run
-itself failed; 4 done and answered, but a file could not be written; 130 interrupted.
+Exit codes: 0 success; 1 a negative answer (findings, does not fit); 2 a mistake of the user; 3 the
+run failed; 4 success, but a file could not be written; 130 interrupted.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ import typer
 from zsim.units import UnitError, parse_size
 
 DIGITS: Final = 100
-"""Of a whole number, at most."""
+"""Maximum number of digits of an integer option."""
 
 LONGEST_S: Final = 1e6
-"""A week and a half."""
+"""Exclusive upper bound of `more_than_nothing`; in seconds, about a week and a half."""
 
 
 class Code(IntEnum):
@@ -32,10 +32,10 @@ class Code(IntEnum):
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `minimum` on, for an option."""
+    """Return a parser for an integer option that must be at least `minimum`."""
 
     def parse(given: str | int) -> int:
-        text = str(given)  # a default comes as it is
+        text = str(given)  # typer passes a default unparsed
         if len(text) > DIGITS:
             raise typer.BadParameter(f"must have at most {DIGITS} digits, has {len(text)}")
         if not text.isdecimal() or int(text) < minimum:
@@ -46,7 +46,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def more_than_nothing(given: str | float) -> float:
-    """Return a number of more than 0, for an option."""
+    """Parse an option as a number between 0 and `LONGEST_S`, both excluded."""
     try:
         number = float(given)
     except ValueError:
@@ -59,7 +59,7 @@ def more_than_nothing(given: str | float) -> float:
 
 
 def size(given: str | int) -> int:
-    """Return the bytes of a size of more than 0, for an option."""
+    """Parse an option as a positive size and return its bytes."""
     try:
         found = given if isinstance(given, int) else parse_size(given)
     except UnitError as error:
@@ -70,7 +70,7 @@ def size(given: str | int) -> int:
 
 
 def completed(names: str) -> Callable[[str], list[str]]:
-    """Return what completes a word to what a function of `zsim.api.shipped` returns."""
+    """Return a shell completion over the names that `zsim.api.shipped.<names>()` returns."""
 
     def complete(begun: str) -> list[str]:
         known: Callable[[], list[str]] = getattr(import_module("zsim.api.shipped"), names)
@@ -80,7 +80,7 @@ def completed(names: str) -> Callable[[str], list[str]]:
 
 
 def completed_keys(begun: str) -> list[str]:
-    """Return the keys of a scenario that begin so, with what stands behind them."""
+    """Return the scenario keys that start with `begun`, each followed by "="."""
     from zsim.api.scenario import setting_keys
 
     return [f"{key}=" for key in setting_keys() if key.startswith(begun)]

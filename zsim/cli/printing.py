@@ -1,4 +1,4 @@
-"""Output of a command: its answer first, then the files that were asked for."""
+"""Output of a command: its answer first, then the requested files."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zsim.api.answer import Answer
 
 Output = Callable[[], object]
-"""Makes one of the files that were asked for beside the answer, and writes it."""
+"""Function that writes one of the requested files."""
 
 
 def print_answer(answer: "Answer", *, as_json: bool) -> None:
@@ -31,13 +31,13 @@ def print_json(found: object) -> None:
 
 
 def outputs(*asked: tuple[Path | str | None, Callable[[Path | str], object]]) -> list[Output]:
-    """Return what writes the files whose paths are given."""
+    """Return a writer for each (path, write) pair whose path is given."""
     return [partial(write, path) for path, write in asked if path is not None]
 
 
 @contextmanager
 def interruption_told() -> Generator[None]:
-    """Say on standard error what an interrupted command has kept, if it has kept something."""
+    """On interruption, print on standard error which results the command has kept, if any."""
     try:
         yield
     except KeyboardInterrupt as stopped:
@@ -48,10 +48,12 @@ def interruption_told() -> Generator[None]:
 
 @contextmanager
 def answer_before(outputs: list[Output]) -> Generator[None]:
-    """Print the answer in the body; write `outputs` after it, also if its reader has gone.
+    """Run the `with` block, which prints the answer, then write `outputs`.
+
+    All outputs are written even if one fails or if the reader of the answer has closed the pipe.
 
     Raises:
-        UnwrittenError: the answer stands, and some of the files could not be written.
+        UnwrittenError: the answer is printed, but some files could not be written.
     """
     gone: OSError | None = None
     try:
@@ -67,7 +69,7 @@ def answer_before(outputs: list[Output]) -> Generator[None]:
             output()
         except UnwrittenError as failure:
             failures.append(str(failure))
-        except Exception as error:  # those after it are written all the same
+        except Exception as error:  # continue with the other outputs
             fault = fault or error
     if fault is not None:
         raise fault

@@ -1,18 +1,19 @@
-"""Progress of a command on a terminal: a bar with a share and the time left; elsewhere nothing."""
+"""Progress bar of a command, with its share and the time left; only on a terminal."""
 
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 Told = Callable[[float, float], object]
-"""Told how much is done, and of how much."""
+"""Callback for progress: takes the amount done and the total."""
 
 
 @contextmanager
 def progress(what: str, *, unit: str = "") -> Generator[Told]:
-    """Show that `what` goes on, on standard error if that is a terminal.
+    """Show the progress of `what` on standard error if that is a terminal.
 
-    Once something was told there is a bar; of things that are counted in a `unit`, with a rate.
+    A spinner runs until the first call of the yielded callback; then a bar replaces it. With a
+    `unit`, the bar shows counts and a rate.
     """
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
@@ -32,7 +33,7 @@ def progress(what: str, *, unit: str = "") -> Generator[Told]:
     from rich.text import Text
 
     class Speed(ProgressColumn):
-        """Rate of what is counted in a unit."""
+        """Column with the rate in units per second."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
@@ -48,7 +49,7 @@ def progress(what: str, *, unit: str = "") -> Generator[Told]:
 
         def told(done: float, total: float) -> None:
             nonlocal begun
-            if not begun:  # what was kept before does not count as done at once
+            if not begun:  # earlier results do not count towards the rate
                 bar.reset(task, total=total, completed=int(done))
                 begun = True
             bar.update(task, total=total, completed=done)

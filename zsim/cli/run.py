@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from zsim.api.scenario import LoadedScenario
 
 ERROR = "error"
-"""The figure that --explain explains."""
+"""The only value that --explain accepts."""
 
 Timeout = Annotated[
     float | None,
@@ -141,7 +141,7 @@ Check = Annotated[
 
 
 def _what(text: str) -> str:
-    """Return a figure that can be explained."""
+    """Return `text` if --explain supports it, else raise BadParameter."""
     if text != ERROR:
         raise typer.BadParameter(f"{text!r} must be {ERROR}")
     return text
@@ -154,7 +154,7 @@ Explain = Annotated[
 
 
 _Drawn = tuple[Path | None, str | None]
-"""Where a figure is drawn, and which."""
+"""Path of a picture, and name of the figure in it."""
 
 
 def run(
@@ -210,7 +210,7 @@ def run(
             )
     except (RefutedError, NoWayError) as no:
         return _answer_no(loaded.title, no, as_json=json)
-    if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
+    if os.environ.get("RANK", "0") != "0":  # under torchrun, only the first rank prints
         return Code.DONE
     result = _with_remedies(result.of_tokens(trained, price=price, prices=prices))
     with answer_before(_files(result, trace, chakra, timeline, (picture, figure), report)):
@@ -220,7 +220,7 @@ def run(
 
 
 def _explain(result: "RunResult", what: str | None) -> None:
-    """Print what the error of the step time is made of, if that is asked, below the answer."""
+    """Print the parts of the step time's error below the answer, if --explain is given."""
     from zsim.api.answer_text import facts_text
 
     if what is None:
@@ -238,7 +238,7 @@ def _placed(
     cluster: str | None,
     backend: str,
 ) -> "LoadedScenario":
-    """Return the scenario with its settings, on the hardware that is asked for."""
+    """Return the scenario with its settings on the requested hardware."""
     from zsim.api.placement import placed
     from zsim.api.scenario import load
 
@@ -247,14 +247,18 @@ def _placed(
 
 
 def _with_remedies(result: "RunResult") -> "RunResult":
-    """Return `result`, which knows what would make it fit."""
+    """Return `result` after it has computed the changes that would make it fit."""
     with progress("what would make it fit"):
         _ = result.remedies
     return result
 
 
 def _need_tokens(tokens: str | None, price: float | None, prices: str | None) -> int | None:
-    """Return the tokens of a training; a price says nothing without them."""
+    """Return the tokens of the training, or None.
+
+    Raises:
+        MistakeError: a price is given without tokens.
+    """
     from zsim.api.training_budget import tokens_of
 
     found = tokens_of(tokens)
@@ -272,7 +276,7 @@ def _need_outputs(
     *,
     witness: bool,
 ) -> None:
-    """Check that the files that are asked for can be written."""
+    """Raise MistakeError unless the requested files can be written."""
     from zsim.api.output import FileKind, need_output, need_picture
     from zsim.api.run_result import RUN_FIGURES
 
@@ -293,7 +297,7 @@ def _files(
     drawn: _Drawn,
     report: Path | None,
 ) -> list[Output]:
-    """Return what writes the files that are asked for."""
+    """Return a writer for each requested file."""
     picture, figure = drawn
     draw = result.picture if figure is None else partial(result.picture, figure=figure)
     told = outputs((trace, result.trace), (chakra, result.chakra))
@@ -301,7 +305,7 @@ def _files(
 
 
 def _answer_no(title: str, no: Exception, *, as_json: bool) -> Code:
-    """Print why nothing ran: findings of the proof, or ranks without a way to each other."""
+    """Print why nothing ran (findings of the proof, or ranks without a route); return `Code.NO`."""
     from zsim.api.answer_text import title_text
     from zsim.api.launch import RefutedError
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
 PIPELINES, ERROR, BEST = "pipelines", "error", "best"
 SHIPS = (PAPER, PIPELINES)
-"""Kinds that are compared with figures that ship."""
+"""Kinds of validation whose published figures ship with zsim."""
 NO_PICTURE = f"is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
 PARTS = 20
 KINDS = (NETWORK, TRAINING, MEMORY, *SHIPS, ERROR, BEST)
@@ -81,7 +81,7 @@ def validate(
 
 
 def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
-    """Judge a folder whole."""
+    """Compare predictions with every row of all tables in a folder."""
     if what:
         raise MistakeError(f"--all-rows: judges all tables, not {what} alone")
     if data is None:
@@ -97,7 +97,7 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
 
 
 def _left_out(data: Path, *, as_json: bool) -> Code:
-    """Fit the tables of collectives without each of their clusters, and predict that."""
+    """Fit the tables of collectives without one cluster, predict that cluster; repeat for all."""
     from zsim.api.left_out_validation import validate_left_out
 
     with progress(f"clusters of {data}") as told:
@@ -107,7 +107,7 @@ def _left_out(data: Path, *, as_json: bool) -> Code:
 
 
 def _error(data: Path | None, picture: Path | None, to: Path | None, *, as_json: bool) -> Code:
-    """Judge the errors that are printed, by the table that ships or by one made again."""
+    """Check the printed error intervals against the shipped table, or a table rebuilt from data."""
     if picture is not None:
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim.api.error_validation import validate_error
@@ -123,7 +123,7 @@ def _error(data: Path | None, picture: Path | None, to: Path | None, *, as_json:
 
 
 def _best(data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
-    """Judge which published setting is ranked first, by the table that ships or a folder."""
+    """Check whether the best published settings rank first, for the shipped table or a folder."""
     if picture is not None:
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim.api.choice_validation import validate_best
@@ -135,13 +135,13 @@ def _best(data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
 
 
 def _say(done: float, total: float) -> None:
-    """Say on standard error how much is done, in twentieths: this may take minutes."""
+    """Print progress on standard error at every twentieth: the work may take minutes."""
     if int(done * PARTS / total) > int((done - 1) * PARTS / total):
         print(f"{done:.0f} of {total:.0f} rows predicted", file=sys.stderr, flush=True)
 
 
 def _validated(what: str, data: Path | None) -> "tuple[Answer, Callable[[Path | str], object]]":
-    """Return the answer, and what draws it."""
+    """Return the answer, and a function that draws it to a path."""
     if data is None:
         from zsim.api.paper_validation import validate_papers
 
@@ -150,7 +150,7 @@ def _validated(what: str, data: Path | None) -> "tuple[Answer, Callable[[Path | 
     if what == NETWORK:
         from zsim.api.network_validation import validate_network
 
-        return validate_network(data), str  # which is not asked for a picture
+        return validate_network(data), str  # no picture is drawn for this kind
     from zsim.api.training_validation import Quantity, validate_training
 
     quantity = Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY

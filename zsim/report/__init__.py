@@ -1,5 +1,5 @@
-"""Pages that a person reads: what a run or a study came to, as text, tables and figures.
+"""Report pages: the results of a run or a study as text, tables and figures.
 
-Pure: a page is a value, and so are its figures, which `zsim.report.drawing` draws as SVG.
-`zsim.files.html_page` makes HTML of it.
+This package does no I/O: pages and figures are values. `zsim.report.drawing` draws figures as SVG,
+and `zsim.files.html_page` renders pages as HTML.
 """

@@ -1,4 +1,4 @@
-"""The page of the best setting: what it is and costs, what ties with it, why others lost."""
+"""The page of the best setting: its keys and cost, its ties, and why other settings lost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ FRONT, OTHER = "#d1603f", "#9aa5b1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedSetting:
-    """A setting that fits, beside the best one.
+    """A setting that fits, compared with the best one.
 
     Attributes:
-        name: in words.
-        standing: its distance from the best, and whether that is a tie.
-        more: by which share it is worse than the best.
-        error: of its time, and the probability that it fits, in a few words.
-        days: of the training; None where nobody says how many tokens it has.
-        cost: of the training, or None.
-        energy_kwh: of the training as expected, or None.
+        name: description of the setting.
+        standing: text on its distance from the best, and on a tie.
+        more: share by which it is worse than the best.
+        error: text on the error of its step time and the probability that it fits.
+        days: duration of the training; None if its number of tokens is not given.
+        cost: cost of the training, or None.
+        energy_kwh: expected energy of the training, or None.
     """
 
     name: str
@@ -37,7 +37,7 @@ class RankedSetting:
 
     @property
     def gpu_seconds(self) -> float:
-        """Seconds of all GPUs for a step, in which cost is proportional."""
+        """GPU seconds of a step; cost is proportional to them."""
         return self.gpus * self.step_time_s
 
 
@@ -46,10 +46,10 @@ class FoundSetting:
     """The best setting in full.
 
     Attributes:
-        changes: its keys of a scenario, with their values.
-        scenario: a file that `zsim run` takes.
+        changes: scenario keys and their values.
+        scenario: text of a scenario file for `zsim run`.
         runtime: name of the runtime.
-        config: what that runtime is given, or why nobody has written it.
+        config: configuration of that runtime, or why zsim cannot write one.
     """
 
     changes: tuple[tuple[str, str], ...]
@@ -60,19 +60,19 @@ class FoundSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestFindings:
-    """All that the page says.
+    """Content of the page.
 
     Attributes:
-        command: that asked; "" from Python.
-        answer: in a sentence.
-        facts: what the command prints.
+        command: command line of the search; "" for a search from Python.
+        answer: the answer in a sentence.
+        facts: lines that the command prints.
         found: the best setting; None if none fits.
-        fitting: every setting that was simulated and fits, the best first.
-        ten: the best ones of the ten best groups.
-        memory_front: those that no other beats in time and memory, the fastest first.
-        cost_front: those that no other beats in time and cost; nothing where all have as many GPUs.
-        losses: how many settings were lost, of which kind, and why.
-        searched: what was searched, and what was not reached.
+        fitting: every simulated setting that fits, best first.
+        ten: the best setting of each of the ten best groups.
+        memory_front: Pareto front of step time and memory, fastest first.
+        cost_front: Pareto front of step time and cost; empty if all settings use equally many GPUs.
+        losses: number, kind and reason of the settings that lost.
+        searched: sentence on the settings that were searched and those that were not reached.
     """
 
     title: str
@@ -106,7 +106,7 @@ def best_page(found: BestFindings) -> Page:
 
 
 def memory_chart(found: BestFindings) -> PointChart:
-    """Return step time against memory."""
+    """Return the chart of step time against memory."""
     return PointChart(
         series=_SERIES,
         points=tuple(
@@ -125,10 +125,10 @@ def memory_chart(found: BestFindings) -> PointChart:
 
 
 def cost_chart(found: BestFindings) -> PointChart:
-    """Return step time against cost, where settings have more or fewer GPUs.
+    """Return the chart of step time against cost.
 
     Raises:
-        NoFigureError: all have as many: cost is as the time.
+        NoFigureError: all settings use equally many GPUs, so cost is proportional to step time.
     """
     if not found.cost_front:
         raise NoFigureError("all settings have as many GPUs: what costs more takes longer")
@@ -151,7 +151,7 @@ def cost_chart(found: BestFindings) -> PointChart:
 
 
 BEST_CHARTS = {"memory": memory_chart, "cost": cost_chart}
-"""Charts that have a file of their own, by what step time is drawn against."""
+"""Charts that can be written to a file, by the quantity on their vertical axis."""
 
 _SERIES = (Series("nothing takes less of both", FRONT), Series("other settings that fit", OTHER))
 
@@ -196,7 +196,7 @@ def _cost(found: BestFindings) -> Section:
 
 
 def _table(settings: Sequence[RankedSetting]) -> PageTable:
-    """Return a row for each setting; of a training that nobody described nothing is said."""
+    """Return a row for each setting, without the columns on training that have no values."""
     asked = [
         column
         for column in _TRAINING
@@ -225,7 +225,7 @@ def _table(settings: Sequence[RankedSetting]) -> PageTable:
 
 
 _TRAINING = (("days", "days", 1), ("cost", "cost", 0), ("kWh", "energy_kwh", 0))
-"""Columns on the training: title, attribute, digits."""
+"""Columns on the training: title, attribute, decimal places."""
 
 
 def _amount(value: float | None, digits: int) -> TableCell:

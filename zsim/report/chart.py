@@ -1,6 +1,6 @@
-"""A study as a picture: step time along an axis, a line for each choice on the others.
+"""Chart of a study: step time along one axis, a line for each combination of the other axes.
 
-Choices that are names, with nothing between two of them, have bars.
+Categorical choices are drawn as bars.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from zsim.report.study_page import meaning_of_marks, one_change
 from zsim.study.result import StudyResult
 
 CHANGES = "changes"
-"""The figure of what one change does to the best run."""
+"""Name of the figure that shows the effect of each single change to the best run."""
 
 
 def study_figures(axes: Sequence[str]) -> tuple[str, ...]:
@@ -23,7 +23,8 @@ def study_figures(axes: Sequence[str]) -> tuple[str, ...]:
 def chart(result: StudyResult, figure: str | None = None) -> str:
     """Return the SVG of `result`; hollow dots and pale bars are runs that do not meet the goal.
 
-    `figure` is the name of an axis to draw them along, or `CHANGES`.
+    `figure` is the name of the horizontal axis, or `CHANGES`; the default is the axis with the
+    most choices.
 
     Raises:
         NoFigureError: no run differs from the best by one choice.

@@ -1,8 +1,8 @@
 """Step times along an axis of a study, a line for each combination of the other axes.
 
-Where a study has a best run for each choice on an axis, a chart shows times over that of the
-fastest run with the same choice: beside 8 nodes and 512 nodes on one axis of seconds, what the
-other axes change could not be seen.
+If a study selects a best run for each choice on an axis, the chart shows times relative to the
+fastest run with the same choice. On an axis in seconds, the difference between 8 and 512 nodes
+would hide the effect of the other axes.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ COLOURS = (
 )
 
 FAR = 20
-"""From so many times on the largest and the smallest value are far apart: logarithmic."""
+"""Ratio of the largest to the smallest value above which the axis is logarithmic."""
 NAMED_BY_NUMBERS = frozenset({"zero.stage"})
-"""Fields whose numbers are names: nothing lies between two of them."""
+"""Fields whose numbers are categories, without values in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartValues:
-    """What a chart shows of runs: seconds of a step, or times that of the fastest of a group.
+    """Values of a chart: step times in seconds, or ratios to the fastest run of a group.
 
     Attributes:
-        of_run: by name of a run.
-        like: the axis on whose choice the fastest run depends; "" of seconds.
+        of_run: value of each run, by name.
+        like: name of the axis that groups the runs; "" if the values are seconds.
     """
 
     of_run: dict[str, float]
@@ -45,13 +45,13 @@ class ChartValues:
 
     @property
     def are_far_apart(self) -> bool:
-        """True where a logarithmic axis is needed."""
+        """True if the values need a logarithmic axis."""
         least = min(self.of_run.values())
         return least > 0 and max(self.of_run.values()) / least > FAR
 
 
 def choice_chart(result: StudyResult, rows: Sequence[StudyRow], axis: int) -> ChoiceChart:
-    """Return the chart of `rows`, which have figures, along axis number `axis`."""
+    """Return the chart of `rows`, which all have results, along axis number `axis`."""
     lines, values = lines_of(result, rows, axis), values_of(result, rows)
     choices = tuple(dict.fromkeys(row.labels[axis] for row in result.rows))
     names, far = is_of_names(result, axis), values.are_far_apart
@@ -91,7 +91,7 @@ def _point(row: StudyRow, choice: int, values: ChartValues, *, meets: bool) -> C
 
 
 def values_of(result: StudyResult, rows: Sequence[StudyRow]) -> ChartValues:
-    """Return what charts show of `rows`, which have figures."""
+    """Return the chart values of `rows`, which all have results."""
     if result.goal.axis is None:
         return ChartValues({row.name: row.step_time_s for row in rows})
     fastest_s: dict[str, float] = {}
@@ -107,18 +107,18 @@ def values_of(result: StudyResult, rows: Sequence[StudyRow]) -> ChartValues:
 
 
 def is_of_names(result: StudyResult, axis: int) -> bool:
-    """Tell whether the choices on axis number `axis` are names, with nothing between two."""
+    """Return True if the choices on axis number `axis` are categories rather than amounts."""
     if NAMED_BY_NUMBERS & set(result.fields[axis]):
         return True
     return not all(row.labels[axis][:1].isdigit() for row in result.rows)
 
 
 LINES_MAX = 12
-"""Of more combinations the fastest, the median and the slowest run are shown."""
+"""Maximum number of lines; above it, only the fastest, median and slowest runs are shown."""
 
 
 def lines_of(result: StudyResult, rows: Sequence[StudyRow], axis: int) -> dict[str, list[StudyRow]]:
-    """Return `rows`, which have figures, by what they are on the axes other than number `axis`."""
+    """Group `rows`, which all have results, by their choices on the axes other than `axis`."""
     lines: dict[str, list[StudyRow]] = {}
     for row in rows:
         lines.setdefault(_others(result, row, axis), []).append(row)
@@ -126,13 +126,13 @@ def lines_of(result: StudyResult, rows: Sequence[StudyRow], axis: int) -> dict[s
 
 
 def _others(result: StudyResult, row: StudyRow, axis: int) -> str:
-    """Return what a run is on the other axes."""
+    """Return the choices of a run on the other axes as text."""
     pairs = zip(result.axes, row.labels, strict=True)
     return ", ".join(f"{name}={label}" for at, (name, label) in enumerate(pairs) if at != axis)
 
 
 def _extremes(rows: Sequence[StudyRow], axis: int) -> dict[str, list[StudyRow]]:
-    """Return the fastest run of each choice, the one in the middle, and the slowest."""
+    """Return the fastest, median and slowest run of each choice."""
     found: dict[str, list[StudyRow]] = {"fastest": [], "median": [], "slowest": []}
     choices: dict[str, list[StudyRow]] = {}
     for row in rows:

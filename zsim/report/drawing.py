@@ -1,4 +1,4 @@
-"""Figures as drawings: alone for a page, or under a title and with names for a file."""
+"""Draw figures as SVG: bare for a page, or with a title and a legend for a file."""
 
 from collections.abc import Callable
 from typing import assert_never
@@ -18,16 +18,16 @@ from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas
 from zsim.report.timeline import lane_picture
 
 WIDE, NARROW = 1128.0, 372.0
-"""Width of a drawing on a page, of a desktop and of a telephone."""
+"""Width of a drawing on a page in pixels, on a desktop and on a phone."""
 FILE = 1000.0
 NAME = 12.5
-"""Letters of a name beside its series."""
+"""Font size of the legend in pixels."""
 LETTERS = 140
-"""Letters of a line of text below a title."""
+"""Maximum number of letters in a line of text below the title."""
 
 
 def drawn(figure: Figure, width: float) -> str:
-    """Return the SVG of `figure`, so wide and without names of its series."""
+    """Return the SVG of `figure` without a legend, `width` pixels wide."""
     if isinstance(figure, LaneBars):
         return lane_picture(figure, width)
     height, draw = _drawing(figure, width)
@@ -37,7 +37,7 @@ def drawn(figure: Figure, width: float) -> str:
 
 
 def picture(figure: Figure | None, title: str, text: str) -> str:
-    """Return the SVG of `figure` for a file: a title, a text, names of series, the drawing."""
+    """Return the SVG of `figure` for a file: a title, a text, the legend, the drawing."""
     lines = _folded(text)
     names, rows = _names(figure.series if figure is not None else ())
     top = 51.0 + 16 * len(lines)
@@ -61,7 +61,7 @@ def picture(figure: Figure | None, title: str, text: str) -> str:
 def _drawing(
     figure: BarRows | StackedCurves | ChoiceChart | PointChart, width: float
 ) -> tuple[float, Callable[[Canvas], None]]:
-    """Return how high a figure is, and what draws it."""
+    """Return the height of a figure in pixels, and a function that draws it."""
     match figure:
         case BarRows():
             height = bar_row_drawing.height_of(figure, width)
@@ -77,7 +77,7 @@ def _drawing(
 
 
 def _folded(text: str) -> list[str]:
-    """Return `text` in at most five lines."""
+    """Wrap `text` into lines and return the first five."""
     lines = [""]
     for word in text.split():
         if len(lines[-1]) + len(word) >= LETTERS:
@@ -87,7 +87,7 @@ def _folded(text: str) -> list[str]:
 
 
 def _names(every: tuple[Series, ...]) -> tuple[list[tuple[Series, float, int]], int]:
-    """Return where names of series stand: across, and in which row; and how many rows there are."""
+    """Return the position (x, row) of each name in the legend, and the number of rows."""
     found: list[tuple[Series, float, int]] = []
     x, row = 16.0, 0
     for series in every if len(every) > 1 else ():

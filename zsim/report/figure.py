@@ -1,4 +1,4 @@
-"""Figures as values: what is shown, before somebody says how wide it is drawn."""
+"""Figures as values, independent of the width at which they are drawn."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,11 +7,11 @@ from zsim.report.lane import Bar, Sort
 
 
 class NoFigureError(ValueError):
-    """A figure is asked for that the result does not have."""
+    """The requested figure does not exist for this result."""
 
 
 class SeriesMark(Enum):
-    """How a series looks beside its name."""
+    """Symbol of a series in the legend."""
 
     BOX = "box"
     LINE = "line"
@@ -20,7 +20,7 @@ class SeriesMark(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What belongs together in a figure: its name, its colour, and how its name is marked."""
+    """A series of a figure: its name, its colour, and its symbol in the legend."""
 
     name: str
     colour: str
@@ -32,10 +32,10 @@ class RowBar:
     """A bar of a row, from `start` to `end` on the axis.
 
     Attributes:
-        series: which of the figure it belongs to.
-        title: what it says when a pointer is on it.
-        text: what is written into it, or beside it.
-        pale: true if it is of a run that does not meet the goal.
+        series: index of its series in the figure.
+        title: tooltip.
+        text: label in the bar, or next to it.
+        pale: True if its run does not meet the goal.
     """
 
     start: float
@@ -48,12 +48,12 @@ class RowBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarRows:
-    """Rows of bars, one below the other: parts of a whole, or changes to both sides of zero.
+    """Rows of horizontal bars: parts of a whole, or changes to both sides of zero.
 
     Attributes:
-        rows: a name and bars.
-        axis: what bars are measured in.
-        is_beside: true if texts stand beside bars rather than in them.
+        rows: name and bars of each row.
+        axis: title of the axis, with the unit of the bars.
+        is_beside: True if labels are next to the bars rather than in them.
     """
 
     series: tuple[Series, ...]
@@ -64,16 +64,16 @@ class BarRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackedCurves:
-    """Layers on top of each other over places in a row, and lines that are no part of the stack.
+    """Stacked layers over a sequence of places, and lines outside the stack.
 
     Attributes:
-        series: of layers, then of lines.
-        layers: values at each place.
-        lines: values at each place; None where nothing is known.
-        titles: what each place says when a pointer is on it.
-        ticks: places with a name.
-        axis: what the places are.
-        unit: of values.
+        series: series of the layers, then those of the lines.
+        layers: values of each layer at each place.
+        lines: values of each line at each place; None if unknown.
+        titles: tooltip of each place.
+        ticks: places with a label, and the labels.
+        axis: title of the horizontal axis.
+        unit: unit of the values.
     """
 
     series: tuple[Series, ...]
@@ -90,10 +90,10 @@ class ChoicePoint:
     """A run over one of the choices on the axis.
 
     Attributes:
-        choice: its number.
-        band: error of the value, to both sides; 0 where nobody knows it.
-        meets: false if the run does not meet the goal.
-        title: what it says when a pointer is on it.
+        choice: index of the choice on the axis.
+        band: error of the value to each side; 0 if unknown.
+        meets: False if the run does not meet the goal.
+        title: tooltip.
     """
 
     choice: int
@@ -105,14 +105,15 @@ class ChoicePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceChart:
-    """Values over choices: bars or dots where these are names, lines where they are amounts.
+    """Values over choices: bars or dots for categories, lines for amounts.
 
     Attributes:
-        series: the lines; each has its points.
-        values: what the values are.
-        is_bars: true if each point is a bar.
-        is_joined: true if something lies between two choices.
-        is_seconds: true if values are times.
+        series: one per line; `points` has the points of each.
+        axis: title of the horizontal axis.
+        values: title of the axis of values.
+        is_bars: True if each point is a bar.
+        is_joined: True if the choices are amounts, so that lines connect them.
+        is_seconds: True if the values are seconds.
     """
 
     series: tuple[Series, ...]
@@ -128,7 +129,7 @@ class ChoiceChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlottedPoint:
-    """A point at `x`, `y`, of a series; `title` is what it says when a pointer is on it."""
+    """A point at `x`, `y` of the series with index `series`; `title` is its tooltip."""
 
     x: float
     y: float
@@ -139,7 +140,7 @@ class PlottedPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChart:
-    """Points between two axes of amounts; those of the first series are a front and are joined."""
+    """Points in a plane; the points of the first series form a front and are connected."""
 
     series: tuple[Series, ...]
     points: tuple[PlottedPoint, ...]
@@ -149,7 +150,7 @@ class PointChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBars:
-    """A lane for every stream, a bar for every operation, from one time to another."""
+    """A lane for every stream and a bar for every operation, from `begin_ps` to `end_ps`."""
 
     lanes: dict[str, list[Bar]]
     begin_ps: int
@@ -157,7 +158,7 @@ class LaneBars:
 
     @property
     def series(self) -> tuple[Series, ...]:
-        """Sorts of operations that there are, in their order."""
+        """One series for each sort of operation in the lanes, in the order of `Sort`."""
         found = {bar.sort for bars in self.lanes.values() for bar in bars}
         return tuple(Series(*sort.value) for sort in Sort if sort in found)
 

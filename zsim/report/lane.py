@@ -1,8 +1,8 @@
 """The last step of a rank as lanes: a lane for every stream, a bar for every operation.
 
-From the end of the step before to its own: what is left of the step before is there too. A bar of a
-collective names the units whose parameters or gradients it carries, or its size where they are not
-told apart.
+The step starts at the end of the step before it, so late operations of that step appear too. The
+bar of a collective names the units whose parameters or gradients it carries; if the units are
+unknown, it shows the size.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ from zsim.units import format_bytes
 
 
 class Sort(Enum):
-    """Sort of a bar: its word in the legend, and its colour."""
+    """Sort of a bar: its name in the legend, and its colour."""
 
     FORWARD = "forward", "#a8d5a2"
     RECOMPUTE = "recompute", "#d9efd3"
@@ -53,7 +53,7 @@ class Sort(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """From when to when, in picoseconds; what it is, and what it is of, in long and in short."""
+    """Start and end in picoseconds, sort, and labels from the longest to the shortest."""
 
     start_ps: int
     end_ps: int
@@ -63,14 +63,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """Bars of the last step by stream, and what short names in them stand for."""
+    """Bars of the last step by stream, and a legend of their short names."""
 
     bars: dict[str, list[Bar]]
     key: str
 
 
 def lanes(schedule: Schedule, model: Model, trace: Trace, rank: RankTrace) -> Lanes:
-    """Return what `rank` did in the last step of `trace`: a run of `schedule`, training `model`."""
+    """Return the lanes of `rank` in the last step of `trace`, a run of `schedule` for `model`."""
     begin_ps, end_ps = last_step(trace)
     program = schedule.program_of(rank.rank)
     labels = _Labels(schedule, program, model)
@@ -131,7 +131,7 @@ def _sort_of_action(action: Action) -> Sort:
 
 
 class _Labels:
-    """Labels of bars: units, in long and in short, or bytes."""
+    """Labels of bars: long and short names of units, or bytes."""
 
     def __init__(self, schedule: Schedule, program: Program, model: Model) -> None:
         self.schedule = schedule
@@ -144,13 +144,13 @@ class _Labels:
 
     @property
     def key(self) -> str:
-        """Legend of short names: the first unit of each letter."""
+        """Legend of short names, with the first unit of each letter."""
         firsts = {unit[0]: unit for unit in reversed(self.units)}
         shown = [unit for unit in self.units if unit in firsts.values() and _short(unit) != unit]
         return ", ".join(f"{_short(unit)}: {unit}" for unit in shown)
 
     def of(self, operation: Operation) -> tuple[str, ...]:
-        """Return labels from the longest to the shortest; none for what needs no name."""
+        """Return labels from the longest to the shortest; empty for operations without a label."""
         match operation:
             case Compute(unit=unit) if unit:
                 return unit, _short(unit)
@@ -184,12 +184,12 @@ class _Labels:
 
 
 def _short(unit: str) -> str:
-    """Return the first letter of a unit and its number: "b3" of "block3"."""
+    """Return the first letter of a unit and its number: "b3" for "block3"."""
     return unit[0] + "".join(letter for letter in unit[1:] if letter.isdecimal())
 
 
 def _joined(bars: Iterable[Bar]) -> Iterator[Bar]:
-    """Yield the bars, copies without a pause between them as one."""
+    """Yield the bars, merging copies that follow each other without a gap."""
     for copies, run in groupby(sorted(bars, key=_start), lambda bar: bar.sort is Sort.COPY):
         current: Bar | None = None
         for bar in run:

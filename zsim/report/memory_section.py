@@ -1,4 +1,4 @@
-"""Device memory over a step: what is alive by kind, what is reserved, and the peak explained."""
+"""Section on device memory over a step: live bytes by kind, reserved bytes, and the peak."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,21 +24,21 @@ COLOURS = {
 RED = "#c81e1e"
 UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
 FAR = 6
-"""A limit so many times as high as the curve would flatten it: it is told, not drawn."""
+"""A limit more than this factor above the curve is not drawn: it would flatten the curve."""
 PLACES, FEW = 400, 110
-"""Places of the curve, at most, and those of more lines: each is the highest of several lines.
+"""Up to PLACES lines are drawn one by one; more are merged into about FEW places.
 
-So few that what rises and falls with every unit is one line, not a comb.
+Merging keeps the peak of each run of lines, and smooths memory that rises and falls with each unit.
 """
 LARGEST = 12
-"""Buffers listed at the peak."""
+"""Number of buffers listed at the peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """After a line of the book: which operation, bytes alive by kind, bytes reserved.
+    """State after an entry of the memory ledger: operation, live bytes by kind, reserved bytes.
 
-    Nothing is known of what is reserved after memory ran out.
+    `reserved` is None after memory ran out.
     """
 
     operation: str
@@ -47,7 +47,7 @@ class MemoryLine:
 
 
 def memory(job: Job, trace: Trace) -> Section:
-    """Return the section of the last step of `trace`, of the rank with the largest book."""
+    """Return the section on the last step of `trace`, for the rank with the highest peak."""
     pools = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     rank, found = max(
         ((rank, peak(rank.book, pool)) for rank in trace.ranks for pool in pools),
@@ -75,7 +75,7 @@ def memory(job: Job, trace: Trace) -> Section:
 
 
 def _course(entries: list[BookEntry], reserved: tuple[int, ...], step: int) -> list[MemoryLine]:
-    """Return what is alive after each line of the book in `step`."""
+    """Return the live and reserved bytes after each ledger entry of `step`."""
     kinds = list(Kind)
     alive = [0] * len(kinds)
     found: list[MemoryLine] = []
@@ -88,9 +88,9 @@ def _course(entries: list[BookEntry], reserved: tuple[int, ...], step: int) -> l
 
 
 def highest(lines: Sequence[MemoryLine]) -> list[MemoryLine]:
-    """Return few enough lines: of each run of several the one with most alive.
+    """Merge lines until they are few enough, keeping the line with the most live bytes of each run.
 
-    What is reserved is the most of the run: what rises and falls all the time is one line so.
+    The reserved bytes are the maximum of the run.
     """
     size = 1 if len(lines) <= PLACES else -(-len(lines) // FEW)
     found: list[MemoryLine] = []
@@ -137,26 +137,26 @@ def _says(line: MemoryLine) -> str:
 
 
 def _ticks(lines: list[MemoryLine]) -> tuple[tuple[int, str], ...]:
-    """Return the places where phases of the step begin, each with its name."""
+    """Return the place where each phase of the step starts, with the name of the phase."""
     found: list[tuple[int, str]] = []
     at = 0
     for phase, run in groupby(lines, lambda line: phase_of(line.operation)):
         found.append((at, phase))
         at += len(list(run))
-    if not any(phase.endswith(" mb1") for _, phase in found):  # of one micro-batch, say nothing
+    if not any(phase.endswith(" mb1") for _, phase in found):  # one micro-batch: omit its number
         return tuple((place, phase.removesuffix(" mb0")) for place, phase in found)
     return tuple(found)
 
 
 def phase_of(operation: str) -> str:
-    """Return what a path says of the phase: "backward mb1" of "step/backward/mb1/unit7/reduce3"."""
+    """Return the phase in a path: "backward mb1" for "step/backward/mb1/unit7/reduce3"."""
     parts = operation.split("/")[1:]
     micro = parts[1] if len(parts) > 1 and parts[1][:2] == "mb" and parts[1][2:].isdecimal() else ""
     return f"{parts[0] if parts else operation} {micro}".strip()
 
 
 def _in_words(phase: str) -> str:
-    """Return "backward of micro-batch 1" for "backward mb0"."""
+    """Return the text of a phase: "backward of micro-batch 1" for "backward mb0"."""
     name, _, number = phase.partition(" mb")
     return f"{name} of micro-batch {int(number) + 1}" if number else name
 

@@ -1,6 +1,7 @@
-"""The cluster, its links coloured by how busy they are, and the sentence that names the narrow one.
+"""Section on the network: the cluster with links coloured by utilisation, and the busiest links.
 
-A link's utilisation is what crossed it in a step over what it could have carried in that time.
+The utilisation of a link is the bytes that crossed it in a step, divided by the bytes that it could
+carry in that time.
 """
 
 from zsim.analysis.summary import Summary
@@ -13,11 +14,11 @@ from zsim.trace.trace import LinkUse, Trace
 from zsim.units import format_bytes
 
 SHOWN = 30
-"""Of more kinds of links the table is folded: a list of links has a kind for each."""
+"""Maximum number of rows of an expanded table; clusters given link by link have a row per link."""
 
 
 def network(job: Job, trace: Trace, found: Summary) -> Section:
-    """Return the section of a step of `trace`, in which `found` is the time of one."""
+    """Return the section on the network; `found` holds the step time."""
     shares = link_shares(trace, found.step_time_s)
     names = _joined(job.cluster)
     once = {names.get(each.link, each.link): each for each in reversed(trace.links) if each.bytes}
@@ -50,20 +51,20 @@ def network(job: Job, trace: Trace, found: Summary) -> Section:
 
 
 def link_shares(trace: Trace, step_time_s: float) -> dict[str, float]:
-    """Return by link in use the share of what it could carry in a step that it did."""
+    """Return the utilisation of each link in use, as a share between 0 and 1."""
     return {each.link: utilisation(each, step_time_s) for each in trace.links if each.bytes}
 
 
 def utilisation(link: LinkUse, step_time_s: float) -> float:
-    """Return share of what the links of a class could carry in a step that they did."""
+    """Return the utilisation of the links of a class; 0 if their capacity is 0."""
     could = link.count * link.capacity_bytes_per_s * step_time_s
     return link.bytes / could if could else 0.0
 
 
 def _joined(cluster: Cluster) -> dict[str, str]:
-    """Return by link what it joins, as the picture has it; hops that limit as one have one name.
+    """Return the display name of each link; hops that limit traffic together share one name.
 
-    Links of a fabric that is given link by link have their names.
+    Links of a fabric that is given link by link keep their names and are not in the result.
     """
     own = {(each.source, each.target) for each in cluster.fabric.edges}
     found: dict[str, str] = {}

@@ -7,7 +7,7 @@ from zsim.report.figure import Figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """A cell of a table: what it shows, and what it is sorted by."""
+    """A cell of a table: the text that it shows, and the value that sorts it."""
 
     text: str
     value: float | str
@@ -15,7 +15,7 @@ class TableCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """A table that can be sorted by each column; `numeric` says which stand to the right."""
+    """A table that a reader can sort by each column; `numeric` columns are right-aligned."""
 
     columns: tuple[str, ...]
     numeric: tuple[bool, ...]
@@ -24,13 +24,13 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Runs of which a reader chooses two, to see their difference.
+    """Runs that a reader can compare in pairs.
 
     Attributes:
-        figures: names of the numbers that each run has; the first is a step time.
-        runs: name, and numbers (None if one is unknown).
-        errors: of the ratio of the first numbers of each run and each one before it, as shares;
-            None if one is unknown.
+        figures: names of the numbers of each run; the first is a step time.
+        runs: name and numbers of each run; None stands for an unknown number.
+        errors: for each run, the error of the ratio of its step time to that of each run before
+            it, as shares; None if unknown.
     """
 
     figures: tuple[str, ...]
@@ -40,10 +40,10 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading with what stands below it: sentences, code, a figure, a picture (SVG), a table.
+    """A heading with its content: sentences, code, a figure, a picture (SVG), a table.
 
     Attributes:
-        folded: what the table is called, which is shown when a reader opens it; "" shows it.
+        folded: name of the collapsed table; "" shows the table expanded.
     """
 
     title: str
@@ -67,7 +67,7 @@ class Page:
 
 
 def words(text: str, value: str | None = None) -> TableCell:
-    """Return a cell of words."""
+    """Return a cell with `text`, sorted by `value`, which defaults to `text`."""
     return TableCell(text=text, value=text if value is None else value)
 
 

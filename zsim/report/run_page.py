@@ -1,4 +1,4 @@
-"""The page of one run: the answer first, then time, memory and the network."""
+"""The page of one run: the answer, then sections on time, memory and the network."""
 
 from collections.abc import Sequence
 
@@ -22,9 +22,9 @@ def run_page(
     facts: Sequence[tuple[str, str]],
     settings: Section | None = None,
 ) -> Page:
-    """Return the page of `trace`, a run of `job` of which `found` are the figures.
+    """Return the page of `trace`, a run of `job` with the figures `found`.
 
-    `facts` are what the command line prints; `settings` is the section on what ran, of a scenario.
+    `facts` are the lines that the command prints; `settings` is the section on the scenario.
     """
     begin_ps, end_ps = last_step(trace)
     sections: list[Section] = []
@@ -44,7 +44,7 @@ def run_page(
 
 
 def _answer(found: Summary) -> str:
-    """Return whether it fits, and how long a step takes; what it needs where it does not."""
+    """Return a sentence on memory and step time, with the needed memory if the run does not fit."""
     needed = found.needed_bytes
     if not found.fits and 0 < found.usable_bytes < needed:
         text = f"It does not fit: it needs {format_bytes(needed)} of the "

@@ -1,4 +1,4 @@
-"""A figure of a run's page as a picture of its own."""
+"""Draw a figure of a run's page as a separate SVG file."""
 
 from zsim.analysis.summary import Summary, last_step
 from zsim.backend.backend import Job
@@ -15,10 +15,10 @@ RUN_FIGURES = (MEMORY, TIME, NETWORK)
 
 
 def run_picture(figure: str, job: Job, trace: Trace, found: Summary, *, title: str) -> str:
-    """Return the SVG of `figure`, one of `RUN_FIGURES`, of `trace`, a run of `job`.
+    """Return the SVG of `figure`, one of `RUN_FIGURES`, for `trace`, a run of `job`.
 
     Raises:
-        NoFigureError: the run has no such figure.
+        NoFigureError: the backend does not measure the data of this figure.
     """
     begin_ps, end_ps = last_step(trace)
     if figure != MEMORY and begin_ps == end_ps:

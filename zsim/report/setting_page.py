@@ -1,13 +1,13 @@
-"""The page on which a setting is chosen: fields of a form, and the answer to what was chosen."""
+"""The page for choosing a setting: the fields of a form, and the answer for their values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Option = tuple[str, str]
-"""A value, and what it is called."""
+"""A value and its label."""
 
 OptionGroups = tuple[tuple[str, tuple[Option, ...]], ...]
-"""Options under headings; the heading "" is not shown."""
+"""Options grouped by headings; the heading "" is hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +15,12 @@ class FormField:
     """A field of the form.
 
     Attributes:
-        name: as an address has it.
-        label: as a reader sees it.
-        default: the value before anything is chosen.
-        groups: what can be chosen.
-        typed: whether other values may be typed.
-        note: what is said below it.
+        name: name of the query parameter.
+        label: text that the reader sees.
+        default: value before the reader chooses one.
+        groups: the options, under headings.
+        typed: True if the reader may type other values.
+        note: text below the field.
     """
 
     name: str
@@ -32,13 +32,13 @@ class FormField:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Everything that can be chosen."""
+        """Values of all options."""
         return tuple(value for _, options in self.groups for value, _ in options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBar:
-    """Memory of a tier as a bar: what is said beside it, and the share that is taken."""
+    """Memory of a tier as a bar: its label, and the share in use."""
 
     text: str
     share: float
@@ -46,17 +46,17 @@ class MemoryBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormAnswer:
-    """What a setting comes to, or in one line why there is no answer.
+    """Result of a setting, or a one-line reason why there is none.
 
     Attributes:
         headline: the answer in a sentence.
-        fits: whether it is a good one.
+        fits: True if the setting fits in memory.
         error: the error of the step time, in one line.
-        cards: name, figure and what stands below it.
+        cards: name, figure and caption of each card.
         bars: memory by tier.
         facts: lines of `zsim run`, by name.
-        links: addresses and their names.
-        remedies: address of what would make it fit; "" where nothing has to.
+        links: addresses and their labels.
+        remedies: address of the page of changes that make the run fit; "" if none are needed.
     """
 
     headline: str

@@ -1,4 +1,4 @@
-"""What ran: the command, and every key of the scenario with what set it."""
+"""Section on the settings of a run: the command, and every scenario key with its origin."""
 
 import json
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from zsim.report.page import PageTable, Section, words
 
 SettingRow = tuple[str, object, str]
-"""A key, its value, and what set it."""
+"""A key, its value and its origin."""
 
 
 def settings_section(
     command: str, rows: Sequence[SettingRow], *, changed: Sequence[str]
 ) -> Section:
-    """Return the section of a run that `command` makes: its keys, and those that were changed."""
+    """Return the section of the run of `command`, with all its keys and the `changed` ones."""
     what = f"Changed: {', '.join(changed)}." if changed else "Nothing was changed in the scenario."
     return Section(
         title="What ran",

@@ -1,4 +1,4 @@
-"""The timeline of a rank: its streams as lanes, every operation a bar that names itself."""
+"""Section with the timeline of a rank: a lane per stream, a named bar per operation."""
 
 from itertools import groupby
 
@@ -12,9 +12,9 @@ from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
 MOST_BARS = 24_000
-"""Of more, those of one sort that start close to each other are one, so that a page stays quick."""
+"""Maximum number of bars; above it, nearby bars of one sort are merged to keep the page fast."""
 SORTS_AT_ONCE = 3
-"""Sorts of bars close to each other on one stream, as a rule."""
+"""Typical number of sorts among nearby bars of one stream."""
 
 
 def streams(job: Job, trace: Trace) -> Section:
@@ -48,7 +48,7 @@ def streams(job: Job, trace: Trace) -> Section:
 
 
 def _fewer(bars: list[Bar], width_ps: int) -> list[Bar]:
-    """Join what starts within `width_ps` to one bar for each sort, as long as they are together."""
+    """Merge bars that start within `width_ps` into one per sort, as long as their summed time."""
     found: list[Bar] = []
     for _, run in groupby(bars, lambda bar: bar.start_ps // width_ps):
         together = list(run)

@@ -1,4 +1,4 @@
-"""The page of a study: the answer, all runs, a chart for each axis, and what one change does."""
+"""The page of a study: the answer, all runs, a chart per axis, and effects of single changes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from zsim.study.row import StudyRow
 from zsim.units import format_bytes, format_seconds
 
 ROWS_MAX = 1_000
-"""Rows of the table: more make the page slow; the CSV has all."""
+"""Maximum number of rows of the table: more make the page slow. The CSV file has all rows."""
 
 PAIRS_MAX = 200
-"""Runs to choose from: the page has the error of the ratio of each two."""
+"""Maximum number of runs to compare in pairs: the page holds an error for every pair."""
 
 
 def study_page(result: StudyResult) -> Page:
@@ -57,7 +57,7 @@ def _varies(rows: Sequence[StudyRow], axis: int) -> bool:
 
 
 def _runs(result: StudyResult) -> Section:
-    """Return all runs, best first; one that failed has its reason."""
+    """Return the table of all runs, best first; rejected runs show their reason."""
     why = {row.name: reason for row, reason in result.ranking.refused}
     ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
     priced = any(row.cost_per_million_tokens is not None for row in ordered)
@@ -104,9 +104,9 @@ def _figures(row: StudyRow, *, priced: bool) -> Iterator[TableCell]:
 
 
 def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bool) -> Section:
-    """Return step time along one axis, a line for each combination of the others.
+    """Return the chart of step time along one axis, a line for each combination of the others.
 
-    What marks mean is said with the `first` of such charts.
+    The `first` chart of the page explains the marks.
     """
     figure = choice_chart(result, rows, axis)
     fewer = ""
@@ -122,7 +122,7 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
 
 
 def meaning_of_marks(rows: Sequence[StudyRow]) -> str:
-    """Return what the lines of error of a chart are, or why there are none, and what is pale."""
+    """Return the legend of a chart's error bars (or why there are none) and of its pale marks."""
     judged = any(row.outcome.error is not None for row in rows)
     band = (
         "Thin lines are the interval of 90 % of comparable runs, where it is known."
@@ -134,9 +134,11 @@ def meaning_of_marks(rows: Sequence[StudyRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OneChange:
-    """One choice on one axis in place of the best run's: relative change of what is compared.
+    """A run that differs from the best run in one choice, and its relative change.
 
-    `group` is the choice on the goal's own axis, for each of which there is a best run; "" is all.
+    `group` is the choice on the goal's axis, where each choice has its best run; "" if the goal has
+    no axis. `relative` is the change of step time or cost as a share. `counts` is True if the
+    change exceeds the error, None if the error is unknown.
     """
 
     group: str
@@ -148,17 +150,17 @@ class OneChange:
 
     @property
     def name(self) -> str:
-        """Choice that is made, and its group."""
+        """The changed choice and its group."""
         return f"{self.group}: {self.axis}={self.label}" if self.group else self.chosen
 
     @property
     def chosen(self) -> str:
-        """Choice that is made."""
+        """The changed choice."""
         return f"{self.axis}={self.label}"
 
 
 def changes(result: StudyResult) -> tuple[OneChange, ...]:
-    """Return what each single change does to the best run of each group; largest first."""
+    """Return the effect of each single change to the best run of each group, largest first."""
     goal, found = result.goal, list[OneChange]()
     for row in result.rows:
         group = goal.group(row)
@@ -174,12 +176,12 @@ def changes(result: StudyResult) -> tuple[OneChange, ...]:
 
 
 def by_cost(result: StudyResult) -> bool:
-    """Tell whether runs are compared by what a token costs, or else by the time of a step."""
+    """Return True if runs are compared by cost per token, False if by step time."""
     return result.goal.minimize == COST
 
 
 def one_change(result: StudyResult) -> Iterator[Section]:
-    """Yield what one change does to the best run."""
+    """Yield the section on single changes to the best run, if there are any."""
     found = changes(result)
     if not found:
         return
@@ -218,12 +220,12 @@ _SERIES = (("less", "#6d9f71"), ("more", "#e07a5f"), ("a tie: below the error", 
 
 
 def _sort(each: OneChange) -> int:
-    """Return which sort a change is of."""
+    """Return the index in `_SERIES` of the sort of a change."""
     return 2 if each.counts is False else int(each.relative >= 0)
 
 
 def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
-    """Return what the bars are, which change helps most, and which matters most."""
+    """Return sentences on the meaning of the bars, the best change and the largest change."""
     accepted = {row.name for row in result.ranking.accepted}
     meets = [each for each in found if each.row.name in accepted]
     better = min(meets, key=lambda each: each.relative, default=None)
@@ -251,12 +253,12 @@ def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
 
 
 def _none_judged(found: Sequence[OneChange]) -> bool:
-    """Tell whether no change is judged: that can be said once."""
+    """Return True if the error of every change is unknown."""
     return all(each.counts is None for each in found)
 
 
 def _says(each: OneChange, found: Sequence[OneChange]) -> str:
-    """Return a change, one of `found`, and how sure it is unless that is said of all."""
+    """Return the relative change as text, marked if it is a tie or if only its error is unknown."""
     how = {
         False: ", a tie: below the error",
         None: "" if _none_judged(found) else ", of unknown error",
@@ -266,7 +268,7 @@ def _says(each: OneChange, found: Sequence[OneChange]) -> str:
 
 
 def _pairs(result: StudyResult, rows: Sequence[StudyRow]) -> Section:
-    """Return a section that compares any two runs: the page computes the difference."""
+    """Return a section that compares any two runs; a script computes the difference."""
     done = {row.name for row in rows}
     ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
     shown = [row for row in ordered if row.name in done][:PAIRS_MAX]

@@ -1,4 +1,4 @@
-"""Section on the time of a step: a bar for each rank of the trace, every moment one thing."""
+"""Section on the time of a step: a bar per rank, split into non-overlapping activities."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
 COMPUTE, COPY, HOST, IDLE = "#5b8bd0", "#b8c0c9", "#3e4c59", "#e9ecef"
 EXPOSED = ("#e07a5f", "#f2b45c", "#b56576", "#8d6a9f", "#6d9f71", "#4f9da6")
-"""Of groups, in the order of their names."""
+"""Colours of the groups, in the order of their names."""
 
 HOST_SIDE = {
     HostWork.KERNELS: "#9c89c9",
@@ -23,10 +23,10 @@ HOST_SIDE = {
 }
 
 SHOWN = 0.03
-"""Least share of a step that is written into its bar."""
+"""Minimum share of a step whose value is printed in the bar."""
 
 Part = tuple[str, str, int]
-"""What it is, its colour, picoseconds."""
+"""Name of an activity, its colour and its time in picoseconds."""
 
 
 def split(job: Job, trace: Trace) -> Section:
@@ -53,12 +53,15 @@ def _label(rank: RankTrace) -> str:
 
 
 def _short_label(rank: RankTrace) -> str:
-    """Return what stands beside a bar; ranks with the same label would share one."""
+    """Return the label of a bar; labels must be unique."""
     return f"rank {rank.rank}" + (f" (of {rank.stands_for:,})" if rank.stands_for > 1 else "")
 
 
 def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
-    """Return all parts of a step, those that are nothing too; they sum up to its span."""
+    """Return all parts of a step, including empty ones; their sum is its span.
+
+    `host_ps` is the time in which the GPU waits for the host.
+    """
     exposed, on_host = dict(found.exposed_ps), dict(found.on_host_ps)
     return [
         ("compute", COMPUTE, found.compute_ps),
@@ -74,7 +77,7 @@ def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
 
 
 def _figure(found: Sequence[Breakdown], ranks: Sequence[RankTrace], groups: list[str]) -> BarRows:
-    """Return a row for each rank; parts that are nothing on all of them have no name."""
+    """Return a row for each rank, without the parts that are empty on all ranks."""
     hosts = [rank.host_bound_ps[-1] if rank.host_bound_ps else 0 for rank in ranks]
     every = [parts(each, groups, host) for each, host in zip(found, hosts, strict=True)]
     shown = [at for at in range(len(every[0])) if any(of_rank[at][2] for of_rank in every)]
@@ -89,7 +92,7 @@ def _figure(found: Sequence[Breakdown], ranks: Sequence[RankTrace], groups: list
 
 
 def _bars(of_rank: list[Part]) -> Iterator[RowBar]:
-    """Yield the parts of a rank one after the other."""
+    """Yield the bars of a rank's parts, placed end to end."""
     whole_ps, start_ps = max(sum(ps for _, _, ps in of_rank), 1), 0
     for series, (name, _, ps) in enumerate(of_rank):
         share, end_ps = ps / whole_ps, start_ps + ps

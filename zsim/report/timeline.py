@@ -1,8 +1,7 @@
-"""A step as a picture: a lane for every stream, a bar for every operation.
+"""Timeline of a step as a picture: a lane for every stream, a bar for every operation.
 
-It shows the last step of a run on the first rank of the trace, from the end of the step before to
-its own: what is left of the step before is there too. A bar of a collective names the units whose
-parameters or gradients it carries, or its size where they are not told apart.
+It shows the last step of a run on the first rank of the trace. The step starts at the end of the
+step before it, so late operations of that step appear too. `zsim.report.lane` labels the bars.
 """
 
 from dataclasses import dataclass, replace
@@ -19,21 +18,21 @@ from zsim.trace.trace import Trace
 from zsim.units import format_seconds
 
 WIDTH, LEFT, RIGHT = 1320.0, 128.0, 1300.0
-"""The sheet; bars are between LEFT and RIGHT."""
+"""Width of the picture in pixels; bars lie between LEFT and RIGHT."""
 TOP, LANE, TALL = 92.0, 46.0, 34.0
-"""The first lane, from one lane to the next, and the height of a bar."""
+"""Position of the first lane, distance between lanes, and height of a bar."""
 PANEL = 62.0
-"""What a close-up has around its lanes: a title above and an axis below."""
+"""Height of a close-up's title and axis."""
 MANY = 30
-"""Of more units in a row names do not fit into bars: a few of them are drawn again, close up."""
+"""Maximum number of units whose names fit into bars; above it, a few are drawn close up."""
 CLOSE = 3
-"""Units of a close-up."""
+"""Number of units in a close-up."""
 TICKS_MAX = 14
-"""Ticks of the time axis, at most."""
+"""Maximum number of ticks of the time axis."""
 
 
 class TimelineError(NoFigureError):
-    """A trace that cannot be drawn."""
+    """A trace without times, which cannot be drawn."""
 
 
 def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
@@ -62,7 +61,7 @@ def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseUp:
-    """A part of a step: what it is of, from when to when, and its bars by stream."""
+    """An enlarged part of a step: its title, start and end in picoseconds, and bars by stream."""
 
     title: str
     begin_ps: int
@@ -71,7 +70,7 @@ class CloseUp:
 
 
 def close_ups(bars: dict[str, list[Bar]]) -> tuple[CloseUp, ...]:
-    """Return the middle of forward and of backward, where a step has too many units for names."""
+    """Return close-ups of the middle of forward and backward if there are too many units."""
     of_phases = (
         ("forward", {Sort.FORWARD}),
         ("backward", {Sort.BACKWARD, Sort.RECOMPUTE}),
@@ -81,10 +80,10 @@ def close_ups(bars: dict[str, list[Bar]]) -> tuple[CloseUp, ...]:
 
 
 def _close_up(bars: dict[str, list[Bar]], word: str, sorts: set[Sort]) -> CloseUp | None:
-    """Return a few units in the middle of those whose bars are of `sorts`; None if all are few."""
+    """Return a close-up of a few units in the middle of a phase; None if the names fit anyway."""
     lane = max(bars.values(), key=lambda each: sum(bar.sort in sorts for bar in each))
     named = [bar for bar in lane if bar.sort in sorts and bar.names]
-    runs: dict[str, list[Bar]] = {}  # of the first micro-batch: until a unit comes again
+    runs: dict[str, list[Bar]] = {}  # the first micro-batch: stop when a unit repeats
     for name, run in groupby(named, lambda bar: bar.names[0]):
         if name in runs:
             break
@@ -108,7 +107,7 @@ def _close_up(bars: dict[str, list[Bar]], word: str, sorts: set[Sort]) -> CloseU
 
 
 def close_up_picture(panels: tuple[CloseUp, ...]) -> str:
-    """Return the SVG of close-ups alone, one below the other."""
+    """Return an SVG of only the close-ups, stacked vertically."""
     lanes = len(panels[0].bars)
     sheet = Canvas(WIDTH, len(panels) * (PANEL + LANE * lanes + 30), on_page=True)
     _draw_panels(sheet, panels, 0.0)
@@ -116,7 +115,7 @@ def close_up_picture(panels: tuple[CloseUp, ...]) -> str:
 
 
 def lane_picture(found: LaneBars, width: float) -> str:
-    """Return the SVG of lanes alone; a bar says what it is, and a script can zoom into it."""
+    """Return an SVG of only the lanes, with the data that a script needs to zoom and label them."""
     height = LANE * len(found.lanes) + 60
     sheet = Canvas(width, height, attributes=_for_script(found))
     picture = _Picture(sheet, found.begin_ps, found.end_ps, 8.0, Edges(LEFT - 20, width - 12))
@@ -138,7 +137,7 @@ def _draw_panels(sheet: Canvas, panels: tuple[CloseUp, ...], top: float) -> None
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Edges of all bars, left and right."""
+    """Left and right edge of the area for bars, in pixels."""
 
     left: float
     right: float
@@ -146,7 +145,7 @@ class Edges:
 
 @dataclass(slots=True)
 class _Picture:
-    """A sheet, and the time from its left to its right."""
+    """A canvas and the interval of time that its width shows."""
 
     sheet: Canvas
     begin_ps: int
@@ -165,9 +164,9 @@ class _Picture:
         self._lanes(lanes, "time since the step began")
 
     def zoomable(self, found: LaneBars) -> None:
-        """Draw lanes as a script needs them: when each bar begins and ends, and its names.
+        """Draw lanes for a script: the start, the duration and the names of each bar.
 
-        Bars of a lane are in a group for each sort; where they stand the script computes.
+        A group holds the bars of one lane and sort; the script computes their positions.
         """
         with self.sheet.group('class="axis"'):
             self._axis(self.top + LANE * len(found.lanes), "time since the step began")
@@ -239,7 +238,7 @@ class _Picture:
 
 
 def unit_of(long_ps: int) -> tuple[str, int]:
-    """Return the largest unit that fits into a time, and how long it is."""
+    """Return the largest unit of time not longer than `long_ps`, and its picoseconds."""
     units = (("s", 10**12), ("ms", 10**9), ("us", 10**6), ("ns", 10**3))
     return next(each for each in units if long_ps >= each[1] or each[1] == 10**3)
 

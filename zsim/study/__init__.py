@@ -1,4 +1,4 @@
-"""What-if studies: one question, many runs. A file is read, expanded into runs, and judged.
+"""What-if studies: one question, many runs. Read a study file, expand it into runs, rank the runs.
 
-Pure: `zsim.workers` finds what a study names, runs it and keeps what comes out.
+This package does no I/O: `zsim.workers` reads files, runs the simulations and stores the outcomes.
 """

@@ -1,4 +1,4 @@
-"""Axes of a study: what changes from run to run, and the combinations of it."""
+"""Axes of a study: the choices that vary from run to run, and their combinations."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from zsim.scenario.tables import ScenarioError, need_field
 from zsim.study.file import AxisTable, StudyError
 
 Changes = Mapping[str, object]
-"""Values by field of a scenario (`zero.stage`)."""
+"""Values by field of a scenario, such as `zero.stage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One value of an axis: its name, and what it changes."""
+    """One choice on an axis: its name, and the fields that it changes."""
 
     label: str
     changes: Changes
@@ -22,14 +22,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyAxis:
-    """Axis of what changes from run to run; `fields` are all that some choice changes."""
+    """Axis of a study with its choices."""
 
     name: str
     choices: tuple[Choice, ...]
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that some choice changes, in order."""
+        """Fields that at least one choice changes, in order."""
         return tuple(dict.fromkeys(field for each in self.choices for field in each.changes))
 
 
@@ -41,7 +41,7 @@ class Combination:
     changes: Changes
 
     def named(self, axes: Sequence[StudyAxis]) -> str:
-        """Return its name: `stage=3, NICs=8`."""
+        """Return the name of the combination, such as `stage=3, NICs=8`."""
         pairs = zip(axes, self.labels, strict=True)
         return ", ".join(f"{axis.name}={label}" for axis, label in pairs)
 
@@ -50,8 +50,8 @@ def axes_of(tables: Iterable[AxisTable]) -> tuple[StudyAxis, ...]:
     """Return the axes that `[[axis]]` tables describe.
 
     Raises:
-        StudyError: one has no form or two, lists of different lengths, a field that is unknown or
-            on two axes, or two choices of one name.
+        StudyError: an axis has no form or two, lists of different lengths, no field, an unknown
+            field, a field of another axis, or two choices or axes share a name.
     """
     found: list[StudyAxis] = []
     where: dict[str, str] = {}
@@ -71,17 +71,17 @@ def axes_of(tables: Iterable[AxisTable]) -> tuple[StudyAxis, ...]:
 
 
 def combinations(axes: Sequence[StudyAxis]) -> Iterator[Combination]:
-    """Yield every choice with every other, those of the last axis fastest."""
+    """Yield every combination of choices; the last axis varies fastest."""
     for choices in product(*(axis.choices for axis in axes)):
         changes = {field: value for each in choices for field, value in each.changes.items()}
         yield Combination(labels=tuple([each.label for each in choices]), changes=changes)
 
 
 def changed(tables: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return the tables of a scenario with `changes`; what is not changed is shared.
+    """Return a copy of scenario `tables` with `changes`; unchanged tables are shared.
 
     Raises:
-        StudyError: something that is changed inside of is no table.
+        StudyError: a change refers to a field inside a value that is not a table.
     """
     found = dict(tables)
     for field, value in changes.items():
@@ -98,7 +98,7 @@ def changed(tables: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
 
 
 def flat(tables: Mapping[str, Any], above: str = "") -> dict[str, object]:
-    """Return the values in nested tables by field; a list of tables is one value."""
+    """Flatten nested tables into values by field; a list of tables is one value."""
     found: dict[str, object] = {}
     for name, value in tables.items():
         field = f"{above}{name}"
@@ -147,7 +147,7 @@ def _axis(table: AxisTable) -> StudyAxis:
 def _zipped(
     lists: Mapping[str, tuple[Any, ...]], labels: tuple[str, ...] | None
 ) -> tuple[Choice, ...]:
-    """Return one choice for each place in lists of equal length."""
+    """Return one choice per index of lists of equal length."""
     lengths = {field: len(each) for field, each in lists.items()}
     if labels is not None:
         lengths["labels"] = len(labels)
@@ -160,7 +160,7 @@ def _zipped(
 
 
 def shown(value: object) -> str:
-    """Return a value of a field as a label shows it."""
+    """Return the value of a field as the text of a label."""
     match value:
         case bool():
             return str(value).lower()

@@ -1,6 +1,7 @@
-"""Conditions of a study, such as `zero.stage < 3 and cluster.nodes >= 8`: a small language.
+"""Conditions of a study, such as `zero.stage < 3 and cluster.nodes >= 8`.
 
-Comparisons, arithmetic, and, or, not, in; names are fields of the scenario and axes.
+The language has comparisons, arithmetic, `and`, `or`, `not` and `in`. Names refer to axes and to
+fields of the scenario.
 """
 
 import ast
@@ -13,11 +14,11 @@ from zsim.scenario.tables import ScenarioError, need_field
 from zsim.study.file import StudyError
 
 Find = Callable[[str], Any]
-"""The value of a field or axis by its name."""
+"""Return the value of a field or axis by its name."""
 
 
 def _of_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return `operation` of numbers alone: of text, `*` and `%` can be larger than memory."""
+    """Restrict `operation` to numbers: with text, `*` and `%` could exceed the memory."""
 
     def applied(one: Any, other: Any) -> Any:  # noqa: ANN401  (numbers of any kind)
         if not isinstance(one, int | float) or not isinstance(other, int | float):
@@ -50,16 +51,16 @@ COMPARISON: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition: its text, and what that means."""
+    """One condition: its text and its syntax tree."""
 
     text: str
     tree: ast.expr
 
     def holds(self, find: Find) -> bool:
-        """Tell whether it holds where `find` says what names stand for.
+        """Return True if the condition holds for the values that `find` returns.
 
         Raises:
-            StudyError: it compares what cannot be compared, or divides by 0.
+            StudyError: the values cannot be compared, or a division by 0 occurs.
         """
         try:
             return bool(_value(self.tree, find))
@@ -77,7 +78,7 @@ def condition(text: str, axes: Collection[str]) -> Condition:
     """Return the condition in `text`, for a study with these axes.
 
     Raises:
-        StudyError: it is none, or it names what is no field and no axis.
+        StudyError: the text is not a condition, or a name is neither a field nor an axis.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
@@ -100,7 +101,7 @@ def _known(name: str, axes: Collection[str], text: str) -> None:
 
 
 def _value(tree: ast.expr, find: Find, *, dry: bool = False) -> Any:  # noqa: ANN401  (any value)
-    """Return the value of `tree`; a dry run only looks every name up."""
+    """Return the value of `tree`; with `dry`, only look up every name."""
     inner = _parts(tree)
     if inner is None:
         return find(_name(tree)) if not isinstance(tree, ast.Constant) else tree.value
@@ -128,10 +129,10 @@ def _value(tree: ast.expr, find: Find, *, dry: bool = False) -> Any:  # noqa: AN
 
 
 def _parts(tree: ast.expr) -> list[ast.expr] | None:
-    """Return what an expression is made of; None for a name or a constant.
+    """Return the operands of an expression; None for a name or a constant.
 
     Raises:
-        StudyError: the language has no such expression.
+        StudyError: the language does not support the expression.
     """
     match tree:
         case ast.BoolOp(values=values):
@@ -153,10 +154,10 @@ def _parts(tree: ast.expr) -> list[ast.expr] | None:
 
 
 def _name(tree: ast.expr) -> str:
-    """Return a dotted name.
+    """Return the dotted name in `tree`.
 
     Raises:
-        StudyError: it is none.
+        StudyError: the expression is not a name.
     """
     match tree:
         case ast.Name(id="true" | "false"):

@@ -1,4 +1,4 @@
-"""Errors of the runs of a study, each line once."""
+"""Summarize the errors of the runs of a study, without repeated lines."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,11 @@ from zsim.study.outcome import StudyOutcome
 
 
 def error_lines(outcomes: Sequence[StudyOutcome]) -> tuple[str, ...]:
-    """Return the line of each error; of several intervals the line of the widest, and the range."""
+    """Return lines on the errors of `outcomes`.
+
+    Known intervals share one line, with the widest one and the range of widths. Runs with unknown
+    error have one line per reason.
+    """
     known = [outcome for outcome in outcomes if outcome.error is not None]
     lines: list[str] = []
     widths = sorted({outcome.error.half_width for outcome in known if outcome.error is not None})

@@ -1,7 +1,7 @@
-"""Study files: a base, axes, which combinations are dropped, and what is sought.
+"""Study files: a base scenario, axes, conditions on combinations, and a goal.
 
-`parse` reads TOML text into a `StudyFile`. What is wrong becomes one `StudyError` of one line: the
-field, the value, and what is allowed.
+`parse` reads TOML text into a `StudyFile`. The first problem raises a one-line `StudyError` that
+names the field, its value and the allowed values.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from zsim.strategy.config_table import Count, Flag, Positive, Table, Time
 
 
 class StudyError(ValueError):
-    """A study that cannot be used, in one line: field, value, what is allowed."""
+    """An invalid study. The message is one line: field, value, allowed values."""
 
 
 class AxisTable(Table):
-    """`[[axis]]`: what changes from run to run, in one of three forms.
+    """`[[axis]]`: the choices that vary from run to run, in one of three forms.
 
-    `field` with `values`; `zip`, lists of equal length by field, which go together; or `variants`,
-    tables of a scenario by name. `labels` are names of the values.
+    The forms are: `field` with `values`; `zip`, which maps fields to lists of equal length that
+    vary together; `variants`, which maps names to tables of a scenario. `labels` name the values.
     """
 
     name: str | None = None
@@ -34,18 +34,18 @@ class AxisTable(Table):
 
 
 class WhereTable(Table):
-    """`[where]`: a combination stays if every condition in `keep` holds, and none in `drop`."""
+    """`[where]`: a combination is run if all conditions in `keep` hold and none in `drop`."""
 
     keep: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
 
 
 class GoalTable(Table):
-    """`[goal]`: what is least in the best run, among those that meet every limit.
+    """`[goal]`: the quantity to minimize, and the limits that a run must meet.
 
-    `minimize` is "step_time", "cost_per_token", "gpus", or a field of the scenario with numbers.
-    With `for_each`, an axis, there is a best run for each choice on it. `max_slowdown` is over the
-    step time of the fastest run that fits, of those with the same choice.
+    `minimize` is "step_time", "cost_per_token", "gpus" or a numeric field of the scenario. If
+    `for_each` names an axis, the study selects a best run for each choice on it. `max_slowdown` is
+    the ratio to the step time of the fastest run that fits and has the same choice.
     """
 
     minimize: str = "step_time"
@@ -61,7 +61,7 @@ class GoalTable(Table):
 
 
 class StudyFile(Table):
-    """A study file, read. `base` and variants hold tables of a scenario, not yet looked at."""
+    """A parsed study file. `base` and variants hold scenario tables that are not validated yet."""
 
     question: Annotated[str, Strict()]
     hold: Literal["global_batch", "nothing"] = "global_batch"
@@ -75,7 +75,7 @@ def parse(text: str) -> StudyFile:
     """Return the study in TOML `text`.
 
     Raises:
-        StudyError: it cannot be used.
+        StudyError: the text is not TOML or not a valid study.
     """
     try:
         data = bounded_toml(text)
@@ -85,10 +85,10 @@ def parse(text: str) -> StudyFile:
 
 
 def from_tables(data: Mapping[str, Any]) -> StudyFile:
-    """Return the study in `data`, as TOML is read.
+    """Return the study in `data`, the tables of a parsed TOML file.
 
     Raises:
-        StudyError: it cannot be used.
+        StudyError: the tables are not a valid study.
     """
     try:
         return StudyFile.model_validate(data)

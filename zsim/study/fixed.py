@@ -1,4 +1,4 @@
-"""Batch that stays while axes change: the global one, however many replicas share it."""
+"""Hold the global batch fixed while axes change the number of replicas."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ BATCH = ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Sequences of a step over all replicas, and the micro-batch of the run that they are from."""
+    """Sequences of a step over all replicas, and the micro-batch of the run that defines them."""
 
     global_batch: int
     micro_batch: int
@@ -19,13 +19,12 @@ class Fixed:
 def held(train: TrainTable, fixed: Fixed, replicas: int, given: Collection[str]) -> TrainTable:
     """Return `train` with the sequences of `fixed` in a step, over all replicas.
 
-    `given` has the fields of `train` that an axis sets. The micro-batch stays as it is where it
-    divides what a replica has, else it is the largest smaller one that does; gradient accumulation
-    makes up the rest. Where an axis sets one of the two, the other follows; where it sets the
-    global batch or both, all stays as the axes say.
+    `given` contains the fields of `train` that an axis sets. The micro-batch shrinks to the largest
+    size that divides the sequences of a replica; gradient accumulation follows. If an axis sets one
+    of the two, the other follows. If axes set the global batch or both, `train` is unchanged.
 
     Raises:
-        ScenarioError: the replicas cannot share so many sequences equally.
+        ScenarioError: the global batch is not a multiple of the replicas.
     """
     micro, steps, total = (f"train.{name}" in given for name in BATCH)
     if total or (micro and steps):

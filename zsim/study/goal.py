@@ -1,4 +1,4 @@
-"""Goal of a study: the least of something, among runs that meet every limit."""
+"""Goal of a study: minimize a quantity among the runs that meet every limit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ STEP_TIME, COST, GPUS = "step_time", "cost_per_token", "gpus"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Goal of a study: what is minimized, and the limits.
+    """Goal of a study: the quantity to minimize, and the limits.
 
     Attributes:
         minimize: "step_time", "cost_per_token", "gpus" or a field of a scenario.
-        prices: of a GPU for an hour, by the GPU's name; "" is any GPU.
+        prices: price per GPU hour by name of the GPU; "" stands for any GPU.
         table: the limits.
-        axis: the number of the axis on which there is a best run for each choice.
+        axis: index of the axis with a best run for each choice; None for one best run.
     """
 
     minimize: str
@@ -32,28 +32,28 @@ class Goal:
 
     @property
     def field(self) -> str | None:
-        """The field that is minimized, if it is one."""
+        """The scenario field that is minimized, or None."""
         return None if self.minimize in {STEP_TIME, COST, GPUS} else self.minimize
 
     def group(self, row: StudyRow) -> str:
-        """Return the group of runs that has a best one: their choice on the axis; "" is all."""
+        """Return the group in which a run competes: its choice on `axis`, or "" without one."""
         return "" if self.axis is None else row.labels[self.axis]
 
     def price(self, gpu: str) -> float | None:
-        """Return the price of one hour of a GPU, if it has one."""
+        """Return the price per hour of a GPU, or None if it has none."""
         known = dict(self.prices)
         return known.get(gpu, known.get(""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Runs judged by a goal.
+    """Runs ranked by a goal.
 
     Attributes:
-        accepted: those that meet it, best first.
-        refused: the others, and why they do not.
-        best: by group of the goal, the best that meets it.
-        fastest: by group, the fastest of all that fit.
+        accepted: runs that meet the goal, best first.
+        refused: the other runs, each with its reason.
+        best: best accepted run of each group of the goal.
+        fastest: fastest run that fits, of each group.
     """
 
     accepted: tuple[StudyRow, ...]
@@ -63,10 +63,10 @@ class Ranking:
 
 
 def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
-    """Return the goal that `[goal]` describes, of a study with `axes`.
+    """Return the goal that `[goal]` describes, for a study with `axes`.
 
     Raises:
-        StudyError: it minimizes no known quantity, or a cost without a price, or names no axis.
+        StudyError: the quantity to minimize or the axis is unknown, or a cost needs a price.
     """
     if table.for_each is not None and table.for_each not in axes:
         raise StudyError(
@@ -94,9 +94,9 @@ def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
 
 
 def ranked(goal: Goal, rows: Sequence[StudyRow]) -> Ranking:
-    """Return `rows` judged: those that meet the limits, best first, and the others in order.
+    """Rank `rows`: runs that meet the limits, best first, and the others in their order.
 
-    Of equally good ones the faster is better, then the first.
+    Ties are resolved by step time, then by order.
     """
     fastest: dict[str, StudyRow] = {}
     for row in rows:
@@ -119,10 +119,10 @@ def ranked(goal: Goal, rows: Sequence[StudyRow]) -> Ranking:
 
 
 def value_of(goal: Goal, row: StudyRow) -> float:
-    """Return what is minimized, of a run with figures.
+    """Return the minimized quantity of a run that has results.
 
     Raises:
-        StudyError: the field that is minimized has no number.
+        StudyError: the minimized field is not a number.
     """
     match goal.minimize:
         case "step_time":
@@ -140,7 +140,7 @@ def value_of(goal: Goal, row: StudyRow) -> float:
 
 
 def _refusal(goal: Goal, row: StudyRow, fastest: StudyRow | None) -> str | None:
-    """Return why a run does not meet the goal, in one line; None if it does."""
+    """Return a line on why a run does not meet the goal, or None if it does."""
     outcome = row.outcome
     if outcome.summary is None or (outcome.status is Status.FULL and goal.table.fits):
         return f"{outcome.status}: {outcome.reason}"
@@ -149,7 +149,7 @@ def _refusal(goal: Goal, row: StudyRow, fastest: StudyRow | None) -> str | None:
 
 
 def _breaches(goal: Goal, row: StudyRow, found: Summary, fastest_s: float) -> Iterator[str]:
-    """Yield each limit that a run with figures does not keep."""
+    """Yield a text for each limit that a run with results exceeds."""
     table = goal.table
     if table.max_gpus is not None and row.gpus > table.max_gpus:
         yield f"{row.gpus:,} GPUs, more than {table.max_gpus:,}"

@@ -1,4 +1,4 @@
-"""Outcome of a run of a study: figures, or the reason why there are none. Kept as JSON."""
+"""Outcome of a run of a study: results, or the reason why there are none. Stored as JSON."""
 
 import json
 from dataclasses import dataclass, fields
@@ -11,27 +11,27 @@ from zsim.trace.trace import StepError
 
 
 class Status(StrEnum):
-    """End of a run."""
+    """Status of a run at its end."""
 
     DONE = "done"
-    """It fits, and there are figures."""
+    """The run fits in memory and has results."""
     FULL = "does not fit"
-    """There are figures, as if there were memory enough."""
+    """The run has results, computed as if the memory were sufficient."""
     IMPOSSIBLE = "impossible"
     """The fields of the scenario contradict each other."""
     NOT_MODELLED = "not modelled"
-    """The simulation refuses it."""
+    """The simulation does not support the scenario."""
     CUT_OFF = "cut off"
-    """Ranks have no way to each other."""
+    """The network has no route between some ranks."""
     NOT_PROVED = "not proved"
-    """The check of its schedule has findings."""
+    """The check of the schedule has findings."""
     FAILED = "failed"
-    """It began and could not end."""
+    """The run started and did not complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOutcome:
-    """Outcome of a run; `reason` says why, in one line, unless it is done.
+    """Outcome of a run; `reason` explains in one line any status other than DONE.
 
     `error` is the error of the step time; None if it is unknown. `error_text` says it in one line.
     """
@@ -49,10 +49,10 @@ def encoded(outcome: StudyOutcome) -> str:
 
 
 def decoded(text: str) -> StudyOutcome:
-    """Return the outcome that `encoded` made `text` from.
+    """Return the outcome in `text`, a line written by `encoded`.
 
     Raises:
-        FieldError: it is none.
+        FieldError: the text is not a valid outcome.
     """
     try:
         found = json.loads(text)
@@ -65,10 +65,10 @@ def decoded(text: str) -> StudyOutcome:
 
 
 def _need_ranges(outcome: StudyOutcome) -> None:
-    """Check that figures are there where they must be, and none is negative or infinite.
+    """Raise FieldError unless the outcome has the results that its status needs.
 
     Raises:
-        FieldError: one is not.
+        FieldError: results are missing, negative or infinite, or the step time is 0.
     """
     if outcome.status in {Status.DONE, Status.FULL} and outcome.summary is None:
         raise FieldError("summary: missing of a run that is done")

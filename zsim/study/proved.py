@@ -1,4 +1,4 @@
-"""A schedule that is made and checked once, and then tried on any number of clusters."""
+"""Generate and check a schedule once, then simulate it on any number of clusters."""
 
 from collections.abc import Callable
 
@@ -16,15 +16,15 @@ from zsim.trace.trace import LastStep
 from zsim.units import format_bytes
 
 Size = tuple[int | None, ...]
-"""Steps, and the memory of each pool."""
+"""Number of steps, and the capacity of each pool in bytes."""
 
 
 class Proved:
-    """The schedule of a scenario, on a backend that is kept for all trials.
+    """The checked schedule of a scenario, with a backend that all trials share.
 
-    What a run computes depends on the schedule alone, and what it holds on the memory there is, so
-    both are worked out once; only times are simulated for each trial. Where memory depends on
-    times, every trial is recorded in full.
+    FLOPs depend only on the schedule, and memory only on the capacities, so both are cached; each
+    trial simulates only times. If deferred frees make memory depend on timing, every trial is
+    simulated in full.
     """
 
     def __init__(self, model: Model, made: Schedule, backend: Trier) -> None:
@@ -36,7 +36,7 @@ class Proved:
         self._defers = any(program.defers for program in made.programs)
 
     def tried(self, resolved: ResolvedScenario) -> StudyOutcome:
-        """Return the outcome of the schedule on the cluster and with the faults of `resolved`."""
+        """Simulate the schedule with the cluster and the faults of `resolved`."""
         job = Job(
             schedule=self._schedule,
             model=self._model,
@@ -73,7 +73,11 @@ class Proved:
         )
 
     def _warm(self, job: Job) -> Trier:
-        """Return the backend, which has read the schedule: those made from it need not."""
+        """Return the backend after it has read the schedule; backends derived from it reuse that.
+
+        Raises:
+            BackendError: the backend does not support the job.
+        """
         refusal = self._backend.refusal(job)
         if refusal is not None:
             raise BackendError(refusal)
@@ -96,7 +100,10 @@ class Proved:
 
 
 def proved(resolved: ResolvedScenario, backend: Callable[[], Trier]) -> Proved | StudyOutcome:
-    """Return the schedule of a scenario, generated and checked; or how all its runs end instead."""
+    """Return the generated and checked schedule of a scenario.
+
+    Return the outcome of all its runs instead if the scenario is impossible or the check fails.
+    """
     try:
         job = resolved.make_job()
     except (ModelError, ConfigError) as error:

@@ -16,15 +16,15 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """All that a report of a study says.
+    """Content of a report of a study.
 
     Attributes:
-        question: as the study asks it.
+        question: the question in the study file.
         axes: names of the axes, in the order of each row's labels.
-        fields: what each axis changes.
-        goal: what is sought.
-        held: what is the same in all runs, in one line.
-        dropped: combinations that were not run.
+        fields: fields that each axis changes.
+        goal: the quantity to minimize, and the limits.
+        held: one line on the batch that all runs share.
+        dropped: number of combinations that were not run.
         rows: every run, in the order of the study.
         ranking: rows that meet the goal, best first, and the others.
     """
@@ -40,20 +40,20 @@ class StudyResult:
 
     @property
     def error(self) -> tuple[str, ...]:
-        """Lines on the error of the simulation, each once."""
+        """Lines on the error of the simulation, without repetitions."""
         return error_lines([row.outcome for row in self.rows if row.outcome.error_text])
 
     @property
     def answer(self) -> str:
-        """The best run in one sentence, or that there is none."""
+        """One sentence with the best run, or why no run meets the goal."""
         return _answer(self)
 
 
 def result_of(plan: StudyPlan, outcomes: Mapping[str, StudyOutcome]) -> StudyResult:
-    """Return the result of the runs of `plan`, with outcomes by name of the run.
+    """Return the result of `plan`; `outcomes` maps names of runs to their outcomes.
 
     Raises:
-        StudyError: what is minimized is not a number in some run.
+        StudyError: the minimized field is not a number in some run.
     """
     rows = tuple([_row(run, plan.goal, outcomes) for run in plan.runs])
     return StudyResult(
@@ -69,18 +69,19 @@ def result_of(plan: StudyPlan, outcomes: Mapping[str, StudyOutcome]) -> StudyRes
 
 
 def difference(one: StudyRow, other: StudyRow) -> tuple[float, bool | None]:
-    """Return by which fraction a step of `other` is longer than of `one`, and whether it counts.
+    """Return the share by which a step of `other` is longer than `one`'s, and if it is significant.
 
-    It does where it is more than the error of their ratio; None if that is unknown.
+    The second value is True if the difference exceeds the error of the ratio, None if that error is
+    unknown.
     """
     found = other.step_time_s / one.step_time_s - 1
     return found, _counts(found, one, other)
 
 
 def compared(goal: Goal, one: StudyRow, other: StudyRow) -> tuple[float, bool | None] | None:
-    """Return the same for `goal`: of the cost of a token if that is sought, else of the time.
+    """Return the same as `difference`, but for the cost per token if `goal` minimizes cost.
 
-    None if one has no cost.
+    Return None if a run has no cost.
     """
     if goal.minimize != COST:
         return difference(one, other)
@@ -140,7 +141,7 @@ def _answer(result: StudyResult) -> str:
 
 
 def _of_group(result: StudyResult, group: str) -> str:
-    """Return the best run of a group, by its choices on the other axes."""
+    """Return a text on the best run of a group, with its choices on the other axes."""
     goal, best = result.goal, result.ranking.best.get(group)
     if best is None:
         return f"{group}: none meets the goal"
@@ -150,7 +151,7 @@ def _of_group(result: StudyResult, group: str) -> str:
 
 
 def _leads(result: StudyResult) -> str:
-    """Say in which groups the lead of the best run is within its error, or of unknown error."""
+    """Return a text on the groups where the best run's lead is within its error or unknown."""
     goal, ranking = result.goal, result.ranking
     if goal.minimize not in {STEP_TIME, COST}:
         return ""
@@ -191,13 +192,13 @@ def _facts(goal: Goal, row: StudyRow) -> list[str]:
             facts.insert(0, f"{row.cost_per_million_tokens:.4g} for a million tokens")
         case _:
             value = f"{value_of(goal, row):g}"
-            if value not in row.labels:  # its name says it
+            if value not in row.labels:  # unless its name contains it
                 facts.insert(0, value)
     return facts
 
 
 def _beside(goal: Goal, ranking: Ranking) -> str:
-    """Return how the best run stands beside the next one, or beside the fastest."""
+    """Return a text that compares the best run with the next one or with the fastest."""
     best, fastest = ranking.accepted[0], ranking.fastest.get("")
     if goal.minimize != STEP_TIME and fastest is not None and fastest is not best:
         slower, counts = difference(fastest, best)
@@ -214,15 +215,15 @@ def _beside(goal: Goal, ranking: Ranking) -> str:
     return f"; next: {following.name}, {more:+.1%}{_error(counts)}"
 
 
-def _error(counts: bool | None) -> str:  # noqa: FBT001  (yes, no, or nobody knows)
-    """Return how sure a difference is, where it is not."""
+def _error(counts: bool | None) -> str:  # noqa: FBT001  (yes, no or unknown)
+    """Return a remark on a difference that is not significant; empty if it is."""
     if counts is None:
         return ", whose error is unknown"
     return "" if counts else ", which is within the error of the ratio"
 
 
 def _commonest(reasons: Sequence[str]) -> str:
-    """Return the reason that most have, and how many."""
+    """Return the most frequent reason, with its count."""
     most = max(dict.fromkeys(reasons), key=reasons.count)
     count = reasons.count(most)
     return most if count == len(reasons) else f"{most} ({count:,} of {len(reasons):,})"

@@ -1,4 +1,4 @@
-"""A run of a study with what came out of it: what tables and charts are made from."""
+"""A run of a study with its outcome, as a row of tables and charts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from zsim.study.outcome import StudyOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRow:
-    """One run and its outcome; one that failed is a row with its reason.
+    """One run and its outcome; a failed run is a row with a reason.
 
     Attributes:
-        name: `stage=3, NICs=8`.
+        name: such as `stage=3, NICs=8`.
         labels: its choice on each axis.
-        values: what the axes set, by field of the scenario.
-        gpus: ranks; 0 where the scenario cannot be.
-        micro_batch_size, accumulation_steps: per replica; 0 where the scenario cannot be.
-        outcome: figures, or the reason why there are none.
-        cost_per_million_tokens: at the price of the goal, if it has one.
+        values: values that the axes set, by field of the scenario.
+        gpus: number of ranks; 0 if the scenario is impossible.
+        micro_batch_size, accumulation_steps: per replica; 0 if the scenario is impossible.
+        outcome: results, or the reason why there are none.
+        cost_per_million_tokens: cost at the price of the goal; None without a price.
     """
 
     name: str
@@ -31,13 +31,13 @@ class StudyRow:
 
     @property
     def step_time_s(self) -> float:
-        """Of a step; infinite where there is none, so that it is never the least."""
+        """Step time in seconds; infinite for a run without results, so that it never wins."""
         found = self.outcome.summary
         return float("inf") if found is None else found.step_time_s
 
     @property
     def band_s(self) -> tuple[float, float] | None:
-        """The bounds of the step time; None if its error is unknown."""
+        """Lower and upper bound of the step time in seconds; None if its error is unknown."""
         error = self.outcome.error
         if error is None or self.outcome.summary is None:
             return None

@@ -1,4 +1,4 @@
-"""A study as runs: every combination with its scenario settled, before anything is simulated."""
+"""Expand a study into runs: every combination with its resolved scenario, before simulation."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,12 +21,12 @@ from zsim.study.goal import COST, Goal, goal_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Functions of the world that settle a scenario; all raise `ScenarioError`.
+    """Functions that read files and resolve a scenario; all raise `ScenarioError`.
 
     Attributes:
-        configured: the scenario with what files say that it names.
-        replicas: over how many replicas its global batch is spread.
-        resolve: settles every number of it.
+        configured: returns the scenario with the settings from the files that it names.
+        replicas: returns the number of replicas that share the global batch.
+        resolve: determines every number of the scenario.
     """
 
     configured: Callable[[Scenario], Scenario]
@@ -39,11 +39,11 @@ class StudyRun:
     """One combination of a study.
 
     Attributes:
-        name: `stage=3, NICs=8`.
+        name: such as `stage=3, NICs=8`.
         labels: its choice on each axis.
-        values: what the axes set, and what is minimized, by field.
-        resolved: every number of its scenario; None if that cannot be.
-        impossible: why it cannot, in one line.
+        values: values by field: those that the axes set, and the field that is minimized.
+        resolved: the resolved scenario; None if it is impossible.
+        impossible: why it is impossible, in one line.
     """
 
     name: str
@@ -55,9 +55,10 @@ class StudyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """All runs of a study, and what is the same in them.
+    """All runs of a study.
 
-    `held` says in one line what is held fixed; `dropped` is how many combinations are not run.
+    `held` describes in one line the batch that is held fixed. `dropped` is the number of
+    combinations that are not run.
     """
 
     question: str
@@ -72,8 +73,8 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
     """Return the runs of `study` on the scenario in the tables of `base`.
 
     Raises:
-        StudyError: a field or value is not allowed, a fault names what is not there, a choice is
-            possible with no other, or nothing is left to run.
+        StudyError: a field or value is not allowed, a fault names absent hardware, a choice is
+            impossible in every combination, or no combination is left to run.
     """
     axes = axes_of(study.axis)
     count = prod(len(axis.choices) for axis in axes)
@@ -105,10 +106,10 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
 
 
 def need_values(goal: Goal, runs: Sequence[StudyRun]) -> None:
-    """Return if every run that can be has a number for what is sought.
+    """Raise StudyError unless every possible run has a value to minimize.
 
     Raises:
-        StudyError: what is minimized is no number in one, or its GPU has no price.
+        StudyError: the minimized field is not a number in a run, or its GPU has no price.
     """
     for run in runs:
         gpu = "" if run.resolved is None else run.resolved.cluster.gpu.name
@@ -122,16 +123,16 @@ def need_values(goal: Goal, runs: Sequence[StudyRun]) -> None:
 
 
 def key_of(resolved: ResolvedScenario, code: str) -> str:
-    """Return the key of an outcome: a hash of all that it depends on, and the version of the code.
+    """Return the cache key of an outcome: a hash of the resolved scenario and the code version.
 
-    Where numbers of the cluster come from changes nothing.
+    The sources that the cluster cites are not part of the key.
     """
     told = replace(resolved, cluster=replace(resolved.cluster, cites=()))
     return sha256(f"{code}\n{told!r}".encode()).hexdigest()
 
 
 def found_in(scenario: Scenario, name: str) -> object:
-    """Return the value of a field (`zero.stage`), defaults included."""
+    """Return the value of a field such as `zero.stage`, or its default."""
     return reduce(_inner, name.split("."), cast("object", scenario))
 
 
@@ -143,7 +144,7 @@ def _inner(table: object, name: str) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planner:
-    """Makes runs of combinations, which share what equal schedules are made from."""
+    """Makes runs of combinations; runs with equal schedules share one shape and strategy."""
 
     axes: Sequence[StudyAxis]
     goal: Goal
@@ -154,7 +155,7 @@ class _Planner:
     )
 
     def scenario(self, combination: Combination) -> Scenario:
-        """Return the scenario of a combination, as its fields alone say."""
+        """Return the scenario of a combination, before any batch is held fixed."""
         try:
             tables = changed(self.base, combination.changes)
             return self.reader.configured(from_tables(tables))
@@ -168,7 +169,7 @@ class _Planner:
         combination: Combination,
         scenario: Scenario,
     ) -> bool:
-        """Tell whether the conditions let it stay."""
+        """Return True if the conditions keep the combination."""
         names = [axis.name for axis in self.axes]
         labels = dict(zip(names, combination.labels, strict=True))
 
@@ -183,9 +184,9 @@ class _Planner:
             raise StudyError(f"where: {combination.named(self.axes)}: {error}") from None
 
     def fixed(self) -> Fixed | None:
-        """Return the batch that is held fixed: the base's, or that of the first run that has one.
+        """Return the batch to hold fixed: that of the base, or of the first valid combination.
 
-        None if no scenario says what it would be.
+        Return None if no scenario can be resolved.
         """
         for scenario in self._scenarios():
             try:
@@ -199,13 +200,13 @@ class _Planner:
         return None
 
     def _scenarios(self) -> Iterator[Scenario]:
-        """Yield the base, if it is a scenario without the axes, then that of each combination."""
+        """Yield the base if it is a valid scenario, then the scenario of each combination."""
         with suppress(ScenarioError):
             yield self.reader.configured(from_tables(self.base))
         yield from map(self.scenario, combinations(self.axes))
 
     def run(self, combination: Combination, scenario: Scenario, batch: Fixed | None) -> StudyRun:
-        """Return the run of a combination, with the batch that is held, if one is."""
+        """Return the run of a combination, with `batch` held fixed unless it is None."""
         values = dict(combination.changes)
         if self.goal.field is not None:
             values[self.goal.field] = found_in(scenario, self.goal.field)
@@ -230,7 +231,7 @@ class _Planner:
 def _conditions(
     study: StudyFile, axes: Sequence[StudyAxis]
 ) -> tuple[list[Condition], list[Condition]]:
-    """Return conditions that must hold, and that must not."""
+    """Return the conditions that must hold and the conditions that must not."""
     names = [axis.name for axis in axes]
     found: list[list[Condition]] = []
     for key, texts in (("keep", study.where.keep), ("drop", study.where.drop)):
@@ -242,7 +243,7 @@ def _conditions(
 
 
 def _refuse_impossible(axes: Sequence[StudyAxis], runs: Sequence[StudyRun]) -> None:
-    """Raise if a choice is possible with no other."""
+    """Raise StudyError if a choice is impossible in every combination."""
     for index, axis in enumerate(axes):
         for choice in axis.choices:
             found = [run for run in runs if run.labels[index] == choice.label]
@@ -251,7 +252,7 @@ def _refuse_impossible(axes: Sequence[StudyAxis], runs: Sequence[StudyRun]) -> N
 
 
 def _held(axes: Sequence[StudyAxis], batch: Fixed | None) -> str:
-    """Return what is the same in all runs, in one line."""
+    """Return one line on the batch that all runs share."""
     fields = {name for axis in axes for name in axis.fields}
     micro, steps, total = (f"train.{name}" in fields for name in BATCH)
     if batch is None:

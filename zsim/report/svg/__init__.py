@@ -1,1 +1,1 @@
-"""Pictures as SVG: a canvas, clusters, nodes and fabrics on it."""
+"""Draw SVG pictures: a canvas, and drawings of clusters, nodes, fabrics and charts."""

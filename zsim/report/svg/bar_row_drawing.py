@@ -1,24 +1,24 @@
-"""Rows of bars as a drawing."""
+"""Draw rows of horizontal bars."""
 
 from zsim.report.figure import BarRows, RowBar
 from zsim.report.svg.canvas import FAINT, GRID, LETTER, Box, Canvas
 from zsim.report.svg.value_axis import ValueAxis, linear
 
 ROW, TALL, LABEL = 34.0, 24.0, 18.0
-"""From one row to the next, the height of a bar, and that of a label above one."""
+"""Height of a row, of a bar, and of a label above a bar."""
 BELOW = 48.0
-"""What the axis takes below the rows."""
+"""Height of the axis below the rows."""
 SIZE = 12.0
 WIDE_LETTER = 0.75
-"""Width of a letter of numbers with signs, as a share of its size."""
+"""Width of a letter in signed numbers, as a share of the font size."""
 NARROW = 600.0
-"""Drawings less wide have labels of rows above their bars, with what else stands beside bars."""
+"""Drawings narrower than this put row names and labels above the bars."""
 PALE = 0.4
-"""Opacity of what does not meet the goal."""
+"""Opacity of the bars of runs that do not meet the goal."""
 
 
 def height_of(found: BarRows, width: float) -> float:
-    """Return how high the drawing is."""
+    """Return the height of the drawing in pixels."""
     return len(found.rows) * _pitch(width) + BELOW
 
 
@@ -27,7 +27,7 @@ def _pitch(width: float) -> float:
 
 
 def draw_bar_rows(canvas: Canvas, found: BarRows, width: float) -> None:
-    """Draw the rows, the axis below them, and names beside the rows."""
+    """Draw the rows, their names, and the axis below them."""
     label = max((len(name) for name, _ in found.rows), default=0) * LETTER * SIZE + 14
     left = 8.0 if width < NARROW else min(label, 0.4 * width)
     axis = _axis(found, width)
@@ -63,7 +63,7 @@ def _axis(found: BarRows, width: float) -> ValueAxis:
 
 
 def _room(found: BarRows, width: float) -> tuple[float, float]:
-    """Return what texts take before the lowest and after the highest end of a bar."""
+    """Return the width of the labels left of the lowest and right of the highest end of a bar."""
     if not found.is_beside or width < NARROW:
         return 0.0, 12.0
     every = [bar for _, bars in found.rows for bar in bars]

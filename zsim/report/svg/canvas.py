@@ -1,4 +1,4 @@
-"""A canvas to draw on: boxes, lines and words, as SVG text."""
+"""Canvas for boxes, lines and text, written as SVG."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,18 +8,18 @@ from xml.sax.saxutils import escape, quoteattr
 FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
 INK, FAINT, ALARM = "#1f2933", "#7b8794", "#c81e1e"
 GRID = "#dde2e7"
-"""A dark page has colours of its own in place of ink, faint, grid and the white background."""
+"""A dark page replaces the colours ink, faint, grid and the white background."""
 LETTER = 0.62
-"""Width of a letter as a share of its size: of DejaVu Sans on average, found by eye."""
+"""Average width of a DejaVu Sans letter as a share of the font size, estimated by eye."""
 
 
 def data(name: str, value: str) -> str:
-    """Return an attribute for a script."""
+    """Return a `data-` attribute for a script, with its value quoted."""
     return f"data-{name}={quoteattr(value)}"
 
 
 def _end(name: str, title: str) -> str:
-    """Return the end of an element, which has a title or nothing in it."""
+    """Return the end of an element that contains a title or is empty."""
     return f"><title>{escape(title)}</title></{name}>" if title else "/>"
 
 
@@ -34,7 +34,7 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """Across."""
+        """The horizontal centre."""
         return self.x + self.width / 2
 
     @property
@@ -45,13 +45,14 @@ class Box:
 
 @dataclass(slots=True)
 class Canvas:
-    """Canvas of what has been drawn so far; later things lie on top.
+    """SVG drawing; later elements cover earlier ones.
 
     Attributes:
         width: in pixels.
         height: in pixels.
-        attributes: those that the whole has beside its size, as text.
-        on_page: true if a page shows it, which may be dark: words on a colour are marked.
+        attributes: extra attributes of the `svg` element, as text.
+        on_page: True if a page shows the drawing. The page may be dark, so text on a coloured
+            background gets a class that keeps its colour.
     """
 
     width: float
@@ -63,7 +64,7 @@ class Canvas:
     def box(
         self, box: Box, label: str, fill: str, *, small: str = "", stacked: bool = False
     ) -> None:
-        """Draw a box with its name and a smaller line below; `stacked` shows that it is many."""
+        """Draw a box with its name and a smaller line below; `stacked` draws it as a pile."""
         for offset in (6, 3) if stacked else ():
             self._rectangle(Box(box.x + offset, box.y - offset, box.width, box.height), fill)
         self._rectangle(box, fill)
@@ -83,9 +84,9 @@ class Canvas:
         )
 
     def bar(self, box: Box, fill: str, *, title: str = "", opacity: float = 1) -> None:
-        """Draw a bare rectangle with a gap to the next, if it is wide enough for one.
+        """Draw a rectangle without a border; a wide one leaves a gap to the next.
 
-        A pointer on it shows `title`.
+        `title` is its tooltip.
         """
         edge = min(0.4, box.width / 4)
         look = f' fill-opacity="{opacity}"' if opacity < 1 else ""
@@ -95,12 +96,12 @@ class Canvas:
         )
 
     def span(self, y: float, height: float, attributes: str) -> None:
-        """Draw a bar whose begin and width a script computes from its `attributes`."""
+        """Draw a bar whose position and width a script computes from its `attributes`."""
         self._drawn.append(f'<rect y="{y:.0f}" height="{height:.0f}" {attributes}/>')
 
     @contextmanager
     def group(self, attributes: str) -> Generator[None]:
-        """Put what is drawn meanwhile into a group with `attributes`."""
+        """Put the elements drawn inside the `with` block into a group with `attributes`."""
         self._drawn.append(f"<g {attributes}>")
         yield
         self._drawn.append("</g>")
@@ -108,13 +109,13 @@ class Canvas:
     def path(
         self, points: str, *, fill: str = "none", stroke: str = "none", dashed: bool = False
     ) -> None:
-        """Draw a path through `points`, in the words of SVG."""
+        """Draw a path through `points`, given in SVG path syntax."""
         dash = ' stroke-dasharray="3 3"' if dashed else ""
         look = "" if stroke == "none" else f' stroke="{stroke}" stroke-width="2"{dash}'
         self._drawn.append(f'<path d="{points}" fill="{fill}"{look}/>')
 
     def place(self, box: Box, title: str) -> None:
-        """Let a pointer in `box` show `title`; nothing is drawn."""
+        """Add an invisible `box` with the tooltip `title`."""
         self._drawn.append(
             f'<rect class="place" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
             f'height="{box.height:.1f}" fill="#000" fill-opacity="0"{_end("rect", title)}'
@@ -146,9 +147,9 @@ class Canvas:
         width: float = 1.2,
         title: str = "",
     ) -> None:
-        """Draw a line that rises over both ends, straight if by 0; a pointer on it shows `title`.
+        """Draw an arc that rises `rise` pixels over its ends; 0 draws a straight line.
 
-        A quadratic curve rises half as high as its control point.
+        `title` is the tooltip. A quadratic curve rises half as high as its control point.
         """
         middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2 - 2 * rise
         self._drawn.append(
@@ -160,7 +161,7 @@ class Canvas:
     def dot(
         self, x: float, y: float, *, colour: str, hollow: bool = False, title: str = ""
     ) -> None:
-        """Draw a small circle around x, y, or with `hollow` its edge; a pointer shows `title`."""
+        """Draw a small circle at x, y; `hollow` leaves it unfilled. `title` is its tooltip."""
         fill = "none" if hollow else colour
         self._drawn.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{fill}" fill-opacity="0.75" '
@@ -168,7 +169,7 @@ class Canvas:
         )
 
     def inside(self, x: float, y: float, text: str, *, size: float, colour: str = INK) -> None:
-        """Write a line of text that is centred at x, y, on a colour that a dark page has too."""
+        """Write a line of text centred at x, y, on a colour that a dark page keeps."""
         mark = ' class="on"' if self.on_page else ""
         self._drawn.append(
             f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.1f}" text-anchor="middle" '
@@ -186,7 +187,7 @@ class Canvas:
         colour: str = INK,
         bold: bool = False,
     ) -> None:
-        """Write a line of text whose baseline starts (or is centred, or ends) at x, y."""
+        """Write a line of text at x, y; `anchor` puts its start, middle or end there."""
         weight = ' font-weight="bold"' if bold else ""
         self._drawn.append(
             f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.1f}" text-anchor="{anchor}" '
@@ -194,7 +195,7 @@ class Canvas:
         )
 
     def svg(self) -> str:
-        """Return all of it, as an SVG document."""
+        """Return the drawing as an SVG document."""
         size = f'width="{self.width:.0f}" height="{self.height:.0f}"'
         view = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}"'
         opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="{FONT}"'

@@ -1,4 +1,4 @@
-"""Values over choices as a drawing: lines, dots or bars."""
+"""Draw values over choices as lines, dots or bars."""
 
 from itertools import pairwise
 
@@ -10,11 +10,11 @@ from zsim.units import format_seconds
 LEFT, TOP, BELOW = 76.0, 30.0, 56.0
 HEIGHT = 370.0
 SIZE, SMALL = 12.5, 9.0
-"""Letters of labels, and the smallest: where they do not fit, every second choice has one."""
+"""Normal and smallest font size of labels; if labels do not fit at SMALL, some are skipped."""
 BARS = 0.8
-"""Share of the width of a choice that its bars have."""
+"""Share of a choice's width that its bars fill."""
 APART = 0.35
-"""Share of a bar's distance at which dots of a choice stand apart: equal ones can be told so."""
+"""Distance between the dots of a choice, as a share of a bar's width; separates equal values."""
 PALE = 0.35
 """Opacity of the bar of a run that does not meet the goal."""
 
@@ -26,7 +26,7 @@ def draw_choices(canvas: Canvas, found: ChoiceChart, width: float) -> None:
 
 
 def axis_of(found: ChoiceChart) -> ValueAxis:
-    """Return the axis of values: of logarithms, or from 0."""
+    """Return the axis of values: logarithmic, or linear from 0."""
     values = [point.value for line in found.points for point in line]
     if found.is_logarithmic:
         return logarithmic(min(values), max(values))
@@ -35,7 +35,7 @@ def axis_of(found: ChoiceChart) -> ValueAxis:
 
 
 class _Choices:
-    """A frame, and where choices and values stand in it."""
+    """Draws a chart in a frame; maps choices and values to pixels."""
 
     def __init__(self, canvas: Canvas, found: ChoiceChart, frame: Box, axis: ValueAxis) -> None:
         self.canvas = canvas
@@ -45,11 +45,11 @@ class _Choices:
         self.pitch = frame.width / len(found.choices)
 
     def across(self, choice: int) -> float:
-        """Return where the middle of a choice is."""
+        """Return the horizontal position of the middle of a choice."""
         return self.frame.x + self.pitch * (choice + 0.5)
 
     def up(self, value: float) -> float:
-        """Return where a value is; what is below the axis stands at its begin."""
+        """Return the vertical position of a value, clamped to the start of the axis."""
         share = self.axis.share(max(value, self.axis.low))
         return self.frame.bottom - self.frame.height * share
 

@@ -1,7 +1,7 @@
-"""A cluster as a picture: the fabric from the top down, and one node of it in full.
+"""Draw a cluster: its fabric from the top down, and one node in full.
 
-Of many equal things the first and the last are shown, with how many are left out between. Beside
-each level stand its links: how many, and how fast one is in each direction.
+If many boxes are equal, only the first ones and the last are drawn, with the number hidden between
+them. A note at each level gives the number of links and the speed of one in each direction.
 """
 
 from dataclasses import dataclass, field
@@ -30,13 +30,13 @@ from zsim.report.svg.utilization_color import Loads, between, hue, key
 
 NO_LOADS: Loads = {}
 SHOWN = {0: 6, 1: 4, 2: 2}
-"""Boxes shown below the top, by the number of tiers; below each other box there are two."""
+"""Number of boxes shown below the top, by the number of tiers; every other box shows two."""
 
 
 def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS, *, title: str = "") -> str:
     """Return `cluster` as SVG, with its narrowest `cut` in red, or links coloured by `loads`.
 
-    With a `title` the name of the cluster is part of the line below it.
+    With a `title`, the name of the cluster moves to the line below it.
     """
     levels = len(cluster.fabric.tiers) + 2
     irregular = layout(cluster) if cluster.fabric.edges else None
@@ -74,7 +74,10 @@ def _counts(cluster: Cluster) -> str:
 
 @dataclass(slots=True)
 class _NodeGroup:
-    """Nodes below one switch: the first of them, and the groups below; `hidden` stands for more."""
+    """Nodes below one switch: the first node and the groups below.
+
+    If `hidden` is not 0, the group is a placeholder for `hidden` groups that are not drawn.
+    """
 
     level: int
     first: int
@@ -103,7 +106,7 @@ def _group(cluster: Cluster, level: int, first: int, end: int) -> _NodeGroup:
 
 
 def _place(group: _NodeGroup, x: float) -> float:
-    """Place `group` in units of width, from the bottom up; return its end."""
+    """Set the positions of `group` from the bottom up, in node widths; return its right end."""
     group.x = x
     if not group.below:
         group.width = 0.75 if group.hidden else 1.0
@@ -139,7 +142,7 @@ def _fabric(canvas: Canvas, cluster: Cluster, cut: Cut | None, loads: Loads) -> 
 
 @dataclass(slots=True)
 class _Levels:
-    """Draws groups, each below its own, and keeps where they are."""
+    """Draws groups below their parents, and records their boxes."""
 
     canvas: Canvas
     cluster: Cluster
@@ -148,7 +151,7 @@ class _Levels:
     boxes: list[tuple[_NodeGroup, Box]] = field(default_factory=list[tuple[_NodeGroup, Box]])
 
     def draw(self, group: _NodeGroup) -> Box:
-        """Draw a group and what is below it; return its box."""
+        """Draw a group and the groups below it; return its box."""
         y = TOP + (len(self.cluster.fabric.tiers) + 1 - group.level) * LEVEL
         box = Box(LEFT + group.x * self.scale, y, group.width * self.scale, TALL)
         if group.hidden:
@@ -163,7 +166,7 @@ class _Levels:
         return box
 
     def _hue(self, level: int) -> str:
-        """Return the colour of the links from `level` up; those of nodes are their NICs'."""
+        """Return the colour of the links from `level` up; links of nodes start at their NICs."""
         names = [tier.name for tier in self.cluster.fabric.tiers]
         lower, upper = ["nic", *names][level], [*names, top_name(self.cluster)][level]
         if not names:
@@ -193,7 +196,7 @@ class _Levels:
 
 
 def _key(canvas: Canvas) -> None:
-    """Draw what the colours of links mean."""
+    """Draw the legend of the link colours."""
     x = NOTES
     canvas.words(x, 30, "share of the step that a link is busy", size=12, colour=FAINT)
     for row, (text, colour) in enumerate(key()):
@@ -209,7 +212,7 @@ def _cable(canvas: Canvas, lower: Box, upper: Box, *, thick: bool, colour: str) 
 
 
 def _notes(canvas: Canvas, cluster: Cluster) -> None:
-    """Draw the links between two levels beside each gap."""
+    """Write a note on the links next to the gap between each two levels."""
     tiers = cluster.fabric.tiers
     level_of = {"NIC": 0} | {tier.name: at + 1 for at, tier in enumerate(tiers)}
     for each in link_classes(cluster):
@@ -224,7 +227,7 @@ def _notes(canvas: Canvas, cluster: Cluster) -> None:
 
 
 def _domains(canvas: Canvas, cluster: Cluster, boxes: list[tuple[_NodeGroup, Box]]) -> None:
-    """Draw a bar below the nodes whose GPUs one NVSwitch joins."""
+    """Draw a bar below the nodes of each NVSwitch domain."""
     if cluster.nodes_per_domain == 1:
         return
     found: dict[int, list[Box]] = {}

@@ -1,4 +1,4 @@
-"""Stacked curves as a drawing: layers as areas with steps, lines over them."""
+"""Draw stacked curves: layers as stepped areas, with lines over them."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -12,11 +12,11 @@ SIZE = 12.0
 HEIGHT = 380.0
 
 _Place = Callable[[float], float]
-"""Pixels at which a place, or a value, stands."""
+"""Function that maps a place or a value to a pixel position."""
 
 
 def draw_curves(canvas: Canvas, found: StackedCurves, width: float) -> None:
-    """Draw layers, lines, both axes, and what each place says."""
+    """Draw layers, lines, both axes, and the tooltip of each place."""
     frame = Box(LEFT, TOP, width - LEFT - 12, HEIGHT - TOP - BELOW)
     places = len(found.titles)
     sums = [sum(values) for values in zip(*found.layers, strict=True)] if found.layers else []
@@ -52,7 +52,7 @@ def draw_curves(canvas: Canvas, found: StackedCurves, width: float) -> None:
 
 
 def _steps(values: Sequence[float], across: _Place, up: _Place, *, back: bool = False) -> str:
-    """Return points of a line that changes at the begin of a place; runs of one value are one."""
+    """Return the SVG points of a step line; equal values in a row share one segment."""
     corners: list[tuple[float, float]] = []
     for value, run in groupby(enumerate(values), lambda each: each[1]):
         at = [place for place, _ in run]
@@ -67,7 +67,7 @@ def _from(part: list[tuple[int, float]], across: _Place) -> _Place:
 
 
 def _known(line: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """Return the parts of a line in which its value is known, with their places."""
+    """Return the runs of known values of a line, each value with its place."""
     found: list[list[tuple[int, float]]] = []
     for known, run in groupby(enumerate(line), lambda each: each[1] is not None):
         if known:

@@ -1,4 +1,4 @@
-"""Host side of a drawn node: its memory, its drives, and the root ports that GPUs reach it by."""
+"""Draw the host side of a node: its memory, its drives, and the root ports towards the GPUs."""
 
 from zsim.cluster.cluster import Cluster
 from zsim.report.svg.canvas import FAINT, Box, Canvas
@@ -7,21 +7,21 @@ from zsim.report.svg.utilization_color import Loads, between, hue
 
 HOST, DRIVES = "#f3e3c3", "#d9d2c5"
 ROW = 72.0
-"""Height that the host side adds to a node."""
+"""Height in pixels that the host side adds to a node."""
 
 WIDE = 0.62
-"""Share of the node's width that host memory takes; drives have the rest."""
+"""Share of the node's width for host memory; drives use the rest."""
 
 
 def has_host(loads: Loads) -> bool:
-    """Return whether something went to the host side or came from there."""
+    """Return True if `loads` include traffic to or from the host side."""
     return "host memory" in loads or any("host" in name.split("->") for name in loads)
 
 
 def draw_host(
     canvas: Canvas, cluster: Cluster, *, y: float, ports: Box, last: Box, loads: Loads
 ) -> None:
-    """Draw host memory and drives at height `y`, and their way to the row `ports` to `last`."""
+    """Draw host memory and drives at height `y`, and their links to the boxes `ports` to `last`."""
     width = RIGHT - LEFT
     memory = Box(LEFT + 4, y, width * WIDE - 4, 40)
     drives = Box(LEFT + width * WIDE + 60, y, width * (1 - WIDE) - 64, 40)

@@ -1,8 +1,8 @@
-"""The fabric of a cluster whose links are listed: every switch, node and link.
+"""Draw the fabric of a cluster whose links are listed: every switch, node and link.
 
-Nodes stand in the lowest row, above them what is one link away, and so on: a link joins rows that
-follow each other, or two places of one row. Of the latter those between neighbours are straight,
-all others arcs over what stands between.
+Nodes form the lowest row, switches one link away the next row, and so on. A link connects adjacent
+rows or two boxes of one row. Within a row, links between neighbours are straight; others are arcs
+over the boxes between.
 """
 
 from collections.abc import Mapping
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     import networkx as nx
 
 ROWS_TALL, BOX_WIDE, BOX_TALL = 410.0, 90.0, 28.0
-"""From the uppermost row to the lowest one; a box at most."""
+"""Distance from the top row to the lowest one, and maximum width and height of a box."""
 LOWEST_ARC, HIGHEST_ARC = 14.0, 190.0
-"""How high arcs rise over their row, from those over one box to those over the whole row."""
+"""Height of an arc over one box, and maximum height of an arc over the whole row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricLayout:
-    """Positions of everything: boxes by name, and the row and the place in it of each.
+    """Positions of switches and nodes, by name.
 
     Attributes:
-        widths: how many boxes each row has.
-        roof: how far arcs rise over the uppermost row.
-        arc: how high an arc over the whole width may rise.
+        boxes: box of each name.
+        rows: row of each name; the lowest row is 0.
+        places: index of each name in its row.
+        widths: number of boxes in each row.
+        roof: height of the arcs above the top row.
+        arc: height of an arc over a whole row.
     """
 
     boxes: Mapping[str, Box]
@@ -44,11 +47,11 @@ class FabricLayout:
 
     @property
     def height(self) -> float:
-        """From the upper edge of the canvas's middle to below the lowest row."""
+        """Height of the fabric in pixels, including arcs and a margin."""
         return self.roof + ROWS_TALL + 50
 
     def rise(self, edge: FabricEdge) -> float:
-        """Return how high the link rises as an arc; 0 where it is straight."""
+        """Return the height of a link's arc; 0 for a straight link."""
         if self.rows[edge.source] != self.rows[edge.target]:
             return 0.0
         over = abs(self.places[edge.source] - self.places[edge.target]) - 1
@@ -59,7 +62,7 @@ class FabricLayout:
 
 
 def layout(cluster: Cluster) -> FabricLayout:
-    """Return where the switches and nodes of `cluster` stand."""
+    """Return the positions of the switches and nodes of `cluster`."""
     import networkx as nx
 
     graph: nx.Graph[str] = nx.Graph()
@@ -90,8 +93,8 @@ def layout(cluster: Cluster) -> FabricLayout:
 def _rows(graph: "nx.Graph[str]", nodes: list[str]) -> tuple[dict[str, int], list[list[str]]]:
     """Return the row of each name, and the rows from the lowest up, each in order.
 
-    In a row each stands by the mean place of those below it that it is joined to. Switches that
-    nodes in use do not reach have the uppermost row.
+    Within a row, switches are sorted by the mean position of their neighbours in lower rows. A
+    switch that the nodes in use cannot reach belongs to the top row.
     """
     import networkx as nx
 
@@ -115,9 +118,9 @@ def _rows(graph: "nx.Graph[str]", nodes: list[str]) -> tuple[dict[str, int], lis
 
 
 def draw_irregular(canvas: Canvas, cluster: Cluster, found: FabricLayout, loads: Loads) -> Box:
-    """Draw the fabric as `found` lays it out, links in the colours of their `loads`.
+    """Draw the fabric with the layout `found`, links coloured by their `loads`.
 
-    Returns the box of the first node.
+    Return the box of the first node.
     """
     edges = edges_in_use(cluster)
     fastest = max(edge.link.bytes_per_s for edge in edges)
@@ -142,9 +145,9 @@ def draw_irregular(canvas: Canvas, cluster: Cluster, found: FabricLayout, loads:
 def _ends(
     found: FabricLayout, edges: list[FabricEdge]
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return where each link meets the box of its first end, by both ends.
+    """Return the point where each link meets the box of its first end, by both ends.
 
-    Arcs of a box begin side by side on its upper edge, so that those inside others cross none.
+    Arcs of a box start side by side on its upper edge, ordered so that nested arcs do not cross.
     """
     ends: dict[tuple[str, str], tuple[float, float]] = {}
     arcs: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""One node of a drawn cluster: NICs, PCIe switches, GPUs and NVSwitches, in full."""
+"""Draw one node of a cluster in full: NICs, PCIe switches, GPUs and NVSwitches."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ from zsim.units import format_bytes
 def draw_node(
     canvas: Canvas, cluster: Cluster, frame: Box, *, cut: Cut | None, loads: Loads
 ) -> None:
-    """Draw one node in full, links coloured by their `loads`, its narrowest `cut` in red."""
+    """Draw one node in full, links coloured by their `loads` and the narrowest `cut` in red."""
     thin = 2.4 if loads else 1.2
     y = frame.y
     canvas.box(frame, "", "#f7f9fb")
@@ -70,14 +70,14 @@ def draw_node(
 
 
 def _row(count: int, y: float, height: float) -> list[Box]:
-    """Draw so many boxes beside each other, and return them."""
+    """Return `count` boxes in a row, without drawing them."""
     pitch = (RIGHT - LEFT) / count
     gap = min(14.0, pitch / 5)
     return [Box(LEFT + at * pitch + gap / 2, y, pitch - gap, height) for at in range(count)]
 
 
 def _node_notes(canvas: Canvas, cluster: Cluster, rows: dict[str, float]) -> None:
-    """Draw links and memory of the node beside their rows; those of one node, not of all."""
+    """Write notes on links and memory next to their rows, counting the links of one node."""
     for line, text in enumerate(_host_lines(cluster)):
         canvas.words(NOTES, rows["nic"] + 18 * line, text, size=12.5)
     places = {"PCIe switch": rows["pcie"] + 44, "NVSwitch": rows["gpu"] + 58}
@@ -90,7 +90,7 @@ def _node_notes(canvas: Canvas, cluster: Cluster, rows: dict[str, float]) -> Non
 
 
 def _host_lines(cluster: Cluster) -> Iterator[str]:
-    """Yield what is known of the host side: memory, copies of all GPUs together, drives."""
+    """Yield lines on the host side: memory, total copy rate of all GPUs, drives."""
     host, drives = cluster.host, cluster.drives
     if host is not None:
         memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"

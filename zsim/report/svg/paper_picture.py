@@ -1,4 +1,4 @@
-"""A picture of predicted figures: for each a square, published to the right, predicted upwards."""
+"""Draw published figures against predicted ones: a square scatter plot for each figure."""
 
 from collections.abc import Sequence
 from math import log10
@@ -9,11 +9,11 @@ from zsim.report.svg.canvas import FAINT, INK, Canvas
 SIDE, GAP, LEFT, TOP = 260.0, 96.0, 90.0, 64.0
 COLUMNS = 3
 BAND = 0.12
-"""Dashed lines are this far off."""
+"""Relative error that the dashed lines mark."""
 
 
 def picture(verdicts: Sequence[FigureVerdict]) -> str:
-    """Return all figures as SVG, on axes of logs that are the same both ways."""
+    """Return all figures as SVG, with the same logarithmic scale on both axes."""
     drawn = [each for each in verdicts if each.predicted]
     columns = min(COLUMNS, max(1, len(drawn)))
     rows = -(-len(drawn) // columns)

@@ -1,4 +1,4 @@
-"""Points between two axes as a drawing; the front among them is a line with corners."""
+"""Draw points in a plane, with their Pareto front as a step line."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ LEFT, TOP, BELOW = 64.0, 30.0, 52.0
 HEIGHT = 380.0
 SIZE = 12.0
 ROOM = 0.06
-"""Share of the span of values that is left around them."""
+"""Margin around the values, as a share of their span."""
 
 
 def draw_points(canvas: Canvas, found: PointChart, width: float) -> None:
@@ -42,19 +42,19 @@ def draw_points(canvas: Canvas, found: PointChart, width: float) -> None:
         with canvas.group(f'data-series="{number}"'):
             if not number:
                 for one, other in pairwise(sorted(points, key=lambda each: each.x)):
-                    corner = place(other.x, one.y)  # until the next nothing has less
+                    corner = place(other.x, one.y)  # no point is lower until the next one
                     canvas.line(place(one.x, one.y), corner, colour=colour, width=1.5)
                     canvas.line(corner, place(other.x, other.y), colour=colour, width=1.5)
             for each in points:
                 x, y = place(each.x, each.y)
                 canvas.dot(x, y, colour=colour, title=each.title)
                 if each.text:
-                    # below the line of the front, which goes on to the right, there is no point
+                    # no point lies below the line of the front, so the text is free to read
                     canvas.words(x + 7, y + 15, each.text, size=11)
 
 
 def _around(values: list[float]) -> tuple[float, float]:
-    """Return the least and the most, with room on both sides; never less than nothing."""
+    """Return the range of the values with a margin on both sides, but not below 0."""
     least, most = min(values, default=0.0), max(values, default=1.0)
     room = ROOM * ((most - least) or abs(most) or 1.0)
     return max(least - room, 0.0), most + room

@@ -1,4 +1,4 @@
-"""A picture of predictions: each run a dot, published to the right, predicted upwards, in logs."""
+"""Draw predicted against published values as a log-log scatter plot with a dot per run."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
@@ -9,16 +9,16 @@ from zsim.units import format_bytes, format_seconds
 
 SIZE, LEFT, TOP, LEGEND = 560.0, 84.0, 56.0, 330.0
 COLOURS = ("#1f6fb4", "#d9730d", "#2a8f4f", "#8e44ad", "#b8255f", "#6b6b00", "#3e4c59", "#0f8b8d")
-"""By hardware; after the last the first again."""
+"""Colours of the groups of runs; reused in order if there are more groups."""
 
 BAND = 0.1
-"""Dashed lines are this far off."""
+"""Relative error that the dashed lines mark."""
 
 
 def scatter(verdicts: Sequence[TrainingVerdict], title: str) -> str:
-    """Return all comparisons of `verdicts`, at least one and of one quantity, as SVG.
+    """Return an SVG of all comparisons of `verdicts`, which must share one quantity.
 
-    Hollow dots are of sweeps that may have been fitted.
+    Hollow dots are runs of sweeps that may have been used to fit constants.
     """
     every = [each for found in verdicts for each in found.comparisons]
     quantity = verdicts[0].quantity
@@ -50,7 +50,7 @@ def scatter(verdicts: Sequence[TrainingVerdict], title: str) -> str:
 
 
 class _Axis:
-    """Logs of values between round ends, as places from 0 to SIZE."""
+    """Logarithmic axis that maps values to pixels from 0 to SIZE."""
 
     def __init__(self, values: Sequence[float]) -> None:
         low, high = log10(min(values)), log10(max(values))
@@ -61,7 +61,7 @@ class _Axis:
         return (log10(value) - self.low) / (self.high - self.low) * SIZE
 
     def marks(self) -> Iterator[float]:
-        """Yield 1, 2 and 5 of each power of ten; the powers alone where these would be many."""
+        """Yield 1, 2 and 5 times each power of ten, or only the powers on a long axis."""
         steps = (1, 2, 5) if self.high - self.low < 3 else (1,)
         for power in range(floor(self.low), ceil(self.high) + 1):
             for step in steps:

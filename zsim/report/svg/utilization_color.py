@@ -1,30 +1,30 @@
-"""Colours for how busy links are: for a cluster that is drawn after a run."""
+"""Colours for the utilisation of links, for a cluster drawn after a run."""
 
 from collections.abc import Mapping
 
 Loads = Mapping[str, float]
-"""Share of what they can carry that links of a class did, by name: `nic->leaf`."""
+"""Utilisation of each class of links as a share, by name such as `nic->leaf`."""
 
 HUES = ((0.02, "#9aa5b1"), (0.10, "#6d9f71"), (0.30, "#e3a72f"), (0.60, "#e07a1f"))
 BUSIEST = "#c81e1e"
-"""Up to each share its colour, and that of all above."""
+"""Colours of links below each share in HUES, and of all links above."""
 
 
 def between(loads: Loads, lower: str, upper: str) -> float | None:
-    """Return the busier direction of the links between two levels; None if it is not known."""
+    """Return the load of the busier direction between two levels; None if unknown."""
     found = [loads[name] for name in (f"{lower}->{upper}", f"{upper}->{lower}") if name in loads]
     return max(found, default=None)
 
 
 def hue(share: float | None, otherwise: str) -> str:
-    """Return the colour of links that carry `share` of what they can."""
+    """Return the colour of links with utilisation `share`, or `otherwise` if it is None."""
     if share is None:
         return otherwise
     return next((colour for limit, colour in HUES if share < limit), BUSIEST)
 
 
 def key() -> tuple[tuple[str, str], ...]:
-    """Return words and colours of a legend."""
+    """Return the texts and colours of a legend."""
     lower = 0.0
     found: list[tuple[str, str]] = []
     for limit, colour in HUES:

@@ -1,4 +1,4 @@
-"""An axis of amounts: round ticks, and the share of its length at which a value stands."""
+"""A numeric axis: round ticks, and the mapping from values to positions."""
 
 from dataclasses import dataclass
 from math import ceil, floor, log10
@@ -8,7 +8,7 @@ TICKS_MAX = 6
 
 @dataclass(frozen=True, slots=True)
 class ValueAxis:
-    """An axis from its first tick, or `low`, to `high`."""
+    """An axis from `low` to `high` with ticks."""
 
     ticks: tuple[float, ...]
     low: float
@@ -16,7 +16,7 @@ class ValueAxis:
     is_logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """Return where `value` stands: 0 at the begin of the axis, 1 at its end."""
+        """Return the position of `value` as a share: 0 at `low`, 1 at `high`."""
         low, high = self.low, self.high
         if self.is_logarithmic:
             value, low, high = log10(value), log10(low), log10(high)
@@ -24,7 +24,10 @@ class ValueAxis:
 
 
 def linear(least: float, most: float, *, ticks: int = TICKS_MAX, tight: bool = False) -> ValueAxis:
-    """Return an axis with ticks at round values; a `tight` one ends with what is shown."""
+    """Return an axis with at most about `ticks` round ticks.
+
+    The axis ends at ticks around `least` and `most`, or with `tight` exactly at these values.
+    """
     if most <= least:
         most = least + (abs(least) or 1.0)
     steps = (factor * 10.0**power for power in range(-15, 18) for factor in (1, 2, 5))
@@ -37,7 +40,7 @@ def linear(least: float, most: float, *, ticks: int = TICKS_MAX, tight: bool = F
 
 
 def logarithmic(least: float, most: float) -> ValueAxis:
-    """Return an axis whose ticks are powers of ten."""
+    """Return a logarithmic axis whose ticks are powers of ten."""
     powers = range(floor(log10(least)), max(ceil(log10(most)), floor(log10(least)) + 1) + 1)
     ticks = tuple(10.0**power for power in powers)
     return ValueAxis(ticks, ticks[0], ticks[-1], is_logarithmic=True)
