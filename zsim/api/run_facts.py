@@ -198,15 +198,22 @@ def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
 
 def _fits(outcome: RunOutcome) -> str:
     job, found = outcome.job, outcome.summary
-    needed = f"{'yes' if found.fits else 'no'}: {format_bytes(found.needed_bytes)} needed"
-    if not predicts(outcome.trace.backend):
+    chance = fit_probability(found, outcome.trace.backend)
+    needed = f"{_verdict(found.fits, chance)}: {format_bytes(found.needed_bytes)} needed"
+    if chance is None:
         return f"{needed} on each of {job.schedule.mesh.size} ranks"
     usable = f"{format_bytes(found.usable_bytes)} usable on {job.cluster.gpu.name}"
-    chance = fit_probability(found, outcome.trace.backend) or 0.0
-    chance_text = f"fits with probability {probability_text(chance)}"
     if found.reserved_bytes is None and found.needed_bytes > found.usable_bytes:
-        return f"{needed}, {usable}; {chance_text}"
-    return f"{needed}, {_reserved(outcome)} reserved, {usable}; {chance_text}"
+        return f"{needed}, {usable}"
+    return f"{needed}, {_reserved(outcome)} reserved, {usable}"
+
+
+def _verdict(fits: bool, chance: float | None) -> str:  # noqa: FBT001  (the prediction itself)
+    """Return the prediction in words, with the probability of fitting where it is not clear."""
+    if chance is None or (chance >= SURE if fits else chance <= 1 - SURE):
+        return "yes" if fits else "no"
+    word = "probably not" if not fits else "probably" if chance >= 1 / 2 else "uncertain"
+    return f"{word} (probability {probability_text(chance)})"
 
 
 def fit_probability(found: Summary, backend: str) -> float | None:
@@ -229,7 +236,7 @@ def _risk(outcome: RunOutcome) -> list[tuple[str, str]]:
     less = ", ".join(_less_memory(outcome.job, found))
     change = f"try {less} or more GPUs" if less else "try more GPUs"
     line = f"{left}, {why}; {most} or less fits with a probability of {SURE:.0%}: {change}"
-    return [("may not fit", line)]
+    return [("to be sure", line)]
 
 
 FRAGMENTED = 0.03

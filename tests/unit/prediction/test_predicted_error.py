@@ -193,8 +193,25 @@ def test_the_interval_in_json_is_that_of_the_text() -> None:
     assert error["text"].startswith(f"±{half:.0%}".replace("%", " %"))
     assert found.fit_probability == found.to_dict()["fit_probability"]
     assert found.fit_probability is not None
-    words = f"fits with probability {probability_text(found.fit_probability)}"
-    assert words in dict(found.facts())["fits"]
+    assert found.fit_probability >= SURE
+    assert dict(found.facts())["fits"].startswith("yes: ")
+
+
+def test_whether_a_run_fits_is_said_with_its_probability_where_it_is_not_clear() -> None:
+    words = set[str]()
+    for megabytes in range(8, 33, 2):
+        changes = {"cluster.gpu_memory": f"{megabytes} MB", "model.layers": 12}
+        found = zsim.run("tiny", changes, check=False)
+        chance = found.fit_probability
+        assert chance is not None
+        verdict = dict(found.facts())["fits"].partition(":")[0]
+        word, _, risk = verdict.partition(" (probability ")
+        clear = chance >= SURE if found.fits else chance <= 1 - SURE
+        assert risk.removesuffix(")") == ("" if clear else probability_text(chance))
+        assert word in ({"yes", "probably", "uncertain"} if found.fits else {"no", "probably not"})
+        assert (word == "uncertain") is (found.fits and chance < 1 / 2)
+        words.add(word)
+    assert {"no", "yes"} < words
 
 
 def test_a_run_that_may_not_fit_says_what_is_left_and_what_takes_less_memory() -> None:
@@ -204,7 +221,7 @@ def test_a_run_that_may_not_fit_says_what_is_left_and_what_takes_less_memory() -
         found = zsim.run("tiny", changes, check=False)
         usable, taken = found.summary.usable_bytes, found.peak_reserved_bytes
         assert taken is not None
-        line = dict(found.facts()).get("may not fit", "")
+        line = dict(found.facts()).get("to be sure", "")
         risky = found.fits and (found.fit_probability or 0) < SURE
         assert bool(line) is risky
         said.add(risky)
