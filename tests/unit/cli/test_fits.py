@@ -35,7 +35,8 @@ def test_a_host_that_runs_ahead_waits_for_memory_and_needs_no_more(
     assert answer(["run", "llama2_7b", *(f"--set={each}" for each in settings)]) == 0
     fits = " ".join(capsys.readouterr().out.split())
     reserved = "20 GB" if waits else "106 GB"
-    assert f"fits yes: 7.05 GB needed, {reserved} reserved, 2" in fits  # of 20 GB, or 2 TB
+    verdict = r"uncertain \(probability \d+%\)" if waits else "yes"
+    assert re.search(f"fits {verdict}: 7.05 GB needed, {reserved} reserved, 2", fits)
     assert ("host waits for memory" in fits) is waits
 
 
