@@ -39,8 +39,11 @@ check: .venv/installed  ## while you work: ruff, mypy, unit tests without torch,
 test: lint  ## everything that has to pass, with a sample of each matrix; CHANGED=1: what a change can reach
 	@$(PYTEST) $(REACHED) --file-seconds 20 --blame
 
+# MARKS selects tests by their marks, as pytest's -m does.
+MARKS ?=
+
 test-all: .venv/studies  ## every case of every matrix, long tests and studies: hours; MINUTES=45: of what test leaves out, what fits
-	@$(PYTEST) $(if $(MINUTES),--rest-in $(MINUTES) --blame,--all-cases) -m "" -rs
+	@$(PYTEST) $(if $(MINUTES),--rest-in $(MINUTES) --blame,--all-cases) -m "$(MARKS)" -rs
 
 test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
 	@.venv/bin/pytest -m long -rP
