@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -151,8 +151,11 @@ def usage(process: int) -> Usage:
     )
 
 
-def all_usage() -> list[Usage]:
-    """Return the usage of this process and of every worker, which a child of it forks."""
+def all_usage(others: Container[int] = ()) -> list[Usage]:
+    """Return the usage of this process and of every worker, which a child of it forks.
+
+    `others` are the processes that are not workers of the study.
+    """
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
@@ -160,7 +163,11 @@ def all_usage() -> list[Usage]:
                 (folder / "stat").read_text("utf-8").rpartition(")")[2].split()[1]
             )
     own = os.getpid()
-    workers = [each for each, parent in parents.items() if parents.get(parent) == own]
+    workers = [
+        each
+        for each, parent in parents.items()
+        if parents.get(parent) == own and each not in others
+    ]
     return [usage(own), *map(usage, workers)]
 
 
@@ -168,6 +175,7 @@ def swept(plan: StudyPlan, path: Path) -> tuple[str, list[Usage]]:
     """Run the study into a new store at `path`: runs a second, and what each process took."""
     keys = keys_of(plan.runs, code_version())
     names = {key: name for name, key in keys.items()}
+    others = {each.process for each in all_usage()}
     with opened(path) as store, crew(CORES, None) as found:
         known: dict[str, StudyOutcome] = {}
 
@@ -175,12 +183,12 @@ def swept(plan: StudyPlan, path: Path) -> tuple[str, list[Usage]]:
             store.put((key, names[key], each.outcome, each.seconds) for key, each in done)
             known.update({key: each.outcome for key, each in done})
 
-        before = all_usage()
+        before = all_usage(others)
         begin = time.monotonic()
         work_off(left_of(plan.runs, keys, {}), found, RunBatch((), proved_step), keep)
         result = result_of(plan, {name: known[key] for name, key in keys.items()})
         taken_s = time.monotonic() - begin
-        after = all_usage()
+        after = all_usage(others)
     cpu_s = sum(each.cpu_s for each in after) - sum(each.cpu_s for each in before)
     assert all(row.outcome.summary is not None for row in result.rows)
     runs = len(plan.runs)
