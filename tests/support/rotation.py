@@ -68,7 +68,11 @@ def is_drawn(nodeid: str, one_in: int, seed: str) -> bool:
 
 def shuffled(files: Iterable[Path], seed: str) -> list[Path]:
     """Return files in an order that a seed chooses; each seed gives each file the same chance."""
-    return sorted(files, key=lambda file: sha256(f"{seed} {file.name}".encode()).digest())
+
+    def place(file: Path) -> tuple[bytes, str]:  # files of one name in one order in each process
+        return sha256(f"{seed} {file.name}".encode()).digest(), str(file)
+
+    return sorted(files, key=place)
 
 
 def first_case(test: str, count: int, seed: str) -> int:

@@ -238,6 +238,8 @@ def test_each_case_is_the_first_of_its_test_for_some_commit() -> None:
 def test_each_file_is_the_first_of_the_rest_for_some_commit() -> None:
     files = [Path(f"test_{number}.py") for number in range(5)]
     assert {shuffled(files, commit)[0] for commit in COMMITS} == set(files)
+    same = [Path(f"{folder}/test_x.py") for folder in "abcdefgh"]
+    assert shuffled(same, "some-commit") == shuffled(reversed(same), "some-commit")
 
 
 def test_the_seed_of_examples_is_that_of_the_day_in_ci_alone() -> None:
