@@ -217,10 +217,14 @@ def _verdict(fits: bool, chance: float | None) -> str:  # noqa: FBT001  (the pre
 
 
 def fit_probability(found: Summary, backend: str) -> float | None:
-    """Return the probability that a simulated run fits; None of one that ran."""
+    """Return the probability that a simulated run fits; None of one that ran.
+
+    A run that ran out of memory before its peak needs at least what is usable.
+    """
     if not predicts(backend):
         return None
-    taken = max(found.needed_bytes, found.reserved_bytes or 0)
+    least = 0 if found.fits else found.usable_bytes
+    taken = max(found.needed_bytes, found.reserved_bytes or least)
     return shipped_rules().fit.probability(taken, found.usable_bytes)
 
 
