@@ -18,7 +18,7 @@ CODE_FOLDERS = ("zsim", "backends", "topologies", "scenarios")
 TEST_FOLDERS = ("tests", "benchmarks", "examples")
 NAMELESS = {"util", "utils", "helpers", "common", "misc", "manager", "base"}
 FUNCTION_LINES_MAX = 60
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600
 CORE_MAY_NOT_CALL = {"open", "print", "input"}
 EFFECT = re.compile(r"\b(?:open|print|input)\(")
 CORE_MAY_NOT_IMPORT = {"time", "typer", "rich"}
@@ -172,7 +172,7 @@ def function_of(line_count: int) -> str:
 PLANTED = {
     "module named utils": ("zsim/utils.py", "", "'utils' says nothing"),
     "package named common": ("backends/zsim_des/common/link.py", "", "'common' says nothing"),
-    "file of 401 lines": ("zsim/trace/trace.py", "\n" * 401, "401 lines"),
+    "file of 601 lines": ("zsim/trace/trace.py", "\n" * 601, "601 lines"),
     "function of 61 lines": ("backends/zsim_des/x.py", function_of(61), "long has 61 lines"),
     "simpy in the core": ("zsim/schedule/operation.py", "import simpy", "zsim finds simpy"),
     "simpy at the edge": ("zsim/cli/main.py", "from simpy.core import X", "zsim finds simpy"),
@@ -232,7 +232,7 @@ def test_closed_forms_that_reach_the_scheduler_by_a_detour_are_found() -> None:
 
 ALLOWED = {
     "a function of 60 lines": ("zsim/trace/trace.py", function_of(60)),
-    "a file of 400 lines": ("zsim/trace/trace.py", "\n" * 400),
+    "a file of 600 lines": ("zsim/trace/trace.py", "\n" * 600),
     "torch in its backend": ("backends/zsim_torch/supervise/ranks.py", "import torch.distributed"),
     "simpy in its backend": ("backends/zsim_des/engine/rank.py", "import simpy"),
     "effects at the edge": (
