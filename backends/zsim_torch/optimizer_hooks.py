@@ -18,7 +18,7 @@ from zsim.backend.backend import RefusedError
 from zsim_torch.execute.run_state import has_lost_moments
 from zsim_torch.module.absent import is_absent
 
-OBSERVERS: Final = ("torch.profiler", "zsim_torch.record.recording", __name__)
+OBSERVERS: Final = ("torch.profiler", "zsim_record.record.recording", __name__)
 """Modules whose step hooks do not need parameters."""
 
 
