@@ -31,8 +31,8 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 from zsim_record.record.recording import recording
 from zsim_record.record.script_surroundings import register_device
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.transformer import transformer
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 # Autograd counts devices at the first backward of a process, which other tests may run.
 register_device()

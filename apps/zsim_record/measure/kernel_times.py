@@ -20,9 +20,9 @@ from zsim.model.kernel import KernelKind, flash_attention
 from zsim_record.measure.ladder import LADDER, Ladder
 from zsim_record.measure.stopwatch import Stopwatch
 from zsim_record.measure.time_budget import TimeBudget
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.causal_attention import turned
 from zsim_torch.supervise.progress_record import note
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 COLUMNS: Final = 256
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-import zsim_torch
 from zsim.schedule.schedule import Schedule
 from zsim_record.clocks.access_history import RecordedAccess
 from zsim_record.clocks.block_contract import BlockContract, TrackedBlock
@@ -28,7 +27,7 @@ TORCH_FOLDER = str(Path(torch.__file__).parent)
 _DISTRIBUTED = str(Path(TORCH_FOLDER) / "distributed")
 _WRAPPERS = (TORCH_FOLDER, str(contextlib.__file__))
 _DECORATORS = "typing_extensions.py"
-_HIDDEN = (str(Path(zsim_torch.__file__).parent / "record"), "<frozen")
+_HIDDEN = (str(Path(__file__).parent), "<frozen")
 _MACHINERY = tuple(
     str(Path(_DISTRIBUTED) / name) for name in ("distributed_c10d.py", "c10d_logger.py", "tensor")
 )

@@ -6,7 +6,7 @@ Categorical choices are drawn as bars.
 from collections.abc import Sequence
 
 from zsim.report.drawing import picture
-from zsim.report.figure import NoFigureError
+from zsim.report.svg.figure import NoFigureError
 from zsim_study.page.choice_chart import choice_chart
 from zsim_study.page.study_page import meaning_of_marks, one_change
 from zsim_study.study.result import StudyResult

@@ -8,7 +8,7 @@ would hide the effect of the other axes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.report.figure import ChoiceChart, ChoicePoint, Series, SeriesMark
+from zsim.report.svg.figure import ChoiceChart, ChoicePoint, Series, SeriesMark
 from zsim.units import format_seconds
 from zsim_study.study.result import StudyResult
 from zsim_study.study.row import StudyRow

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.analysis.run_comparison import ratio_error
-from zsim.report.figure import BarRows, RowBar, Series
 from zsim.report.page import (
     Page,
     PageTable,
@@ -14,6 +13,7 @@ from zsim.report.page import (
     number,
     words,
 )
+from zsim.report.svg.figure import BarRows, RowBar, Series
 from zsim.units import format_bytes, format_seconds
 from zsim_study.page.choice_chart import choice_chart
 from zsim_study.study.goal import COST

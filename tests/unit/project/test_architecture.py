@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import pytest
 from statements import statements, statements_in
 
 import zsim_scenarios
@@ -139,6 +140,26 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         TopologicalSorter(arrows()).prepare()
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def folder(name: str) -> Path:
+    return FILES[name].parent
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["imported", "for type checkers too"])
+def test_no_folders_import_each_other_in_a_circle(typed: bool) -> None:
+    """Packages themselves aside: `__init__.py` says what a folder offers."""
+    between: defaultdict[Path, set[Path]] = defaultdict(set)
+    for name, path in FILES.items():
+        nodes = said_by(path).anywhere if typed else said_by(path).carried_out
+        for other in (found for node in nodes for found in taken_from(node)):
+            inits = {path.name, FILES[other].name} & {"__init__.py"}
+            if folder(name) != folder(other) and not inits:
+                between[folder(name)].add(folder(other))
+    try:
+        TopologicalSorter(between).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(map(str, error.args[1]))) from None
 
 
 def test_rooms_import_lower_rooms_alone() -> None:

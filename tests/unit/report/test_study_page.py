@@ -17,9 +17,9 @@ from zsim.analysis.run_comparison import ratio_error
 from zsim.cli.main import answer
 from zsim.files.html_page import render
 from zsim.report.drawing import NARROW, WIDE, drawn
-from zsim.report.figure import BarRows, ChoiceChart, ChoicePoint, NoFigureError, RowBar, Series
 from zsim.report.page import Page, Section
 from zsim.report.svg.choice_drawing import BELOW, HEIGHT, TOP
+from zsim.report.svg.figure import BarRows, ChoiceChart, ChoicePoint, NoFigureError, RowBar, Series
 from zsim_study.page.chart import CHANGES, chart
 from zsim_study.page.choice_chart import LINES_MAX
 from zsim_study.page.study_page import PAIRS_MAX, ROWS_MAX, changes, study_page

@@ -1,7 +1,7 @@
 """Fitted constants of collectives on one kind of hardware: names and numbers.
 
 The formulas that use them are in `zsim.network`: it knows which constants there are and what each
-may be (`zsim.network.constant.check`). Constants are made by `zsim calibrate` alone.
+may be (`zsim.network.algorithm.constant.check`). Constants are made by `zsim calibrate` alone.
 """
 
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
 from zsim.strategy.strategy import Strategy
-from zsim_torch.optimizer_hooks import guard_state, is_seen, need_plain_step
+from zsim_torch.execute.optimizer_hooks import guard_state, is_seen, need_plain_step
 
 MOMENT_NAMES: Final[Mapping[type[Optimizer], tuple[str, ...]]] = {
     Adam: ("exp_avg", "exp_avg_sq"),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from zsim.report.lane import Bar, Sort
+from zsim.report.svg.lane import Bar, Sort
 
 
 class NoFigureError(ValueError):
