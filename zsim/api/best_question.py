@@ -249,7 +249,7 @@ def _fabrics(fleet: GpuFleet, names: Sequence[str], *, is_set: bool) -> tuple[st
 
     Raises:
         MistakeError: a name is unknown, a fabric does not fit the nodes, there is only one node,
-                or a change sets the fabric.
+            or a change sets the fabric.
     """
     if not names:
         return ()

@@ -83,8 +83,8 @@ def validate_best(
 
     Args:
         folder: folder of published tables; zsim predicts the rows that may be ranked first by
-                their lower bound. Without it, use the table of published runs in the package, with
-                its stored predictions.
+            their lower bound. Without it, use the table of published runs in the package, with
+            its stored predictions.
         progress: receives the number of rows that need no prediction any more, and of all rows.
 
     Raises:

@@ -123,9 +123,9 @@ def validate_error(
 
     Args:
         folder: folder of published tables to predict again; without it, use the table of the
-                package.
+            package.
         figures: with a folder, also predict the figures of papers again; else use the rows of
-                the package.
+            the package.
         progress: callback that receives the number of rows predicted, and of all rows.
 
     Raises:

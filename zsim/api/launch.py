@@ -102,7 +102,7 @@ def run(
         seed: seed of all random numbers.
         check: True to prove the schedule first.
         forks: allow the proof of a large schedule in a forked process during the simulation, if
-                there are two cores, memory for both, and no other threads.
+            there are two cores, memory for both, and no other threads.
         progress: callback that receives the work done and the total work.
         options: options of some backends, see `BackendOptions`.
 

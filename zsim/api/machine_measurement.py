@@ -130,9 +130,9 @@ def measure(
 
     Args:
         ranks: number of local ranks; default one per GPU, or two without GPUs. Under torchrun,
-                the ranks that it started.
+            the ranks that it started.
         seconds: time limit for repeating kernels and collectives, and again for reference steps.
-                Everything is measured at least once, even if that takes longer.
+            Everything is measured at least once, even if that takes longer.
         drive: path of a folder on the drive to measure.
 
     Raises:

@@ -9,7 +9,7 @@ import select
 import socket
 from contextlib import suppress
 from threading import BoundedSemaphore
-from time import monotonic  # noqa: TID251  (a client that says nothing is seen by a clock alone)
+from time import monotonic  # noqa: TID251  (only a clock can detect a silent client)
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler

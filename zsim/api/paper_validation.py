@@ -233,7 +233,7 @@ def throughput(
 
     Raises:
         MistakeError: there is no prediction.
-            NotModelledError: the model has no architecture to count FLOPs of.
+        NotModelledError: the model has no architecture to count FLOPs of.
     """
     if quantity is FigureQuantity.THROUGHPUT:
         _, _, summed = _simulated(tables)

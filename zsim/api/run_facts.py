@@ -24,7 +24,11 @@ from zsim.units import format_bytes, format_rate, format_seconds
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 ON_DEVICE = "live_bytes_peak/all"
-"""Names of memory peaks: live model state and communication buffers, and by the ledger; device."""
+"""Names of observed memory peaks.
+
+The first two are of model state and communication buffers, live and in the ledger; the last is of
+all live memory on the device.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -251,13 +251,13 @@ def load(
     Args:
         scenario: name, path or tables; a loaded scenario is changed further.
         changes: values by key that replace those of the scenario; or settings as on the
-                command line (`["zero.stage=3"]`).
+            command line (`["zero.stage=3"]`).
         ranks: number of ranks; default that of the cluster.
         steps: optimizer steps of a run.
 
     Raises:
         MistakeError: it does not exist or is invalid; the message is one line with field,
-                value and allowed values, as on the command line.
+            value and allowed values, as on the command line.
     """
     settings = as_settings(changes)
     if isinstance(scenario, LoadedScenario):

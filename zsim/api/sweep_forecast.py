@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from time import perf_counter  # noqa: TID251  (how long a run takes is what is asked)
+from time import perf_counter  # noqa: TID251  (the duration of a run is part of the answer)
 from typing import Any
 
 from zsim.api.answer import AnswerInFacts

@@ -150,7 +150,7 @@ class SweepResult(Answer):
         Args:
             path: path of the file; None to write none.
             figure: name of the axis to draw along, or "changes": the effect of single changes on
-                    the best run. None selects the axis with the most choices.
+                the best run. None selects the axis with the most choices.
 
         Raises:
             MistakeError: `figure` is unknown, or PNG and PDF need the extra `draw`.
@@ -183,18 +183,18 @@ def sweep(
     Args:
         study: name of a packaged study, a TOML file, or its tables.
         store: SQLite file of outcomes; runs in it are not repeated. If its disk becomes full,
-                the sweep continues, and the result has the number of outcomes not stored.
+            the sweep continues, and the result has the number of outcomes not stored.
         workers: number of processes, None for one per core; if more than 1, each process
-                imports the calling program.
+            imports the calling program.
         scheduler: address of a Dask cluster to run on instead.
         progress: callback that receives the number of runs done, and of all runs.
         tell: callback that receives a line about each recovered problem: lost workers that
-                were replaced, and damaged rows of the store.
+            were replaced, and damaged rows of the store.
 
     Raises:
         MistakeError: the study, the store or the scheduler cannot be used.
         RunFailedError: no worker can start (finished runs are in the store), or the store
-                cannot be created.
+            cannot be created.
     """
     workers = cores() if workers is None else workers
     if workers < 1:

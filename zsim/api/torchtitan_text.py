@@ -39,7 +39,7 @@ def _rotated(asked: ConfigQuestion) -> list[str]:
 
 
 def _need_its_own_plan(asked: ConfigQuestion) -> None:
-    """Raise MistakeError unless torchtitan has the same tensor-parallel plan and root."""
+    """Raise MistakeError unless torchtitan supports the setting's tensor and root options."""
     options = asked.options
     if options.get("input_gathers", "module") != "module":
         raise MistakeError("--config: torchtitan's modules gather what their layers read")
@@ -153,7 +153,7 @@ def _compiled(asked: ConfigQuestion) -> list[str]:
         lines += ['filter_fqns = ["output"]']
         if asked.options.get(
             "enable_fsdp_float8_all_gather", False
-        ):  # goes with no name of a recipe
+        ):  # torchtitan accepts no recipe_name with it
             lines += ["enable_fsdp_float8_all_gather = true"]
             lines += ["precompute_float8_dynamic_scale_for_fsdp = true"]
         else:

@@ -23,7 +23,7 @@ from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
 
 FITTED = tuple(name for name, table in TABLES.items() if table.fits_kernels)
-"""Tables whose sweeps are fitted, except the judged ones. Runs of other trainers only judge."""
+"""Tables whose sweeps are fitted, except those that judge. Runs of other trainers only judge."""
 
 ROUNDS = 2
 """Rounds of simulating all fitted runs, each with the constants of the round before.
