@@ -23,7 +23,7 @@ from zsim.mistake import MistakeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllRowsValidation(Answer):
-    """Validation against every row of a folder; no row was used in a fit.
+    """Validation against every row of a folder, for tables that no fit used.
 
     Attributes:
         networks: errors of the tables of collectives.

@@ -1,4 +1,4 @@
-"""`zsim.best`: search the best setting for a model on given GPUs."""
+"""`zsim.best`: search for the best setting of a model on given GPUs."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ def best(
     progress: Progress | None = None,
     **options: Unpack[BestOptions],
 ) -> BestResult:
-    """Search the best setting for a model on GPUs.
+    """Search for the best setting of a model on GPUs.
 
     The result depends only on the question and `operations`: it is the same on every machine, and
     with any number of workers.
@@ -90,7 +90,7 @@ def best_of(
     stop_s: float = STOP_S,
     progress: Progress | None = None,
 ) -> BestResult:
-    """Search the best setting for `question`; the other arguments are those of `best`."""
+    """Search for the best setting of `question`; the other arguments are those of `best`."""
     begun = perf_counter()
     hunt = _hunt_of(question, operations, stop_s, progress or tell_nobody)
     at_once = min(cores() if workers is None else workers, AHEAD)

@@ -103,7 +103,7 @@ class ComparisonResult(Answer):
         return "\n".join(filter(None, lines))
 
     def _how_surely(self) -> str:
-        """Return whether two simulated step times differ significantly; empty for measured ones."""
+        """Return a sentence on the significance of the difference; empty for measured runs."""
         traces = (self.first.trace, self.second.trace)
         if not self.found.step.relative or not all(predicts(each.backend) for each in traces):
             return ""

@@ -69,7 +69,7 @@ Ways = Sequence[Mapping[str, object]]
 """Scenario tables of one run, in order of preference: the first that fits is the run."""
 
 Asked = tuple[Ways, Quantity | None]
-"""A run and the quantity to predict; with None, predict only if it fits (figures may be bounds)."""
+"""A run and the quantity to predict; None asks only whether it fits, and figures may be bounds."""
 
 
 def forecasts(
@@ -100,7 +100,7 @@ def forecasts(
 
 
 def asked(run: Published, quantity: Quantity) -> Asked:
-    """Return `run` with the quantity to predict; of a failed run, predict only if it fits."""
+    """Return `run` with the quantity to predict; for a failed run, only whether it fits."""
     return run.ways, None if run.failed else quantity
 
 
@@ -129,8 +129,8 @@ def first_that_fits(
 ) -> RunForecast | str:
     """Return the forecast of the first of `ways` that fits, else of the last.
 
-    Each scenario needs less memory than the one before. So if the question is only if one fits,
-    try the last first: if it does not fit, none does.
+    Each scenario needs less memory than the one before. So if the question is only whether one
+    fits, try the last first: if it does not fit, none does.
     """
     *others, last = ways
     if others and quantity is None:
@@ -283,7 +283,7 @@ def _lack(tables: Mapping[str, object]) -> RunForecast | None:
 
 
 def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
-    """Forecast if a run fits; without a simulation if its allocations alone settle it."""
+    """Forecast whether a run fits; simulate only if its allocations do not settle it."""
     from zsim.analysis.memory_footprint import certain_footprint
 
     try:

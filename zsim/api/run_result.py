@@ -40,7 +40,7 @@ __all__ = ["RUN_FIGURES", "RunResult"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult(AnswerInFacts):
-    """Result of a run; each figure is the maximum over the ranks, in the last step.
+    """Result of a run; each figure is of the last step, from the rank with the largest value.
 
     Attributes:
         title: title of the scenario, with the changes made to it.
@@ -146,7 +146,7 @@ class RunResult(AnswerInFacts):
 
     @property
     def needed_bytes(self) -> int:
-        """Peak of device memory of the largest rank in bytes, however long its host must wait."""
+        """Lower bound of the peak of the largest rank in bytes, with waits for deferred frees."""
         return self.summary.needed_bytes
 
     @property
