@@ -1,4 +1,4 @@
-"""`zsim.measure`: the ranks at hand as a node, on which scenarios can be predicted."""
+"""`zsim.measure`: measure the local ranks as a node, for predictions on it."""
 
 from dataclasses import dataclass, field
 from os import PathLike
@@ -21,26 +21,26 @@ SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementResult(AnswerInFacts):
-    """A machine as it was measured.
+    """Measurements of a machine.
 
     Attributes:
-        title: what it is.
-        node: all numbers, and the file of the node.
+        title: name of the machine.
+        node: all measured numbers; writes the node file.
     """
 
     title: str
     node: MeasuredNode = field(repr=False)
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write the file of the node, for `--node` and `[cluster] node`.
+        """Write the node file, for `--node` and `[cluster] node`.
 
         Raises:
-            UnwrittenError: it cannot be written.
+            UnwrittenError: the file cannot be written.
         """
         write(Path(path), self.node.text())
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what was measured, in a line each, and what was not."""
+        """Return the names and texts of the measurements, and a line about those missing."""
         node, times = self.node, self.node.times
         facts = [("measured", node.source)]
         facts += [
@@ -74,7 +74,7 @@ class MeasurementResult(AnswerInFacts):
         return [*facts, ("not measured", ", ".join(times.missing))]
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim measure --json` prints."""
+        """Return the object that `zsim measure --json` prints."""
         node, times = self.node, self.node.times
         return {
             "title": self.title,
@@ -126,18 +126,18 @@ def measure(
     seconds: float = SECONDS,
     drive: str | PathLike[str] | None = None,
 ) -> MeasurementResult:
-    """Measure the ranks at hand, and return them as a node; its `write` writes the file.
+    """Measure the ranks of this machine and return them as a node; `write` saves its file.
 
     Args:
-        ranks: so many local ranks; by default as many as there are GPUs, or two. Under torchrun
-            those that it started.
-        seconds: of repeating kernels and collectives, and as many at most of reference steps. All
-            is measured once, which takes longer where they are few.
-        drive: a folder on the drive to measure.
+        ranks: number of local ranks; default one per GPU, or two without GPUs. Under torchrun,
+            the ranks that it started.
+        seconds: time limit for repeating kernels and collectives, and again for reference steps.
+            Everything is measured at least once, even if that takes longer.
+        drive: path of a folder on the drive to measure.
 
     Raises:
         MistakeError: torch is not installed, or the folder cannot be measured.
-        RunFailedError: a rank did not end well.
+        RunFailedError: a rank failed.
     """
     with mistakes(BackendError):
         load_backend(TORCH)

@@ -1,4 +1,4 @@
-"""`zsim record`: a training script recorded without a GPU, as an answer."""
+"""`zsim record`: record a training script without a GPU; the result is an answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TORCH: Final = "torch"
 """The backend whose package the recorder needs."""
 WORLD_MAX: Final = 1_000_000
-"""Ranks of a pretended world: groups hold a number for each."""
+"""Maximum ranks of the emulated world: groups hold a number for each rank."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class ScriptRecordingResult(Answer):
     """Findings of a recorded script.
 
     Attributes:
-        title: the command that was recorded.
-        recorded: what was found on each recorded rank.
+        title: the recorded command.
+        recorded: findings on each recorded rank.
     """
 
     title: str
@@ -37,28 +37,28 @@ class ScriptRecordingResult(Answer):
 
     @property
     def is_clean(self) -> bool:
-        """Return whether nothing was found."""
+        """True if there are no findings."""
         return self.recorded.is_clean
 
     @property
     def failures(self) -> Sequence[str]:
-        """Errors that ended the script, for each rank that has one."""
+        """Errors that ended the script, one for each failed rank."""
         return self.recorded.failures
 
     def text(self) -> str:
-        """Return the findings, the limits last."""
+        """Return the findings, then the limits of recording."""
         return f"{self.title}\n{self.recorded.text()}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return the findings with whole stacks, and every collective."""
+        """Return the findings with full stacks, and every collective."""
         return {"command": self.title, **self.recorded.to_dict()}
 
     @property
     def schedule(self) -> "Schedule":
-        """The step that the script repeats, as a schedule of every rank.
+        """The step that the script repeats, as a schedule of all ranks.
 
         Raises:
-            MistakeError: no schedule says it, or `record` was not asked to lift it.
+            MistakeError: the step has no schedule, or `record` ran without `lifts`.
         """
         return self._document.schedule
 
@@ -70,21 +70,21 @@ class ScriptRecordingResult(Answer):
     def write_schedule(
         self, path: str | PathLike[str], *, cluster: "Cluster | None" = None
     ) -> None:
-        """Write the schedule as JSON, for `check`; with a `cluster` it can be simulated there.
+        """Write the schedule as JSON for `check`; with `cluster` it can also be simulated.
 
         Raises:
-            MistakeError: no schedule says what the script does.
-            UnwrittenError: it cannot be written.
+            MistakeError: the step has no schedule.
+            UnwrittenError: the file cannot be written.
         """
         from zsim.backend.document import encode
 
         write(Path(path), encode(replace(self._document, cluster=cluster)))
 
     def report(self, path: str | PathLike[str]) -> None:
-        """Write a page of the findings.
+        """Write an HTML page of the findings.
 
         Raises:
-            UnwrittenError: it cannot be written.
+            UnwrittenError: the file cannot be written.
         """
         write(Path(path), self.recorded.page(self.title))
 
@@ -99,10 +99,10 @@ def record(
 ) -> ScriptRecordingResult:
     """Record the Python script `command` on each of `ranks` of `world`, and compare the ranks.
 
-    With `lifts` the step that it repeats is a schedule, too.
+    With `lifts`, also convert the step that it repeats to a schedule.
 
     Raises:
-        MistakeError: a rank is not of the world, there is no script, or torch is not installed.
+        MistakeError: a rank is not in the world, the script is missing, or so is torch.
     """
     if world > WORLD_MAX:
         raise MistakeError(f"world: {world} must be at most {WORLD_MAX}")
@@ -121,10 +121,10 @@ def record(
 
 
 def cluster_of(scenario: str | None, world: int, *, is_used: bool = True) -> "Cluster | None":
-    """Return the cluster of `scenario` with as many nodes as `world` ranks need; None without one.
+    """Return the cluster of `scenario` with enough nodes for `world` ranks; None without scenario.
 
     Raises:
-        MistakeError: there is no such scenario, or nothing is to be simulated on it.
+        MistakeError: the scenario does not exist, or `is_used` is False.
     """
     if scenario is None:
         return None

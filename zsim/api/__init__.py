@@ -1,5 +1,5 @@
-"""The front door for Python: load a scenario, run, check, compare and sweep it.
+"""The public Python API: load a scenario, run, check, compare and sweep it.
 
-`import zsim` has the functions under `zsim.load`, `zsim.run` and so on. The commands of `zsim` call
-the same functions and print what they return.
+`import zsim` exports these functions as `zsim.load`, `zsim.run` and so on. The `zsim` commands call
+the same functions and print their results.
 """

@@ -1,4 +1,4 @@
-"""A folder of published tables judged whole: collectives, step times and memory."""
+"""Validation against a whole folder of published tables: collectives, step times and memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from zsim.mistake import MistakeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllRowsValidation(Answer):
-    """Validation by every row of a folder, none of which was fitted.
+    """Validation against every row of a folder, for tables that no fit used.
 
     Attributes:
         networks: errors of the tables of collectives.
         verdicts: errors of the tables of runs, of step times and of memory.
-        fits: how well it is predicted which runs fit, by table.
-        not_read: tables in the folder whose form is not known.
+        fits: accuracy of predicting which runs fit in memory, by table.
+        not_read: tables in the folder whose format is unknown.
     """
 
     networks: tuple[NetworkVerdict, ...]
@@ -38,7 +38,7 @@ class AllRowsValidation(Answer):
     not_read: tuple[str, ...]
 
     def text(self) -> str:
-        """Return tables of errors, the worst rows, and what is not modelled."""
+        """Return tables of errors, the worst rows, and the rows that zsim does not model."""
         lines = [network_text(self.networks)] if self.networks else []
         for quantity in Quantity:
             if found := [each for each in self.verdicts if each.quantity is quantity]:
@@ -49,7 +49,7 @@ class AllRowsValidation(Answer):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim validate --all-rows --json` prints."""
+        """Return the object that `zsim validate --all-rows --json` prints."""
         files: dict[str, dict[str, object]] = {
             each.file: {"network": network_object(each)} for each in self.networks
         }
@@ -63,10 +63,10 @@ class AllRowsValidation(Answer):
 def validate_all_rows(
     folder: str | PathLike[str], *, progress: Progress = tell_nobody
 ) -> AllRowsValidation:
-    """Return how well everything in `folder` is predicted.
+    """Predict every row of the tables in `folder` and return the errors.
 
     Raises:
-        MistakeError: there is nothing to read.
+        MistakeError: there is no such folder, or it holds no table of a known format.
     """
     path = Path(folder)
     if not is_folder("data", path):
@@ -99,7 +99,7 @@ def validate_all_rows(
 def _forecasts(
     runs: Sequence[Published], progress: Progress
 ) -> dict[tuple[str, int], RunForecast | str | None]:
-    """Predict each row once, and of rows without a step time memory alone, by file and line."""
+    """Predict each row once, by file and line; rows without a step time get memory alone."""
 
     def told(done: int, of: int) -> None:
         progress(done * len(runs) // of, len(runs))

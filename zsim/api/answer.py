@@ -1,4 +1,4 @@
-"""Results as answers: the same value as text, as an object for JSON, and in a notebook."""
+"""Results as answers: one value as text, as an object for JSON, and in a notebook."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,35 +7,35 @@ from zsim.api.answer_text import facts_text, title_text
 from zsim.api.notebook import facts_html
 
 Progress = Callable[[float, float], object]
-"""Told how much of what is asked is done, and of how much."""
+"""Callback that receives the amount of work done and the total amount."""
 
 
 def tell_nobody(_done: float, _total: float) -> None:
-    """Do nothing with the progress that is told."""
+    """Ignore the progress."""
 
 
 class Answer(ABC):
-    """Result that a command prints; `print` prints it so from Python too."""
+    """Result that a command prints; `print` shows the same text in Python."""
 
     __slots__ = ()
 
     @abstractmethod
     def text(self) -> str:
-        """Return the lines that the command prints, the answer first."""
+        """Return the lines that the command prints, the main result first."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, object]:
-        """Return what the command prints with `--json`, units last in the names."""
+        """Return the object that the command prints with `--json`; names end in their units."""
 
     def __str__(self) -> str:
         return self.text()
 
 
 class AnswerInFacts(Answer):
-    """Answer that is a title and facts, each with a name.
+    """Answer that consists of a title and named facts.
 
     Attributes:
-        title: what was asked about, with what was changed in it.
+        title: name of the scenario or question, with the changes made to it.
     """
 
     __slots__ = ()
@@ -43,10 +43,10 @@ class AnswerInFacts(Answer):
 
     @abstractmethod
     def facts(self) -> list[tuple[str, str]]:
-        """Return what each line is about, and its text."""
+        """Return the name and the text of each fact."""
 
     def text(self) -> str:
-        """Return the title and a line or more for each fact."""
+        """Return the title and one or more lines for each fact."""
         return f"{title_text(self.title)}\n{facts_text(self.facts())}"
 
     def _repr_html_(self) -> str:

@@ -12,12 +12,12 @@ RULE = "\N{BOX DRAWINGS LIGHT HORIZONTAL}"
 
 
 def title_text(title: str) -> str:
-    """Return the title of an answer, on more lines where settings make it long."""
+    """Return the title of an answer, wrapped if it is too long for one line."""
     return title if len(title) <= LINE_WIDTH else fill(title, LINE_WIDTH, subsequent_indent="  ")
 
 
 def facts_text(facts: Iterable[tuple[str, str]]) -> str:
-    """Return names and texts in two columns; a number and its unit stay on one line."""
+    """Return names and texts in two columns; no line breaks between a number and its unit."""
     indent = " " * (NAME_WIDTH + 1)
     return "\n".join(
         fill(
@@ -40,10 +40,10 @@ def table_text(
     ruled: bool = False,
     width: int | None = LINE_WIDTH,
 ) -> str:
-    """Return a table; columns at `words` are flush left, the others are numbers.
+    """Return a table; columns at `words` are left-aligned, the others right-aligned.
 
-    A rule below the names of the columns needs wider gaps. No line is longer than `width` if
-    wrapping the first column can help it.
+    A rule below the column names needs wider gaps. The first column is wrapped to keep lines
+    within `width` if possible.
     """
     lines = [tuple(columns), *map(tuple, rows)]
     gap = "   " if ruled else "  "
@@ -58,7 +58,7 @@ def table_text(
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], gap: str, words: Collection[int]) -> str:
-    """Return a row of a table; what its first column has no place for stands below."""
+    """Return a row of a table; the first cell wraps onto more lines below."""
     first, *more = wrap(cells[0], widths[0]) or [""]
     aligned = [
         f"{cell:{'<' if at in words else '>'}{width}}"

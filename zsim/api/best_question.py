@@ -1,4 +1,4 @@
-"""The question of `zsim.best`: which model, which GPUs, which batch, and what the best is."""
+"""The question of `zsim.best`: the model, the GPUs, the batch and the objective."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from zsim.scenario.toml import setting_value, with_settings
 from zsim.suggestion import one_of
 
 BATCH_TOKENS: Final = 4 * 2**20
-"""Tokens of a step where nobody says how many: those of Llama 2 (arXiv 2307.09288, section 2.2)."""
+"""Default tokens of a step: the batch of Llama 2 (arXiv 2307.09288, section 2.2)."""
 
 OBJECTIVES: Final = ("time", "cost", "energy", "gpus")
 
@@ -33,22 +33,22 @@ FOLLOWS: Final = {
     "cluster.nodes": "say --gpus",
     "parallel.data": "it follows from --gpus",
 }
-"""Keys that cannot be set, and what to say instead."""
+"""Keys that cannot be set, and the option to use instead."""
 
 
 class BestOptions(TypedDict, total=False):
-    """Options that stand beside a model and GPUs.
+    """Options of `best` in addition to the model and the GPUs.
 
     Attributes:
-        tokens: of the training, for days, money and energy.
-        within_s: seconds that the training may take.
-        batch_tokens: of a step; 4,194,304 where nobody says, or one sequence for each GPU.
-        objective: "time", "cost", "energy" or "gpus"; all but the first may use fewer GPUs.
-        price: of a GPU for an hour.
-        prices: a file of such prices.
-        among: names of the runtimes among which is chosen; all where nobody says.
-        fabrics: names of those between nodes among which is chosen; where nobody says, the one
-            that is usual for the node.
+        tokens: tokens of the whole training, to compute days, money and energy.
+        within_s: limit of the training time in seconds.
+        batch_tokens: tokens of a step; default 4,194,304, or one sequence per GPU if that is more.
+        objective: "time", "cost", "energy" or "gpus"; all but "time" may use fewer GPUs.
+        price: price of a GPU hour.
+        prices: path of a file with the prices of GPUs.
+        among: names of the candidate runtimes; default all.
+        fabrics: names of the candidate fabrics between nodes; default the usual fabric of the
+            node.
     """
 
     tokens: int | None
@@ -63,22 +63,22 @@ class BestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The question: on which GPUs, of which batch, and what counts as the best.
+    """The question: GPUs, batch, objective and limits of a search.
 
     Attributes:
-        tables: of a scenario without what is sought.
-        fleet: the GPUs.
-        sequences: of a step.
-        sequence_length: tokens of each.
-        layers: of the model.
+        tables: tables of a scenario without the keys that the search sets.
+        fleet: the available GPUs.
+        sequences: sequences of a step.
+        sequence_length: tokens of a sequence.
+        layers: layers of the model.
         objective: one of `OBJECTIVES`.
-        tokens: of the training; None where nobody says.
-        within_s: seconds that it may take.
-        price: of a GPU.
-        power_w: of a GPU.
-        fixed: values by key that are not sought.
-        runtimes: among which is chosen.
-        fabrics: between nodes, among which is chosen; none of them is that of `tables`.
+        tokens: tokens of the whole training; None if not given.
+        within_s: limit of the training time in seconds; None if not given.
+        price: price of a GPU; None if unknown.
+        power_w: power limit of a GPU; None if unknown.
+        fixed: values by key that the user set and the search keeps.
+        runtimes: names of the candidate runtimes.
+        fabrics: names of the candidate fabrics between nodes; empty to keep the one of `tables`.
     """
 
     tables: Mapping[str, Any]
@@ -101,29 +101,29 @@ class Question:
         return self.sequences * self.sequence_length
 
     def value(self, step_time_s: float, gpus: int) -> float:
-        """Return what is minimized; it grows with the time of a step."""
+        """Return the value to minimize; it grows with the step time."""
         match self.objective:
             case "time":
                 return step_time_s
             case "gpus":
                 return gpus + step_time_s / (1 + step_time_s)
             case "cost":
-                assert self.price is not None  # asked for before
+                assert self.price is not None  # checked in question_of
                 return gpus * step_time_s / SECONDS_PER_HOUR * self.price.per_gpu_hour
             case _:
                 assert self.power_w is not None
                 return gpus * step_time_s * self.power_w / JOULES_PER_KWH
 
     def is_late(self, step_time_s: float) -> bool:
-        """Tell whether the training would take longer than it may."""
+        """Return True if the training would take longer than `within_s`."""
         if self.within_s is None or self.tokens is None:
             return False
         return self.tokens / self.tokens_per_step * step_time_s > self.within_s
 
     def fleets(self) -> tuple[Fleet, ...]:
-        """Return the GPUs that may be used: all of them for time; else also fewer, by halves.
+        """Return the candidate fleets: all GPUs for "time", else also fewer by powers of two.
 
-        Those of several nodes meet over each of the fabrics; within a node all are the same.
+        A fleet of several nodes is repeated for each fabric.
         """
         per_node, gpus = self.fleet.cluster.gpus_per_node, self.fleet.gpus
         counts = [gpus]
@@ -136,13 +136,13 @@ class Question:
         )
 
     def _fabrics_between(self, nodes: int) -> tuple[dict[str, object], ...]:
-        """Return the changes that say each fabric between so many nodes."""
+        """Return the changes that select each candidate fabric between `nodes` nodes."""
         if nodes == 1 or not self.fabrics:
             return ({},)
         return tuple({FABRIC_KEY: fabric} for fabric in self.fabrics)
 
     def space(self) -> SettingSpace:
-        """Return all settings that are considered."""
+        """Return the space of all candidate settings."""
         known = runtimes()
         return SettingSpace(
             runtimes=[
@@ -164,7 +164,7 @@ class Question:
         )
 
     def scenario(self, changes: Mapping[str, object]) -> dict[str, Any]:
-        """Return the tables of the scenario with a setting."""
+        """Return the tables of the scenario with the changes of a setting."""
         with mistakes(ScenarioError):
             return changed(self.tables, changes)
 
@@ -172,10 +172,10 @@ class Question:
 def question_of(
     model: str, gpus: str, changes: Changed = None, **options: Unpack[BestOptions]
 ) -> Question:
-    """Return what is asked, as `best` takes it.
+    """Return the question that the arguments of `best` ask.
 
     Raises:
-        MistakeError: it cannot be asked so.
+        MistakeError: an option is unknown, is missing, or contradicts another.
     """
     objective, tokens = options.get("objective", "time"), options.get("tokens")
     within_s, among = options.get("within_s"), options.get("among", ())
@@ -224,7 +224,7 @@ def question_of(
 
 
 SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")
-"""Keys that are sought, unless a setting says what they are."""
+"""Keys that the search sets, unless a change fixes them."""
 
 
 FABRIC_KEY: Final = "cluster.fabric"
@@ -232,7 +232,7 @@ GPU_KEY: Final = "cluster.gpu"
 
 
 def _gpu_of(settings: Sequence[str]) -> str | None:
-    """Return the GPU that a setting names."""
+    """Return the GPU that a change names; None if there is none."""
     found = None
     for setting in settings:
         key, _, value = setting.partition("=")
@@ -247,8 +247,8 @@ def _fabrics(fleet: GpuFleet, names: Sequence[str], *, is_set: bool) -> tuple[st
     """Return the fabrics that are compared.
 
     Raises:
-        MistakeError: there is no such fabric, its parts do not fit the nodes, there is one node
-            alone, or a setting says the fabric.
+        MistakeError: a name is unknown, a fabric does not fit the nodes, there is only one node,
+            or a change sets the fabric.
     """
     if not names:
         return ()
@@ -273,7 +273,7 @@ def _among(among: Sequence[str], given: Mapping[str, object]) -> tuple[str, ...]
 
 
 def _tables(model: str, fleet: GpuFleet, settings: tuple[str, ...]) -> dict[str, Any]:
-    """Return the tables of the scenario in which settings are sought."""
+    """Return the tables of the scenario that the search completes."""
     key = "hf_config" if model.endswith(".json") else "name"
     base: dict[str, Any] = {
         "title": f"{model} on {fleet.title}",
@@ -286,7 +286,7 @@ def _tables(model: str, fleet: GpuFleet, settings: tuple[str, ...]) -> dict[str,
 
 
 def _described(tables: Mapping[str, Any]) -> Scenario:
-    """Return the scenario as far as it is known, with the shape of its model."""
+    """Return the scenario of `tables`, with the shape of its model."""
     with mistakes(ScenarioError):
         scenario, told = with_files(NAME, from_tables({"zero": {"stage": 3}, **tables}))
         tell_ignored(told)
@@ -297,7 +297,7 @@ def _sequences(batch_tokens: int | None, length: int, gpus: int) -> int:
     """Return the sequences of a step.
 
     Raises:
-        MistakeError: the tokens are no multiple of a sequence.
+        MistakeError: `batch_tokens` is not a multiple of `length`.
     """
     if batch_tokens is None:
         return max(BATCH_TOKENS // length // gpus, 1) * gpus

@@ -1,4 +1,4 @@
-"""Page and picture of the best setting: what a search found, as they have it."""
+"""HTML page and picture of the result of `zsim.best`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,32 +25,32 @@ BEST_FIGURES = tuple(BEST_CHARTS)
 
 
 class LossCount(Protocol):
-    """A number of settings that lost for one reason."""
+    """Number of settings that lost for one reason."""
 
     @property
     def kind(self) -> str:
-        """Return what became of them."""
+        """Return the kind of loss, such as "cannot win"."""
         ...
 
     @property
     def why(self) -> str:
-        """Return the reason, in a line."""
+        """Return the reason, in one line."""
         ...
 
     @property
     def count(self) -> int:
-        """Return how many they are."""
+        """Return the number of settings."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedSettings:
-    """Settings of an answer, the best first.
+    """Settings of a result, the best first.
 
     Attributes:
-        answers: that fit.
+        answers: settings that fit.
         ten: the best of the ten best groups.
-        ties: that tie with the best.
+        ties: settings that tie with the best.
     """
 
     answers: tuple[TriedSetting, ...]
@@ -59,16 +59,16 @@ class OrderedSettings:
 
 
 class SettingRanking(Protocol):
-    """An answer of `zsim.best`, as far as its page tells of it."""
+    """Part of the result of `zsim.best` that its page shows."""
 
     @property
     def title(self) -> str:
-        """The model and the GPUs."""
+        """Title: the model and the GPUs."""
         ...
 
     @property
     def losses(self) -> tuple[LossCount, ...]:
-        """Why settings lost."""
+        """Reasons why settings lost."""
         ...
 
     @property
@@ -78,15 +78,15 @@ class SettingRanking(Protocol):
 
     @property
     def unfinished(self) -> str:
-        """The line that more than 5 % may be left; empty if not."""
+        """Warning that a setting better by more than 5 % may be missed; empty if not."""
         ...
 
     def ordered(self) -> OrderedSettings:
-        """Return its settings."""
+        """Return the settings, the best first."""
         ...
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what the command prints."""
+        """Return the names and texts of the facts that the command prints."""
         ...
 
     @property
@@ -96,43 +96,43 @@ class SettingRanking(Protocol):
 
     @property
     def unsure(self) -> TriedSetting | None:
-        """The setting that is better than the best, but may not fit."""
+        """The setting that is better than the best but may not fit; None if there is none."""
         ...
 
     def gain(self, other: TriedSetting) -> str:
-        """Return in words by how much a setting is better than the best."""
+        """Return the text of the gain of `other` over the best setting."""
         ...
 
     def more(self, other: TriedSetting) -> float:
-        """Return by which share `other` is worse than the best."""
+        """Return by which fraction `other` is worse than the best."""
         ...
 
     def is_tie(self, other: TriedSetting) -> bool | None:
-        """Tell whether it ties with the best."""
+        """Return True if `other` ties with the best; None if the error is unknown."""
         ...
 
     def budget(self, setting: TriedSetting) -> TrainingBudget | None:
-        """Return what the training takes."""
+        """Return the time, cost and energy of the training; None if its tokens are unknown."""
         ...
 
     def scenario(self, setting: TriedSetting) -> dict[str, Any]:
-        """Return the tables of a scenario."""
+        """Return the tables of the scenario with `setting`."""
         ...
 
     def config_text(self, setting: TriedSetting) -> str:
-        """Return the configuration of the runtime."""
+        """Return `setting` as the configuration of its runtime."""
         ...
 
 
 class BestPages:
-    """Page and picture of an answer of `zsim.best`."""
+    """Page and picture of the result of `zsim.best`."""
 
     def report(self: SettingRanking, path: str | PathLike[str], *, command: str = "") -> None:
-        """Write a page about the answer, which `command` asked for, to `path` (.html).
+        """Write an HTML page about the result of `command` to `path` (.html).
 
         Raises:
-            MistakeError: it cannot be a page, or the extra `report` is not installed.
-            UnwrittenError: it cannot be written.
+            MistakeError: `path` is not .html, or the extra `report` is not installed.
+            UnwrittenError: the file cannot be written.
         """
         from zsim.files.html_page import need_html, render
         from zsim.report.best_page import best_page
@@ -147,15 +147,15 @@ class BestPages:
         *,
         figure: str = BEST_FIGURES[0],
     ) -> Picture:
-        """Draw step time against memory or cost, and write that to `path`: .svg, .png or .pdf.
+        """Draw step time against memory or cost; write it to `path` (.svg, .png or .pdf) if given.
 
         Args:
-            path: of the file, if there is to be one.
-            figure: what it is drawn against: "memory", or "cost" where settings differ in GPUs.
+            path: path of the file; None to write none.
+            figure: the other axis: "memory", or "cost" if settings differ in their number of GPUs.
 
         Raises:
-            MistakeError: nothing fits, it is neither, or PNG and PDF need the extra `draw`.
-            UnwrittenError: it cannot be written.
+            MistakeError: nothing fits, `figure` is unknown, or PNG or PDF needs the extra `draw`.
+            UnwrittenError: the file cannot be written.
         """
         from zsim.report.drawing import picture
 
@@ -169,7 +169,7 @@ class BestPages:
 
 
 def findings(result: SettingRanking, command: str) -> BestFindings:
-    """Return what the page of `result` says, which `command` asked for."""
+    """Return the content of the page of `result`, which `command` produced."""
     settings = result.ordered()
     fitting = tuple(_ranked(result, each) for each in settings.answers)
     fleets = {each.gpus for each in fitting}
@@ -221,7 +221,7 @@ def _standing(result: SettingRanking, each: TriedSetting) -> str:
 
 
 def _error(each: TriedSetting) -> str:
-    """Return the error of a setting and the probability that it fits, in a few words."""
+    """Return the error of a setting and the probability that it fits, as a short text."""
     outcome = each.outcome
     error = "unknown" if outcome.error is None else f"±{outcome.error.half_width:.0%}"
     parts = [error, f"fits with probability {probability_text(outcome.fit_probability)}"]

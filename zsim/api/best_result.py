@@ -1,4 +1,4 @@
-"""The answer of `zsim.best`: the best setting, those that tie with it, and why others lost."""
+"""The result of `zsim.best`: the best setting, its ties, and why the others lost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,15 +38,15 @@ from zsim.scenario.tables import from_tables
 from zsim.units import format_bytes, format_seconds
 
 SHOWN = 10
-"""Settings that the answer lists."""
+"""Number of settings that the text lists."""
 
 REASONS_SHOWN = 8
-"""Reasons that it lists."""
+"""Number of reasons that the text lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossReason:
-    """Why settings lost, and how many."""
+    """Reason why settings lost, and their number."""
 
     kind: str
     why: str
@@ -59,23 +59,23 @@ class BestResult(BestPages, AnswerInFacts):
 
     Attributes:
         title: the model and the GPUs.
-        objective: what is minimized: "time", "cost", "energy" or "gpus".
-        settings: how many were considered.
-        tried: those that were simulated, the best first.
+        objective: the quantity to minimize: "time", "cost", "energy" or "gpus".
+        settings: number of settings that were considered.
+        tried: settings that were simulated, the best first.
         losses: why the others lost.
-        gap: by which share of its value something better may have been missed.
-        open_settings: how many of the others may still be better.
-        left_out: settings with offload that were not considered, since others fit without.
-        operations: of schedules that were written or simulated, which limit the search.
-        is_stopped: whether it stopped for the processor time that it took.
-        tables: of a scenario, without a setting.
-        sequences: of a step; each has `sequence_length` tokens.
-        gpu, power_w: name of the GPU, and what one draws at most.
-        tokens: of the training; None where nobody says.
-        price: of a GPU.
-        bounded_s: no setting that may fit takes less for a step.
-        by_fabric: seconds of a step of the best setting over each fabric that was compared.
-        wall_time_s: seconds that the search took; alone among these it depends on the machine.
+        gap: by which fraction of its value a missed setting may be better.
+        open_settings: number of settings not simulated that may still be better.
+        left_out: number of settings with offload that were skipped, since others fit without it.
+        operations: operations of all schedules written or simulated; they limit the search.
+        is_stopped: True if the search reached its limit of processor time.
+        tables: tables of the scenario without a setting.
+        sequences: sequences of a step, each of `sequence_length` tokens.
+        gpu, power_w: name and power limit of the GPU.
+        tokens: tokens of the whole training; None if not given.
+        price: price of a GPU; None if unknown.
+        bounded_s: lower bound of the step time of all settings that may fit.
+        by_fabric: step time in seconds of the best setting on each fabric that was compared.
+        wall_time_s: duration of the search; the only attribute that depends on the machine.
     """
 
     title: str
@@ -117,9 +117,9 @@ class BestResult(BestPages, AnswerInFacts):
 
     @cached_property
     def ten(self) -> tuple[TriedSetting, ...]:
-        """The best settings of the ten best groups: runtime, degrees, batch, checkpoints.
+        """The best setting of each of the ten best groups (runtime, degrees, batch, checkpoints).
 
-        A plain group of FSDP2 is among them wherever one fits.
+        If a plain FSDP2 group fits, it is one of the ten.
         """
         of_group: dict[int, TriedSetting] = {}
         for each in self.answers:
@@ -132,7 +132,7 @@ class BestResult(BestPages, AnswerInFacts):
 
     @cached_property
     def front(self) -> tuple[TriedSetting, ...]:
-        """Settings that no other beats in step time, memory and GPUs at once, the fastest first."""
+        """Pareto front of step time, memory and GPUs, the fastest first."""
         figures = [
             (each.outcome.step_time_s, float(each.outcome.memory_bytes), float(each.gpus))
             for each in self.answers
@@ -140,11 +140,11 @@ class BestResult(BestPages, AnswerInFacts):
         return tuple(self.answers[place] for place in front(figures))
 
     def ordered(self) -> OrderedSettings:
-        """Return the settings that pages show."""
+        """Return the settings that the page shows."""
         return OrderedSettings(answers=self.answers, ten=self.ten, ties=self.ties)
 
     def more(self, other: TriedSetting) -> float:
-        """Return by which share `other` is worse than the best."""
+        """Return by which fraction `other` is worse than the best."""
         assert self.best is not None
         assert self.best.value
         assert other.value is not None
@@ -162,7 +162,7 @@ class BestResult(BestPages, AnswerInFacts):
         return tuple(each for each in self.answers[1:] if self.is_tie(each))
 
     def scenario(self, setting: TriedSetting) -> dict[str, Any]:
-        """Return the tables of the scenario with a setting; `zsim.load` takes them."""
+        """Return the tables of the scenario with `setting`, which `zsim.load` accepts."""
         title = f"{self.title}: {setting.name()}"
         return changed({**self.tables, "title": title}, setting.changes)
 
@@ -170,8 +170,8 @@ class BestResult(BestPages, AnswerInFacts):
         """Write the best setting as a scenario.
 
         Raises:
-            MistakeError: nothing fits, or there is no such folder.
-            UnwrittenError: it cannot be written.
+            MistakeError: nothing fits, or the folder of `path` does not exist.
+            UnwrittenError: the file cannot be written.
         """
         if self.best is None:
             raise MistakeError(f"--save: {path}: no setting fits")
@@ -179,10 +179,10 @@ class BestResult(BestPages, AnswerInFacts):
         write(Path(path), scenario_text(self.scenario(self.best)))
 
     def config_text(self, setting: TriedSetting, *, torchtitan: bool = False) -> str:
-        """Return a setting as the configuration of its runtime, or of torchtitan.
+        """Return `setting` as the configuration of its runtime, or of torchtitan.
 
         Raises:
-            MistakeError: nobody has written one for it.
+            MistakeError: zsim cannot write such a configuration.
         """
         parallel = {"context": 1, **self.tables.get("parallel", {})}
         shared = ("context", "context_exchange")
@@ -199,11 +199,12 @@ class BestResult(BestPages, AnswerInFacts):
         return torchtitan_text(asked) if torchtitan else config_text(asked)
 
     def save_config(self, path: str | PathLike[str]) -> None:
-        """Write the best setting as the configuration of its runtime; .toml is torchtitan's.
+        """Write the best setting as the configuration of its runtime; .toml means torchtitan.
 
         Raises:
-            MistakeError: nothing fits, or there is no such folder or configuration.
-            UnwrittenError: it cannot be written.
+            MistakeError: nothing fits, the folder of `path` does not exist, or zsim cannot write
+                such a configuration.
+            UnwrittenError: the file cannot be written.
         """
         if self.best is None:
             raise MistakeError(f"--config: {path}: no setting fits")
@@ -212,7 +213,7 @@ class BestResult(BestPages, AnswerInFacts):
         write(Path(path), text)
 
     def budget(self, setting: TriedSetting) -> TrainingBudget | None:
-        """Return days, money and energy of the training; None without its tokens."""
+        """Return the days, cost and energy of the training; None if its tokens are unknown."""
         if self.tokens is None:
             return None
         steps = self.tokens / (self.sequences * self.sequence_length)
@@ -225,7 +226,7 @@ class BestResult(BestPages, AnswerInFacts):
         )
 
     def mfu(self, setting: TriedSetting, *, causal: bool = False) -> float:
-        """Return the model FLOPs utilization of a setting; `causal`: without masked attention."""
+        """Return the model FLOPs utilization; `causal` leaves out the FLOPs of masked attention."""
         resolved, _ = settled(NAME, from_tables(self.scenario(setting)))
         model, strategy = resolved.make_model(), resolved.strategy
         flops = model.forward_flops + model.backward_flops - (model.masked_flops if causal else 0)
@@ -234,14 +235,14 @@ class BestResult(BestPages, AnswerInFacts):
         return flops * batches / setting.outcome.step_time_s / (setting.gpus * peak)
 
     def gain(self, other: TriedSetting) -> str:
-        """Return in words by how much `other` is better than the best: "2.9% faster"."""
+        """Return the text of the gain of `other` over the best setting, such as "2.9% faster"."""
         assert self.best is not None
         if self.objective == "gpus" and other.gpus < self.best.gpus:
             return f"{other.gpus:,} GPUs instead of {self.best.gpus:,}"
         return f"{-self.more(other):.1%} {BETTER[self.objective]}"
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return the first lines that `zsim best` prints: what each is about, and the text."""
+        """Return the names and texts of the first lines that `zsim best` prints."""
         best = self.best
         has_best, simulated = best is not None, len(self.tried)
         searched = searched_text(self, simulated=simulated, has_best=has_best)
@@ -290,12 +291,12 @@ class BestResult(BestPages, AnswerInFacts):
 
     @property
     def unfinished(self) -> str:
-        """The line that more than 5 % may be left; empty if the search came further."""
+        """Warning that a setting better by more than 5 % may be missed; empty if not."""
         is_sure = self.best is not None and self.best.outcome.is_sure
         return unfinished_text(self, has_best=self.best is not None, is_sure=is_sure)
 
     def text(self) -> str:
-        """Return the facts, the ten best, the front of time and memory, and why others lost."""
+        """Return the facts, the ten best, the Pareto front, and why the others lost."""
         parts = [self.unfinished] if self.unfinished else []
         parts.append(super().text())
         if self.ten:
@@ -340,7 +341,7 @@ class BestResult(BestPages, AnswerInFacts):
         return facts_text((f"{each.count:,} {each.kind}", each.why) for each in shown)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim best --json` prints."""
+        """Return the object that `zsim best --json` prints."""
         best = self.best
         return {
             "title": self.title,

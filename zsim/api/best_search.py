@@ -1,4 +1,4 @@
-"""`zsim.best`: the best setting for a model on GPUs that somebody has, and what it costs."""
+"""`zsim.best`: search for the best setting of a model on given GPUs."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -29,17 +29,17 @@ OPERATIONS: Final = 3_000_000
 """Default limit of a search, in operations."""
 
 STOP_S: Final = 1800.0
-"""Seconds of processor time after which a search stops unfinished, whatever it was given."""
+"""Limit of processor time in seconds, at which a search stops unfinished."""
 
 LEAST_OPERATIONS: Final = 4_000
-"""Operations that each setting counts at least: reading a scenario is as much work."""
+"""Minimum number of operations counted per setting: reading its scenario is as much work."""
 
 OFFLOADS_LEFT_OUT: Final = "states or checkpoints off the GPU, and other settings fit without"
 
 AHEAD: Final = 8
-"""Settings that are chosen before the result of the first of them is taken in.
+"""Number of settings in flight: chosen before the result of the first of them is used.
 
-It does not depend on the number of workers; at most this many are busy.
+It does not depend on the number of workers, of which at most this many are busy.
 """
 
 
@@ -54,24 +54,24 @@ def best(
     progress: Progress | None = None,
     **options: Unpack[BestOptions],
 ) -> BestResult:
-    """Search the best setting for a model on GPUs.
+    """Search for the best setting of a model on GPUs.
 
-    The answer follows from the question and `operations` alone: it is the same on every machine,
-    busy or idle, and with any number of workers.
+    The result depends only on the question and `operations`: it is the same on every machine, and
+    with any number of workers.
 
     Args:
-        model: name of a published model, or the `config.json` of one on Hugging Face.
-        gpus: so many of a GPU, or of a node: `128xh100`, `dgx2`.
-        changes: values by key of a scenario, as `load` takes them; what they say is not sought.
-        operations: of schedules, after which no other setting is simulated.
-        workers: processes; all cores where nobody says.
-        stop_s: seconds of processor time after which the search stops unfinished.
-        progress: told how much of the search is done, and of how much.
-        options: what else may be said, as in `BestOptions`.
+        model: name of a published model, or path of a Hugging Face `config.json`.
+        gpus: number and name of the GPU or the node: `128xh100`, `dgx2`.
+        changes: values by key of a scenario, as in `load`; the search keeps these values fixed.
+        operations: limit of the operations of all schedules; no setting is simulated beyond it.
+        workers: number of processes; default all cores.
+        stop_s: limit of processor time in seconds, at which the search stops unfinished.
+        progress: callback that receives the work done and the total work.
+        options: other options, see `BestOptions`.
 
     Raises:
-        MistakeError: it cannot be asked so.
-        TypeError: there is no such option.
+        MistakeError: an argument is unknown, is missing, or contradicts another.
+        TypeError: an option is unknown.
     """
     for name in options.keys() - BestOptions.__annotations__.keys():
         instead = "; a search is limited by operations" if name == "search_s" else ""
@@ -90,7 +90,7 @@ def best_of(
     stop_s: float = STOP_S,
     progress: Progress | None = None,
 ) -> BestResult:
-    """Search the best setting for what is asked; what is not said is as in `best`."""
+    """Search for the best setting of `question`; the other arguments are those of `best`."""
     begun = perf_counter()
     hunt = _hunt_of(question, operations, stop_s, progress or tell_nobody)
     at_once = min(cores() if workers is None else workers, AHEAD)
@@ -105,11 +105,11 @@ class _Hunt:
     """A running search and its results so far.
 
     Attributes:
-        most_operations: after which no other setting is simulated.
-        stop_s: seconds of processor time of simulations after which it stops.
-        operations: of the settings that were simulated.
-        seconds: of processor time that these took.
-        is_stopped: whether it stopped for that time.
+        most_operations: limit of operations; no setting is simulated beyond it.
+        stop_s: limit of processor time of the simulations in seconds.
+        operations: operations of the settings simulated so far.
+        seconds: processor time of these simulations.
+        is_stopped: True if the search reached `stop_s`.
     """
 
     question: Question
@@ -127,8 +127,8 @@ class _Hunt:
     def go(self, executor: Executor) -> None:
         """Simulate settings until none can win or the operations are used up.
 
-        Results are taken in in the order in which settings were chosen, so that no choice depends
-        on which simulation ends first.
+        Results are processed in the order in which settings were chosen, so that the choice of
+        settings does not depend on which simulation finishes first.
         """
         flying: deque[tuple[tuple[int, int], Future[tuple[SettingOutcome, float]]]] = deque()
         while True:
@@ -149,17 +149,17 @@ class _Hunt:
             self.progress(done, self.most_operations)
 
     def _is_over(self) -> bool:
-        """Return True if nothing more may be simulated."""
+        """Return True if no more settings may be simulated."""
         if self.operations >= self.most_operations:
             return True
         self.is_stopped = self.seconds >= self.stop_s
         return self.is_stopped
 
     def _next_of_others(self) -> tuple[int, int] | None:
-        """Return the setting to try next where no branch is left that can win.
+        """Return the setting to try next when no branch is left that can win; None if none is.
 
-        Where nothing fits, settings with offload are considered from here on. Else knobs may lower
-        the bounds of groups that lost by little.
+        If nothing fits so far, add the settings with offload. Else compute tighter lower bounds
+        of groups that lost by little: their knobs may win.
         """
         if self.search.best == inf and self.pool.held_back:
             known = len(self.pool.groups)
@@ -171,7 +171,7 @@ class _Hunt:
         return self.search.next()
 
     def _lower(self, place: int) -> bool:
-        """Tell the search the bound of all settings of a group, unless it was told before."""
+        """Lower the bound of a group to that of all its knobs; return False if already lowered."""
         bound, group = self.pool.lowered(place), self.pool.groups[place]
         if bound is None:
             return False
@@ -180,7 +180,7 @@ class _Hunt:
         return True
 
     def settle_gap(self) -> None:
-        """Look at the knobs of the group whose bound the gap is from, until it stays."""
+        """Lower the bound of the group that determines the gap, until the gap stays the same."""
         while (place := self.search.lowest()) is not None and self._lower(place):
             pass
 
@@ -217,7 +217,7 @@ class _Hunt:
         )
 
     def losses(self) -> tuple[LossReason, ...]:
-        """Return why settings lost, and how many to each reason."""
+        """Return the reasons why settings lost, with the number of settings for each."""
         found = [LossReason("cannot be", why, count) for why, count in _alike(self.pool.refused)]
         search = self.search
         out = [place for place in range(len(self.pool.groups)) if search.is_bounded_out(place)]
@@ -246,7 +246,7 @@ class _Hunt:
         return tuple(found)
 
     def _loss(self, each: TriedSetting) -> str:
-        """Return why a setting that was simulated lost; empty if it is the best."""
+        """Return why a simulated setting lost; empty if it is the best."""
         best = min(self.tried, key=lambda one: one.order)
         if each.outcome.refusal:
             return each.outcome.refusal
@@ -266,13 +266,13 @@ class _Hunt:
 
 
 MUCH: Final = 1.5
-"""Ratio of published to predicted times from which published runs took much longer."""
+"""Minimum ratio of published to predicted times at which published runs count as much slower."""
 
 MEASURE: Final = {"time": "step time", "cost": "cost", "energy": "energy", "gpus": "GPUs"}
 
 
 def _alike(reasons: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    """Return reasons that differ in numbers alone as one, the commonest first."""
+    """Merge reasons that differ only in numbers; return them with counts, the most common first."""
     words: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for why, count in reasons.items():
@@ -284,14 +284,14 @@ def _alike(reasons: Mapping[str, int]) -> Iterable[tuple[str, int]]:
 
 
 def _timed(tables: Mapping[str, Any], *, times_tight: bool) -> tuple[SettingOutcome, float]:
-    """Return the result of simulating a setting, and the seconds of processor time that it took."""
+    """Return the result of simulating a setting, and its processor time in seconds."""
     begun = process_time()
     outcome = tried(tables, times_tight=times_tight)
     return outcome, process_time() - begun
 
 
 def _hunt_of(question: Question, most_operations: int, stop_s: float, progress: Progress) -> _Hunt:
-    """Return a search in which nothing was simulated yet."""
+    """Return a search in which no setting has been simulated yet."""
     pool = SettingPool(question)
     always, *others = plain_settings(pool.groups)
     search = Search(
@@ -340,7 +340,7 @@ def _result(hunt: _Hunt) -> BestResult:
 
 
 def _by_fabric(question: Question, changes: Mapping[str, object]) -> dict[str, float]:
-    """Return the step time of the best setting over each fabric that was asked for."""
+    """Return the step time of the best setting on each candidate fabric, if it fits there."""
     if FABRIC_KEY not in changes:
         return {}
     outcomes = {

@@ -1,4 +1,4 @@
-"""Published rows in, profile files out."""
+"""Fit profile files to published measurements."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ from zsim.files.written import write
 from zsim.mistake import file_fault
 
 KERNELS = "kernels"
-"""Folder of the files that speak of kernels, inside the one that was asked for."""
+"""Name of the subfolder for the kernel profiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult(Answer):
-    """Profiles that were fitted, not written yet.
+    """Profiles that were fitted but not written yet.
 
     Attributes:
-        networks, kernels: what belongs in each file, constants with the errors of their fit.
+        networks, kernels: content of each file: constants and the errors of their fit.
     """
 
     networks: Mapping[Path, Profiles]
     kernels: Mapping[Path, FittedKernels]
 
     def writers(self) -> list[Callable[[], object]]:
-        """Return what writes each file, and raises UnwrittenError if that cannot be done."""
+        """Return functions that each write one file; they raise UnwrittenError if they cannot."""
         texts = {path: text(found) for path, found in self.networks.items()}
         texts |= {path: kernel_profile.text(found) for path, found in self.kernels.items()}
         return [partial(write, path, content) for path, content in texts.items()]
@@ -56,12 +56,12 @@ class CalibrationResult(Answer):
 def calibrate(
     source: str | PathLike[str], target: str | PathLike[str], *, report: Callable[[str], None]
 ) -> CalibrationResult:
-    """Fit the tables in the folder `source`, for files of each kind of GPU in `target`.
+    """Fit the tables in the folder `source` to profile files in `target`, one per kind of GPU.
 
-    `report` is told what is being fitted; `writers` of the result write the files.
+    `report` receives the name of each fit; `writers` of the result write the files.
 
     Raises:
-        MistakeError: there is nothing to read, or `target` can be no folder.
+        MistakeError: there is nothing to read, or `target` cannot be created.
     """
     source, target = Path(source), Path(target)
     of_networks, of_kernels = all_tables(source)

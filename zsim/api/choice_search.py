@@ -1,4 +1,4 @@
-"""The search of the published settings that are ranked first: those that cannot be are left out."""
+"""Search for the published settings that zsim ranks first, without predicting every setting."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from zsim.workers.processes import cores, processes
 Rank = tuple[bool, float]
 
 NOTHING: Rank = (False, 0.0)
-"""The rank of a setting that is predicted not to run."""
+"""Rank of a setting that is predicted not to fit."""
 
 Row = tuple[Published, PublishedSetting]
 """A published run, and its setting without a prediction."""
@@ -30,9 +30,9 @@ Row = tuple[Published, PublishedSetting]
 
 @dataclass(slots=True)
 class _GroupSearch:
-    """The search in one group: `highest` are ranks that rows do not exceed.
+    """The search in one group; `highest` has an upper bound of the rank of each row.
 
-    Two settings are sought: the one that is ranked first of those with a result, and of all.
+    Two settings are sought: the one ranked first among those with a measured step, and among all.
     """
 
     rows: Sequence[Row]
@@ -47,18 +47,18 @@ class _GroupSearch:
 
     @property
     def open_rows(self) -> int:
-        """Rows that are not predicted and may still be ranked first."""
+        """Rows without a prediction that may still be ranked first."""
         return sum(map(self._may_be_first, self.left))
 
     def next(self) -> int | None:
-        """Return the row to predict next, the one whose rank may be highest; None if none may."""
+        """Return the row with the highest bound to predict next; None if none may be first."""
         for place in reversed(self.left):
             if self._may_be_first(place):
                 return place
         return None
 
     def missed_best(self) -> int | None:
-        """Return the row that was fastest, where another is chosen and it is not predicted."""
+        """Return the fastest row if it has no prediction and zsim chooses another; else None."""
         (choice,) = choices(self.found) or (None,)
         if choice is None or choice.is_good or choice.best.predicted_s is not None:
             return None
@@ -66,7 +66,7 @@ class _GroupSearch:
         return place if place in self.left else None
 
     def _may_be_first(self, place: int) -> bool:
-        """Tell whether a row may be ranked before those that are predicted, of all or of some."""
+        """Return True if a row may be ranked first, among all rows or among those with a result."""
         highest, has_result = self.highest[place], self.found[place].step_s is not None
         of_all = max((each.rank for each in self.found), default=NOTHING)
         known = (each.rank for each in self.found if each.step_s is not None)
@@ -74,9 +74,9 @@ class _GroupSearch:
 
 
 def predicted(rows: Iterable[Row], progress: Progress) -> list[PublishedSetting]:
-    """Return settings in their groups; of each group those are predicted that may be ranked first.
+    """Return settings by group; predict those that may be ranked first in their group.
 
-    `progress` is told how many rows need no prediction any more, and of how many.
+    `progress` receives the number of rows that need no prediction any more, and of all rows.
     """
     groups: defaultdict[object, list[Row]] = defaultdict(list)
     for row in rows:
@@ -97,9 +97,9 @@ def predict_first(
     at_once: int,
     progress: Progress,
 ) -> list[PublishedSetting]:
-    """Return settings, of which those of each group are predicted that may be ranked first.
+    """Return settings by group; predict those that may be ranked first in their group.
 
-    A group has its rows, and ranks that they do not exceed; `predict` is asked so many at once.
+    A group is a pair of rows and upper bounds of their ranks; `at_once` predictions run at once.
     """
     searches = [_GroupSearch(rows, highest) for rows, highest in groups]
     found = _Predictions(searches, predict, progress)
@@ -120,7 +120,7 @@ class _Predictions:
     )
 
     def until_none(self, at_once: int, pick: Callable[[_GroupSearch], int | None]) -> None:
-        """Predict what is picked of each group in turn until none of any is."""
+        """Predict the rows that `pick` chooses in each group, until it returns None for all."""
         waiting = list(self.searches)
         while waiting or self.flying:
             while waiting and len(self.flying) < at_once:
@@ -138,7 +138,7 @@ class _Predictions:
 
 
 def highest_ranks(rows: Sequence[Row]) -> list[Rank]:
-    """Return for each row a rank that no prediction of it exceeds: lower bounds of its step."""
+    """Return an upper bound of the rank of each row, from lower bounds of its step time."""
     bounder = Bounder()
 
     def of(run: Published, tokens: int) -> Rank:
@@ -153,7 +153,7 @@ def highest_ranks(rows: Sequence[Row]) -> list[Rank]:
 
 
 def ranked(run: Published, setting: PublishedSetting) -> PublishedSetting:
-    """Return a setting with its prediction; of a run without a result only if it fits."""
+    """Return a setting with its prediction; a failed run has one only if predicted to fit."""
     collect_much()
     if run.failed:
         fit = first_that_fits(run.ways, None)
@@ -171,7 +171,7 @@ def ranked(run: Published, setting: PublishedSetting) -> PublishedSetting:
 
 
 def slower_elsewhere(features: RunFeatures, sweep: str) -> float:
-    """Return how much longer than predicted judged runs of other sweeps took that are like one."""
+    """Return by how much similar runs of other sweeps were slower than predicted, as a factor."""
     return slower(features, [each for each in judged_runs() if each.sweep != sweep])
 
 

@@ -1,4 +1,4 @@
-"""Settings that zsim would choose among those that somebody published, beside the best of them."""
+"""Compare the settings that zsim would choose with the fastest published settings."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -35,8 +35,8 @@ class ChoiceValidation(Answer):
     """Choices among published settings.
 
     Attributes:
-        choices: one for each group with enough settings.
-        knows_failures: whether runs without a result are among the settings.
+        choices: the choice in each group with enough settings.
+        knows_failures: True if runs without a result are among the settings.
     """
 
     choices: tuple[SettingChoice, ...]
@@ -44,7 +44,7 @@ class ChoiceValidation(Answer):
 
     @property
     def good(self) -> int:
-        """Groups in which the choice is within a tenth of the best."""
+        """Number of groups in which the choice is within a tenth of the best."""
         return sum(each.is_good for each in self.choices)
 
     def text(self) -> str:
@@ -67,7 +67,7 @@ class ChoiceValidation(Answer):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim validate best --json` prints."""
+        """Return the object that `zsim validate best --json` prints."""
         return {
             "groups": len(self.choices),
             "within": NEAR,
@@ -79,16 +79,16 @@ class ChoiceValidation(Answer):
 def validate_best(
     folder: str | PathLike[str] | None = None, *, progress: Progress = tell_nobody
 ) -> ChoiceValidation:
-    """Return which published settings zsim ranks first, and how near they are to the best.
+    """Return which published settings zsim ranks first, and how close they are to the best.
 
     Args:
-        folder: published tables, of which each row is predicted that may be ranked first by its
-            lower bound; without it the table of judged runs that ships is taken, with the
-            predictions in it.
-        progress: told how many rows need no prediction any more, and of how many.
+        folder: folder of published tables; zsim predicts the rows that may be ranked first by
+            their lower bound. Without it, use the table of published runs in the package, with
+            its stored predictions.
+        progress: receives the number of rows that need no prediction any more, and of all rows.
 
     Raises:
-        MistakeError: there is nothing to choose among.
+        MistakeError: no group has enough settings.
     """
     if folder is None:
         found = choices(_judged())
@@ -106,7 +106,7 @@ def validate_best(
 
 
 def _judged() -> Iterable[PublishedSetting]:
-    """Yield the rows of the table that ships."""
+    """Yield the rows of the table of published runs in the package."""
     gpus: dict[str, Gpu] = {}
     for run in judged_runs():
         settings, tight = run.settings, False
@@ -133,7 +133,7 @@ def _judged() -> Iterable[PublishedSetting]:
 
 
 def _setting(run: Published) -> PublishedSetting:
-    """Return a row that is not predicted."""
+    """Return the setting of a row without a prediction."""
     settings = flat({name: table for name, table in run.scenario.items() if name != "title"})
     return PublishedSetting(
         publication=run.file,
@@ -154,7 +154,7 @@ def _cells(found: SettingChoice) -> tuple[str, ...]:
 
 
 def _miss(found: SettingChoice) -> str:
-    """Return what was chosen where another setting was much faster, and how both are predicted."""
+    """Return the text of a choice that is much slower than the best, with prediction errors."""
     chosen, best = found.chosen, found.best
     return (
         f"  {chosen.model} on {chosen.gpus:,}: chosen {chosen.name}{_off(chosen)}; the best was "

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 FIGURES, SORTS, OPERATIONS = 10, 6, 8
-"""Rows of each that are shown as text; `rows()` has all."""
+"""Number of rows of each that `text` shows; `rows()` has all."""
 
 NOTHING = 1e-6
-"""No row is shown of a difference of a smaller share of the step, or of all bytes."""
+"""Minimum difference of a shown row, as a fraction of the step time or of all bytes."""
 
 Given: TypeAlias = RunResult | LoadedScenario | str | PathLike[str] | Mapping[str, object]
 """A result, a trace in a JSON file, or a scenario as `load` takes it."""
@@ -44,7 +44,7 @@ Given: TypeAlias = RunResult | LoadedScenario | str | PathLike[str] | Mapping[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two runs: what it is called, and what happened."""
+    """One of the two runs: its name and its trace."""
 
     name: str
     trace: Trace = field(repr=False)
@@ -52,11 +52,11 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonResult(Answer):
-    """Two runs side by side; each list has the largest difference first.
+    """Two runs side by side; each list starts with the largest difference.
 
     Attributes:
         first, second: the two runs.
-        found: the time of a step, figures, kinds of operations, and operations.
+        found: differences of the step time, of figures, of kinds of operations, and of operations.
     """
 
     first: Side
@@ -65,22 +65,22 @@ class ComparisonResult(Answer):
 
     @property
     def step_times_s(self) -> tuple[float, float]:
-        """Seconds of a step of the first run and of the second."""
+        """Step times of the first and the second run in seconds."""
         return self.found.step.first, self.found.step.second
 
     @property
     def steps_differ(self) -> bool | None:
-        """True if the steps differ by more than the error of their ratio; None if unknown."""
+        """True if the step times differ by more than the error of their ratio; None if unknown."""
         errors = (self.first.trace.error, self.second.trace.error)
         return counts(self.found.step.relative or 0.0, *errors)
 
     @property
     def ratio_error(self) -> float | None:
-        """Error of the ratio of the two steps, as a share; None if unknown."""
+        """Error of the ratio of the two step times, as a fraction; None if unknown."""
         return ratio_error(self.first.trace.error, self.second.trace.error)
 
     def text(self) -> str:
-        """Return the step times, the figures, sorts and operations that differ most, how surely."""
+        """Return the step times, and the figures, kinds and operations that differ most."""
         found = self.found
         rows = [_row(found.step)]
         for title, differences, most in (
@@ -103,7 +103,7 @@ class ComparisonResult(Answer):
         return "\n".join(filter(None, lines))
 
     def _how_surely(self) -> str:
-        """Say how sure it is that steps of two simulations differ; nothing of measured ones."""
+        """Return a sentence on the significance of the difference; empty for measured runs."""
         traces = (self.first.trace, self.second.trace)
         if not self.found.step.relative or not all(predicts(each.backend) for each in traces):
             return ""
@@ -116,7 +116,7 @@ class ComparisonResult(Answer):
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim compare --json` prints."""
+        """Return the object that `zsim compare --json` prints."""
         found = self.found
         return {
             "first": self.first.name,
@@ -132,7 +132,7 @@ class ComparisonResult(Answer):
         }
 
     def rows(self) -> list[dict[str, object]]:
-        """Return each number that both runs have: seconds or bytes, as `measure` says."""
+        """Return each number that both runs have; `measure` is its unit, seconds or bytes."""
         found = self.found
         levels = {
             "step": (found.step,),
@@ -155,7 +155,7 @@ class ComparisonResult(Answer):
         ]
 
     def to_pandas(self) -> "DataFrame":
-        """Return `rows()` as a table of pandas.
+        """Return `rows()` as a pandas DataFrame.
 
         Raises:
             MistakeError: pandas is not installed.
@@ -173,16 +173,16 @@ def compare(
     *,
     common: Changed = None,
 ) -> ComparisonResult:
-    """Compare two runs; what did not run yet is simulated.
+    """Compare two runs; simulate each that is given as a scenario.
 
     Args:
-        first: a result, a trace in a JSON file, or a scenario as `load` takes it.
-        second: another one; without it the first scenario again, with `changes`.
-        changes: values by key that change the second alone, as `load` takes them.
-        common: likewise, but they change both.
+        first: a result, the path of a trace in JSON, or a scenario as in `load`.
+        second: the same; without it, the first scenario with `changes`.
+        changes: values by key that change only the second scenario, as in `load`.
+        common: values by key that change both scenarios.
 
     Raises:
-        MistakeError: one of them cannot be read or simulated.
+        MistakeError: a run cannot be read or simulated, or there is nothing to compare with.
     """
     changes, common = as_settings(changes), as_settings(common)
     if second is None and not changes:
@@ -196,7 +196,7 @@ def compare(
 
 
 def _read(given: Given, settings: tuple[str, ...]) -> Side | LoadedScenario:
-    """Return what has run, or the scenario that is to run."""
+    """Return the run if there is one, else the scenario to simulate."""
     if isinstance(given, RunResult):
         name, trace = given.title, given.recorded
     elif isinstance(given, str | PathLike) and is_trace(fspath(given)):
@@ -209,10 +209,10 @@ def _read(given: Given, settings: tuple[str, ...]) -> Side | LoadedScenario:
 
 
 def is_trace(name: str) -> bool:
-    """Tell whether the file `name` is in JSON and no schedule.
+    """Return True if the file `name` is JSON but not a schedule.
 
     Raises:
-        MistakeError: it cannot be read.
+        MistakeError: the file cannot be read.
     """
     return Path(name).suffix == ".json" and '"zsim": "job"' not in _text(name)[:200]
 
@@ -250,7 +250,7 @@ def _entry(each: Difference) -> dict[str, object]:
 
 
 def _firsts(operations: Iterable[Difference]) -> list[Difference]:
-    """Return the first operation of each sort."""
+    """Return the first operation of each kind."""
     found: dict[str, Difference] = {}
     for each in operations:
         found.setdefault(sort_of(each.name), each)
@@ -265,7 +265,7 @@ def _row(each: Difference) -> tuple[str, ...]:
 
 
 def _relative(each: Difference) -> str:
-    """Return the change in percent, or from ten times as much on as a factor."""
+    """Return the change in percent, or as a factor if the second number is 10 times the first."""
     if each.relative is None:
         return ""
     if each.relative < 9:
@@ -278,7 +278,7 @@ def _bytes(amount: float) -> str:
 
 
 def _rest(found: Comparison) -> str:
-    """Say what is not in the table: how many operations are the same, how many have no peer."""
+    """Return a sentence about the operations that the table omits."""
     count = len(found.operations)
     same = sum(not each.change for each in found.operations)
     text = f"{count:,} operations are in both"

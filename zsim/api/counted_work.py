@@ -1,4 +1,4 @@
-"""Work of a search, counted in operations: the same number on every machine."""
+"""Work of a search, counted in operations; the count is the same on every machine."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from zsim.backend.backend import Job
 class CountedWork:
     """Operations of the schedules that were written or simulated.
 
-    A schedule counts each time a setting needs it, cached or not.
+    A schedule counts each time a setting needs it, even if it is cached.
     """
 
     operations: int = 0
@@ -23,7 +23,7 @@ _COUNTS: ContextVar[CountedWork | None] = ContextVar("counted_work", default=Non
 
 @contextmanager
 def counted_work() -> Generator[CountedWork]:
-    """Count the work that is done inside."""
+    """Count the work done inside the context."""
     work = CountedWork()
     token = _COUNTS.set(work)
     try:
@@ -33,7 +33,7 @@ def counted_work() -> Generator[CountedWork]:
 
 
 def count_work(job: Job) -> None:
-    """Count the operations of all steps of a run, one rank of each role."""
+    """Add the operations of all steps of a run, for one rank of each role."""
     work = _COUNTS.get()
     if work is not None:
         every = sum(len(program.by_id) for program in job.schedule.programs)

@@ -1,4 +1,4 @@
-"""Rows of a result as a table of pandas, which is installed only where somebody wants it."""
+"""Rows of a result as a pandas DataFrame; pandas is an optional dependency."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def data_frame(rows: Sequence[Mapping[str, object]]) -> "DataFrame":
-    """Return `rows` as a table, with a column for each key.
+    """Return `rows` as a DataFrame, with a column for each key.
 
     Raises:
         MistakeError: pandas is not installed.

@@ -5,7 +5,7 @@ from zsim.trace.trace import StepError
 
 
 def error_object(error: StepError | None, step_s: float, text: str) -> dict[str, object]:
-    """Return the error of a step time: bounds in seconds, None if it is unknown, and words."""
+    """Return the error of a step time: bounds in seconds (None if unknown) and its text."""
     return {
         "level": LEVEL,
         "half_width": None if error is None else error.half_width,
@@ -16,7 +16,7 @@ def error_object(error: StepError | None, step_s: float, text: str) -> dict[str,
 
 
 def probability_text(probability: float) -> str:
-    """Return a probability in percent, which is never said to be certain."""
+    """Return a probability in percent, from "under 1%" to "over 99%"."""
     if probability > 0.995:
         return "over 99%"
     return "under 1%" if probability < 0.005 else f"{probability:.0%}"

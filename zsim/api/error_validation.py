@@ -1,4 +1,4 @@
-"""Measured coverage of errors; a new table of published runs, and the rules fitted to it."""
+"""Measured coverage of error intervals; a new table of published runs and its fitted rules."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -48,16 +48,16 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorValidation(Answer):
-    """Measured coverage of printed errors: each publication is judged by rules of the others.
+    """Measured coverage of error intervals: rules fitted to the other publications judge each one.
 
     Attributes:
         runs: the table of published runs.
-        outcomes: runs that fitted, or ran out of memory.
-        times, ratios, peaks: coverage of step times, of ratios of two and of peaks of memory.
-        fits: probabilities of fitting, and outcomes.
-        rules: what is fitted to all of them.
-        stale: rows that ship and are not predicted so any more; None if none was predicted.
-        fresh: rows that are predicted otherwise than they ship, or do not ship.
+        outcomes: published runs that fit or ran out of memory.
+        times, ratios, peaks: coverage for step times, ratios of two step times, and memory peaks.
+        fits: reliability of the probabilities of fitting; None if there are too few publications.
+        rules: rules fitted to all rows.
+        stale: rows of the package that are no longer predicted so; None if no row was predicted.
+        fresh: rows whose prediction changed, or that the package does not have.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -84,7 +84,7 @@ class ErrorValidation(Answer):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim validate error --json` prints."""
+        """Return the object that `zsim validate error --json` prints."""
         return {
             "runs": len(self.runs),
             "publications": len({run.publication for run in self.runs}),
@@ -97,10 +97,10 @@ class ErrorValidation(Answer):
         }
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write the table to `path`, and the rules that are fitted to it beside it.
+        """Write the table to `path`, and the rules fitted to it to the same folder.
 
         Raises:
-            UnwrittenError: one cannot be written.
+            UnwrittenError: a file cannot be written.
         """
         write(Path(path), evidence.table_text(self.runs, self.outcomes))
         write(Path(path).with_name(FILE), self.rules.text())
@@ -119,17 +119,17 @@ def validate_error(
     figures: bool = False,
     progress: Progress = tell_nobody,
 ) -> ErrorValidation:
-    """Return how often published values are within the intervals of all other publications.
+    """Return how often published values are inside the intervals fitted to other publications.
 
     Args:
-        folder: published tables from which the table is made again; without it the one that ships
-            is taken as it is.
-        figures: with a folder, figures of papers are predicted again, too; else they are as they
-            ship.
-        progress: told how many rows are predicted, and of how many.
+        folder: folder of published tables to predict again; without it, use the table of the
+            package.
+        figures: with a folder, also predict the figures of papers again; else use the rows of
+            the package.
+        progress: callback that receives the number of rows predicted, and of all rows.
 
     Raises:
-        MistakeError: there is nothing to read, or of one publication.
+        MistakeError: there is nothing to read, or only one publication.
     """
     ships = judged_runs()
     if folder is None:
@@ -150,10 +150,10 @@ def validate_error(
 def made_again(
     runs: Sequence[Published], progress: Progress
 ) -> tuple[list[JudgedRun], list[MemoryOutcome]]:
-    """Return the rows of `runs` that judge, and those that fitted or not, predicted again.
+    """Predict `runs` again; return rows with a step time to compare, and outcomes in memory.
 
-    Runs that fitted count also where they judge no step time: with those of their sweep that ended
-    without a result alone, no run near the limit would have fitted.
+    Runs that fit count as outcomes even if their step time is not compared. With the failed runs
+    of a sweep alone, no run near the limit would have fitted.
     """
     own = [run for run in runs if judges(run) or (run.ways and (run.failed or run.peak_bytes))]
     quantity = {True: Quantity.STEP_TIME, False: Quantity.MEMORY}

@@ -1,4 +1,4 @@
-"""Figures of a result as files: which there are, and how one is drawn and written."""
+"""Figures of a result as files: check the name of a figure, draw it and write it."""
 
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -12,21 +12,21 @@ from zsim.report.svg.figure import NoFigureError
 
 
 def need_figure(option: str, figure: str, known: Sequence[str]) -> None:
-    """Check that `figure`, given with `option`, is one of those that are `known`.
+    """Raise MistakeError unless `figure`, the value of `option`, is in `known`.
 
     Raises:
-        MistakeError: it is not.
+        MistakeError: `figure` is not in `known`.
     """
     if figure not in known:
         raise MistakeError(f"{option}: {figure!r} must be one of {', '.join(known)}")
 
 
 def drawn_figure(option: str, path: str | PathLike[str] | None, draw: Callable[[], str]) -> Picture:
-    """Return what `draw` returns, and write it to `path`, given with `option`, if it is given.
+    """Return the picture that `draw` makes; write it to `path`, the value of `option`, if given.
 
     Raises:
-        MistakeError: PNG and PDF cannot be made here, or there is no figure and no `path`.
-        UnwrittenError: it cannot be written, or there is no figure.
+        MistakeError: PNG or PDF cannot be made here, or there is neither figure nor `path`.
+        UnwrittenError: the file cannot be written, or there is no figure.
     """
     where = None if path is None else Path(path)
     if where is not None:

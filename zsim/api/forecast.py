@@ -1,4 +1,4 @@
-"""Forecasts of runs of training, as `zsim run` makes them: schedule, simulation, figures."""
+"""Forecasts of training runs, as `zsim run` makes them: schedule, simulation, figures."""
 
 import gc
 import json
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from zsim.files.source import Source
 
 FEW = 3
-"""Micro-batches of a step that are simulated; those that follow are like the last."""
+"""Number of micro-batches of a step to simulate; the rest are extrapolated from the last."""
 
 MANY_STAGES = 8
-"""Stages from which one micro-batch is asked first whether it fits: it is far sooner written."""
+"""Minimum stages at which one micro-batch is checked first for memory, which is much faster."""
 
 FORECASTS_AT_ONCE = 4
-"""Runs that a process is handed at a time."""
+"""Number of runs that a worker process gets at a time."""
 
 OBJECTS_KEPT = 5_000_000
-"""Objects that a process makes before it looks which of them are garbage: some hundred MB."""
+"""Objects that a process allocates before it collects garbage: a few hundred MB."""
 
 
 HIDDEN = 1e-3
-"""Share by which a micro-batch may take less than the busiest stage needs, and is as the others."""
+"""Fraction by which a micro-batch may be shorter than the busiest stage and count as equal."""
 
 RUN_FAULTS = (MistakeError, BackendError, RunFailedError, NoWayError, ValueError)
-"""Why a run has no forecast, each in one line."""
+"""Exceptions for which a run has no forecast; each message is one line."""
 
 
 class _Timer(Protocol):
-    """The simulation, as far as it is asked when steps end."""
+    """The part of the simulator that returns when steps end."""
 
     def step_ends_ps(self, job: Job, *, waits: bool) -> tuple[int, ...]:
-        """Return picoseconds after which each step has ended."""
+        """Return the end of each step in picoseconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """The forecast of a run, and what tells whether more micro-batches go on as these did.
+    """Forecast of a run, and the data needed to extrapolate it to more micro-batches.
 
     Attributes:
-        waits: whether a host waits for memory in its last step.
+        waits: True if a host waits for memory in the last step.
         busiest_turn_s: seconds of a micro-batch on the busiest stage; 0 without a pipeline.
     """
 
@@ -66,19 +66,20 @@ class _Made:
 
 
 Ways = Sequence[Mapping[str, object]]
-"""Scenarios of one run, as their tables: the first that fits is what was run."""
+"""Scenario tables of one run, in order of preference: the first that fits is the run."""
 
 Asked = tuple[Ways, Quantity | None]
-"""A run, and what is asked of it; None is whether it fits, and figures may be bounds."""
+"""A run and the quantity to predict; None asks only whether it fits, and figures may be bounds."""
 
 
 def forecasts(
     runs: Sequence[Asked], told: Callable[[int, int], object] = lambda done, of: None
 ) -> list[RunForecast | str | None]:
-    """Return forecasts of runs, on all processors; equal ones are made once.
+    """Return forecasts of runs, using all processors; equal runs are predicted once.
 
-    A line instead of a forecast says why there is none; None stands for a run without scenarios.
-    No more is simulated than what is asked needs. `told` hears how many are made, and of how many.
+    A string instead of a forecast is the reason why there is none; None stands for a run without
+    scenarios. zsim simulates only as much as the quantity needs. `told` receives the number of runs
+    done and of all runs.
     """
     keys = [(json.dumps(ways, sort_keys=True), quantity) for ways, quantity in runs]
     asked = {key: each for key, each in zip(keys, runs, strict=True) if each[0]}
@@ -99,7 +100,7 @@ def forecasts(
 
 
 def asked(run: Published, quantity: Quantity) -> Asked:
-    """Return what is asked of `run`: of one without a result whether it fits."""
+    """Return `run` with the quantity to predict; for a failed run, only whether it fits."""
     return run.ways, None if run.failed else quantity
 
 
@@ -108,16 +109,16 @@ def _asked(each: Asked) -> RunForecast | str:
 
 
 def _collected(each: Asked) -> RunForecast | str:
-    """Return what `first_that_fits` does, and collect garbage once there may be much."""
+    """Return the forecast of `first_that_fits`, and collect garbage if there may be much."""
     found = first_that_fits(*each)
     collect_much()
     return found
 
 
 def collect_much() -> None:
-    """Collect garbage once there may be much, where nothing else does.
+    """Collect garbage if there may be much; for processes with the garbage collector disabled.
 
-    Meanwhile next to nothing is garbage, and looking for it takes a sixth of the time.
+    In between almost nothing is garbage, and looking for it takes a sixth of the time.
     """
     if gc.get_count()[0] > OBJECTS_KEPT:
         gc.collect()
@@ -126,10 +127,10 @@ def collect_much() -> None:
 def first_that_fits(
     ways: Ways, quantity: Quantity | None = Quantity.STEP_TIME
 ) -> RunForecast | str:
-    """Return the forecast of the first of `ways` that fits; of the last, where none does.
+    """Return the forecast of the first of `ways` that fits, else of the last.
 
-    Each needs less memory than the one before. So where no more than whether one fits is asked, the
-    last is looked at first: mostly none does.
+    Each scenario needs less memory than the one before. So if the question is only whether one
+    fits, try the last first: if it does not fit, none does.
     """
     *others, last = ways
     if others and quantity is None:
@@ -150,11 +151,11 @@ def _of_way(way: int, found: RunForecast | str) -> RunForecast | str:
 def forecast(
     tables: Mapping[str, object], quantity: Quantity | None = Quantity.STEP_TIME
 ) -> RunForecast | str:
-    """Return what is predicted for the scenario in `tables`, or in a line why nothing is.
+    """Return the forecast for the scenario in `tables`, or the reason why there is none.
 
-    Of many micro-batches few are simulated: each after the first takes as long as the one before;
-    in a pipeline, each after those that fill it. Where memory is asked for, the step time is that
-    of the few; where no more than whether it fits is, there may be none, and bounds of memory.
+    Of many micro-batches zsim simulates a few and extrapolates: each later one takes as long as
+    the one before (in a pipeline, after the fill). For `Quantity.MEMORY` the step time is that
+    of the simulated micro-batches. For None there may be no step time, and memory may be a bound.
     """
     train = tables.get("train")
     steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
@@ -175,10 +176,10 @@ def forecast(
 
 
 def simulated_micro_batches(tables: Mapping[str, object]) -> tuple[int, int]:
-    """Return how many micro-batches of many are simulated, and how many take turns together.
+    """Return the number of micro-batches to simulate, and the number that take turns as a group.
 
-    Stages of a pipeline with several chunks take as many at a time as there are stages. Those of
-    FSDP2 receive each micro-batch into memory of its own, so none is left out.
+    Pipeline stages with several chunks process groups of as many micro-batches as there are
+    stages. FSDP2 stages receive each micro-batch into its own buffer, so all are simulated.
     """
     parallel, zero = tables.get("parallel"), tables.get("zero")
     stages = parallel.get("pipeline", 1) if isinstance(parallel, dict) else 1
@@ -195,12 +196,12 @@ def simulated_micro_batches(tables: Mapping[str, object]) -> tuple[int, int]:
 
 
 def _takes_turns(options: Mapping[str, object], stages: int) -> bool:
-    """Return whether stages of Megatron-LM have several chunks by what the options say."""
+    """Return True if the Megatron-LM options give a stage several chunks."""
     layout = options.get("pipeline_model_parallel_layout")
     if isinstance(layout, str):
         try:
             return len(stages_in(layout)) > stages
-        except ValueError:  # which is refused once it is used
+        except ValueError:  # refused once it is used
             return False
     keys = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
     return any(options.get(key) is not None for key in keys)
@@ -209,11 +210,11 @@ def _takes_turns(options: Mapping[str, object], stages: int) -> bool:
 def _extended(
     tables: Mapping[str, object], steps: int, few: int, *, turn: int
 ) -> RunForecast | str:
-    """Return what is predicted for `steps` micro-batches from `few` and from a `turn` less.
+    """Extrapolate the forecast of `steps` micro-batches from `few` and from one `turn` less.
 
-    With one turn less a rank needs no more memory: a host waits for none where it does not with
-    `few`. A stage that takes longer than others but waits for its first gradient meanwhile is
-    hidden by what fills the pipeline until many micro-batches are through; then all are simulated.
+    With one turn less a rank needs at most as much memory, so a host waits for memory only if it
+    does with `few`. If the busiest stage takes longer than the extrapolated micro-batch, the fill
+    phase still hides it in the few micro-batches; then simulate all, or as many as possible.
     """
     try:
         made = _run(accumulating(tables, few))
@@ -232,10 +233,10 @@ def _extended(
 def _of_more(
     tables: Mapping[str, object], steps: int, few: int, *, turn: int, waits: bool
 ) -> float | None:
-    """Return the seconds of a step of so many micro-batches from more than `few` of them.
+    """Return the seconds of a step of `steps` micro-batches, from more than `few` of them.
 
-    Where all are more than can be simulated, half of them are, or a quarter; those that follow take
-    what the last ones added. None if no more than `few` can.
+    If `steps` are too many to simulate, try half as many, a quarter and so on, and extrapolate the
+    rest from the last turn. Return None if no more than `few` can be simulated.
     """
     count = steps
     while count > few:
@@ -250,7 +251,7 @@ def _of_more(
 
 
 def _seconds(tables: Mapping[str, object], steps: int, *, waits: bool) -> float:
-    """Return the time of a step of so many micro-batches."""
+    """Return the duration in seconds of a step of `steps` micro-batches."""
     source = settled_source(accumulating(tables, steps))
     job = source.job()
     count_work(job)
@@ -258,17 +259,17 @@ def _seconds(tables: Mapping[str, object], steps: int, *, waits: bool) -> float:
 
 
 def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
-    """Return `tables` with so many micro-batches in a step."""
+    """Return a copy of `tables` with `steps` micro-batches in a step."""
     changed: dict[str, Any] = deepcopy(dict(tables))
     changed["train"]["gradient_accumulation_steps"] = steps
     return changed
 
 
 def _lack(tables: Mapping[str, object]) -> RunForecast | None:
-    """Return what a rank holds beyond its memory; None where that is not certain.
+    """Return a forecast of the peak if a rank certainly runs out of memory; else None.
 
-    More micro-batches need no less, so of a pipeline one may say enough: it is written in a
-    fraction of the time of as many as fill the stages.
+    More micro-batches need at least as much memory. So one micro-batch may settle the question for
+    a pipeline, and its schedule takes a fraction of the time to write.
     """
     from zsim.analysis.memory_footprint import certain_lack
 
@@ -282,7 +283,7 @@ def _lack(tables: Mapping[str, object]) -> RunForecast | None:
 
 
 def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
-    """Return a forecast that says whether a run fits, from its books alone where they tell."""
+    """Forecast whether a run fits; simulate only if its allocations do not settle it."""
     from zsim.analysis.memory_footprint import certain_footprint
 
     try:
@@ -295,7 +296,7 @@ def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
 
 
 def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
-    """Forecast memory; what depends on no time is not simulated, and has no step time."""
+    """Forecast memory; simulate only if it depends on time, else there is no step time."""
     from zsim.analysis.memory_footprint import DependsOnTimeError, footprint
 
     try:
@@ -327,7 +328,7 @@ def _simulated(tables: Mapping[str, object]) -> RunForecast | str:
 def _run(tables: Mapping[str, object]) -> _Made:
     """Return the forecast of a run.
 
-    The last one is kept: whether a run fits may be asked first.
+    The last forecast is cached, since the same run may be checked for fitting first.
     """
     text = json.dumps(tables, sort_keys=True)
     count_work(_resolved(text).job())
@@ -363,16 +364,16 @@ def _run_of(text: str) -> _Made:
 
 
 def last_step_s(job: Job, backend: Backend, *, waits: bool = True) -> float:
-    """Return the seconds of the last step of `job` in a simulation, of which nothing is recorded.
+    """Return the seconds of the last step of `job`, simulated without recording a trace.
 
-    Without `waits` no host is known to wait for memory.
+    `waits=False` asserts that no host waits for memory, which makes the simulation faster.
     """
     *before, end_ps = cast("_Timer", backend).step_ends_ps(job, waits=waits)
     return (end_ps - (before[-1] if before else 0)) / PICOSECONDS_PER_SECOND
 
 
 def settled_source(tables: Mapping[str, object]) -> "Source":
-    """Return what a scenario comes to; the last two are kept, with their schedules."""
+    """Return the resolved scenario; the last two are cached, with their schedules."""
     return _resolved(json.dumps(tables, sort_keys=True))
 
 

@@ -1,4 +1,4 @@
-"""GPUs by the words that people use for them: `128xh100`, `dgx2`, `4x4090`."""
+"""GPUs by their common names: `128xh100`, `dgx2`, `4x4090`."""
 
 import re
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from zsim.suggestion import one_of
 from zsim.units import parse_power
 
 FABRIC: Final = "rail_optimized"
-"""The fabric between nodes where nobody names one."""
+"""Default fabric between nodes."""
 
 SWITCH: Final = "single_switch"
-"""The fabric of nodes that do not go with rails: fewer NICs than GPUs."""
+"""Fabric of nodes with fewer NICs than GPUs, which cannot be rail-optimized."""
 
 ASKED = re.compile(r"(?:([0-9]+)\s*[xX]\s*)?(\S+|\S.*\.(?:toml|xml))", re.ASCII | re.IGNORECASE)
 
 FILES: Final = (".toml", ".xml")
-"""Ends of the names of files that describe a GPU or a node."""
+"""Suffixes of files that describe a GPU or a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFleet:
-    """GPUs that somebody has.
+    """A number of equal GPUs in nodes.
 
     Attributes:
-        gpus: how many.
-        node: name of the node that they are in.
+        gpus: number of GPUs.
+        node: name of the node.
         fabric: name of the fabric between nodes.
-        cluster: one node of them.
-        power_w: what a GPU draws at most; None if that is not known.
-        tables: what a scenario says of them, without their number.
+        cluster: cluster of one such node.
+        power_w: power limit of a GPU in watts; None if unknown.
+        tables: scenario tables of the cluster, without the number of nodes.
     """
 
     gpus: int
@@ -49,23 +49,23 @@ class GpuFleet:
 
     @property
     def title(self) -> str:
-        """The GPUs in words: 128 H100."""
+        """Number and name of the GPUs, such as "128 H100"."""
         return f"{self.gpus:,} {self.cluster.gpu.name.partition('-SXM')[0]}"
 
     @property
     def precision(self) -> str:
-        """The 16-bit format that the GPU multiplies in: bf16 if it has that."""
+        """The 16-bit format of the GPU's matrix products: bf16 if it supports that."""
         known = {rate.dtype for rate in self.cluster.gpu.rates}
         return "bf16" if DType.BF16 in known else "fp16"
 
 
 def gpu_fleet(text: str, gpu: str | None = None) -> GpuFleet:
-    """Return the GPUs that `text` names: so many of a GPU, or so many nodes.
+    """Return the GPUs that `text` names: a number of GPUs, or a number of nodes.
 
-    A name is one that ships or a file; `gpu` names another GPU than that of the node.
+    A name is that of a preset or of a file; `gpu` replaces the GPU of the node.
 
     Raises:
-        MistakeError: nothing of that name ships, a file is wrong, or the GPUs do not fill nodes.
+        MistakeError: the name is unknown, a file is wrong, or the GPUs do not fill whole nodes.
     """
     match = ASKED.fullmatch(text.strip())
     if match is None:
@@ -101,10 +101,10 @@ def gpu_fleet(text: str, gpu: str | None = None) -> GpuFleet:
 
 
 def _node_of(name: str, count: int) -> tuple[str, bool]:
-    """Return the node that `name` stands for, and whether it is so many GPUs, not nodes.
+    """Return the node named `name`, and True if `count` counts GPUs, False if it counts nodes.
 
     Raises:
-        MistakeError: it is neither known nor a file.
+        MistakeError: `name` is neither a known name nor a file.
     """
     if name.lower().endswith(FILES):
         with mistakes(TopologyError, prefix="--gpus: "):
@@ -131,7 +131,7 @@ def usual_node(word: str, count: int) -> str:
 
 
 def _power_w(node: str, gpu: str | None) -> int | None:
-    """Return the watts of the GPU of `node`, or of `gpu`, where a file says them."""
+    """Return the power limit in watts of `gpu`, or of the GPU of `node`; None if unknown."""
     table = find(Part.NODE, node).get("gpu") if gpu is None else gpu
     if isinstance(table, str):
         table = find(Part.GPU, table)
@@ -140,7 +140,7 @@ def _power_w(node: str, gpu: str | None) -> int | None:
 
 
 def gpu_power_w(gpu: str) -> int | None:
-    """Return the watts that a GPU draws at most by its data sheet; None if none is known."""
+    """Return the power limit in watts from the data sheet of a GPU; None if unknown."""
     for name in part_names(Part.GPU):
         table = find(Part.GPU, name)
         if table.get("name") == gpu and "power" in table:

@@ -1,4 +1,4 @@
-"""The CPU side of a node in lines and in JSON: memory, processors, copies, drives."""
+"""The host side of a node as text and JSON: memory, processors, copies, drives."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from zsim.units import format_bytes
 
 
 def host_facts(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield what is known of the host side, in a line each."""
+    """Yield names and texts of the facts about the host side."""
     host, copies, drives = cluster.host, cluster.copies, cluster.drives
     if host is not None:
         memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"

@@ -1,4 +1,4 @@
-"""Throughput in figures of papers, as rows of the table of judged runs."""
+"""Throughput in figures of papers, as rows of the table of published runs."""
 
 import os
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ from zsim.prediction.run_features import RunFeatures, features
 from zsim.scenario.tables import from_tables
 
 TIMED = (*THROUGHPUTS, FigureQuantity.STEP_TIME)
-"""Quantities that say how long a step took."""
+"""Quantities that determine a step time."""
 
 Asked = tuple[str, str, FigureQuantity, PaperRun]
 """Publication, sweep, quantity and run."""
 
 
 def figure_runs() -> list[Asked]:
-    """Return the runs of figures that ship whose throughput was published and fitted nothing."""
+    """Return the runs of paper figures with a published throughput that no fit used."""
     papers = [parse(text) for text in published_papers().values()]
     return [
         (paper.publication.removesuffix(", runs"), _sweep(paper, figure), figure.quantity, run)
@@ -50,7 +50,7 @@ def _sweep(paper: Paper, figure: PaperFigure) -> str:
 
 
 def judged_figures(progress: Progress) -> list[JudgedRun]:
-    """Return those runs with what is predicted of them; those that are refused are left."""
+    """Predict the runs of `figure_runs` and return their rows; skip runs that zsim refuses."""
     asked = figure_runs()
     found: list[JudgedRun] = []
     with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
@@ -61,7 +61,7 @@ def judged_figures(progress: Progress) -> list[JudgedRun]:
 
 
 def judged_figure(asked: Asked) -> JudgedRun | None:
-    """Return the row of one run: of several ways the first that fits, else the last."""
+    """Return the row of a run, by its first scenario that fits, else the last; None on failure."""
     publication, sweep, quantity, run = asked
     try:
         for tables in run.ways:
@@ -78,7 +78,7 @@ def judged_figure(asked: Asked) -> JudgedRun | None:
 def _published(
     quantity: FigureQuantity, tables: Mapping[str, object]
 ) -> tuple[float | None, Summary | RunForecast]:
-    """Return the rate that is predicted of a run, if not the time itself was published, and it."""
+    """Return the predicted rate (None if the step time itself was published) and the forecast."""
     if quantity is FigureQuantity.STEP_TIME:
         return None, forecast_of(tables)
     return throughput(quantity, tables)
@@ -93,7 +93,7 @@ def _row(
     publication: str,
     sweep: str,
 ) -> JudgedRun | None:
-    """Return the row of `run`, whose step took `step_s` as published."""
+    """Return the row of `run`, with the published step time `step_s`."""
     of_run = scenario_features(tables)
     if not isinstance(of_run, RunFeatures):
         return None
@@ -111,9 +111,9 @@ def _row(
 
 
 def scenario_features(tables: Mapping[str, object]) -> RunFeatures | str:
-    """Return the features of the run in `tables`, or in words why no judged run can be like it.
+    """Return the features of the run in `tables`, or the reason why no published run is similar.
 
-    They do not depend on how many micro-batches a step has, which may be more than are simulated.
+    They do not depend on the number of micro-batches, which may exceed the simulated ones.
     """
     train = tables["train"]
     assert isinstance(train, Mapping)

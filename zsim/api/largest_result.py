@@ -1,4 +1,4 @@
-"""`zsim.largest`: the largest model that fits, and what stops the next one."""
+"""`zsim.largest`: the largest model that fits, and the reason why the next one does not."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,18 +26,18 @@ from zsim.schedule.describe_operation import moment
 from zsim.units import format_bytes, format_count
 
 MOST_LAYERS = 1000
-"""No deeper model is tried: its schedule takes longer to write than an answer may."""
+"""Maximum number of layers to try; the schedule of a deeper model takes too long to write."""
 
 MOST_SIMULATED_LAYERS, SIMULATED_DIGITS = 300, 2
-"""The same where only runs say what is taken, and to how many digits layers are then searched."""
+"""The same for memory that depends on time and is simulated, and significant digits of layers."""
 
 MOST_PARAMETERS = 10**15
 
 DIGITS = 4
-"""Parameters are searched to so many digits: the paper prints four at most."""
+"""Significant digits to which parameters are searched; the paper prints at most four."""
 
 UNITS = 32
-"""Equal units of a model that is known by its parameters alone."""
+"""Number of equal units of a model that has only a number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -45,13 +45,13 @@ class LargestResult(AnswerInFacts):
     """The largest model of a scenario that fits.
 
     Attributes:
-        title: of the scenario, with what was changed in it.
-        by: what was searched: "layers", or "parameters" of a model that is known by them alone.
-        found: the largest size that is predicted to fit, and the next one, which is not.
+        title: title of the scenario, with the changes made to it.
+        by: searched quantity: "layers", or "parameters" if the model has only a number of them.
+        found: the largest size that is predicted to fit, and the next size, which does not.
         sure: the largest size that surely fits; None if not even the smallest does.
-        error: the error of its peak of memory, in one line.
-        peak_interval: bounds of the peak as factors of the prediction; None if it is unknown.
-        states: of parameters the same by model states alone, without any buffer.
+        error: text of the error of the predicted memory peak.
+        peak_interval: bounds of the peak as factors of the prediction; None if unknown.
+        states: for "parameters", the largest size by model states alone, without any buffer.
     """
 
     title: str
@@ -84,7 +84,7 @@ class LargestResult(AnswerInFacts):
 
     @property
     def layers(self) -> int | None:
-        """Layers of the largest model that fits; None if none does, or it is known without."""
+        """Layers of the largest model that fits; None if none fits, or by parameters."""
         fits = self.largest
         return fits.size if fits is not None and self.by == "layers" else None
 
@@ -105,7 +105,7 @@ class LargestResult(AnswerInFacts):
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return the lines that `zsim largest` prints: what each is about, and the text."""
+        """Return the names and texts of the lines that `zsim largest` prints."""
         error = ("error", self.error)
         if self.states is None:
             return [*self._sure_lines("largest"), error]
@@ -124,7 +124,7 @@ class LargestResult(AnswerInFacts):
         return [(what, _fit_text(self.by, self.sure)), ("larger", f"{edge}; {risk}"), *following]
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim largest --json` prints."""
+        """Return the object that `zsim largest --json` prints."""
         sure = self._sure_object()
         found: dict[str, object] = {"title": self.title, "by": self.by}
         found |= sure if self.states is None else _largest_object(self.by, self.states)
@@ -154,12 +154,12 @@ def largest(
     """Find the largest model with which a scenario fits its GPUs.
 
     Args:
-        scenario: what to load, as `load` takes it; its layers or parameters are searched.
-        changes: values by key, as `load` takes them.
-        progress: told how much of the search is done, and of how much.
+        scenario: scenario as in `load`; the search changes its layers or its parameters.
+        changes: values by key, as in `load`.
+        progress: callback that receives the work done and the total work.
 
     Raises:
-        MistakeError: it is no scenario, or cannot be used.
+        MistakeError: it is not a scenario, or it is invalid.
     """
     loaded, progress = load(scenario, changes), progress or tell_nobody
     if loaded.checked is None:
@@ -174,7 +174,7 @@ def largest(
     if tables.model.parameters is None:
         strategy = job.schedule.contract.strategy
         assert strategy is not None
-        assert job.model.architecture is not None  # a model that is not parameters alone has one
+        assert job.model.architecture is not None  # it has more than a parameter count
         simulated = depends_on_time(job.schedule)
         layers = job.model.architecture.layers
         most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
@@ -215,7 +215,7 @@ class _SurelyFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """Bounds of a search, and who is told how far it is: its halvings so far, of all at most."""
+    """Bounds of a search, and its progress in halvings of the interval."""
 
     smallest: int
     most: int
@@ -223,7 +223,7 @@ class _Search:
     progress: Progress
 
     def surely(self, tried: Callable[[int], Tried], *, start: int) -> _SurelyFound:
-        """Search from `start` on, then below for a size that surely fits."""
+        """Search from `start`; if the result may not fit, search below it for a sure size."""
         known = cache(tried)
         found = self.of(known, start=start)
         edge = found.fits
@@ -240,7 +240,7 @@ class _Search:
         return _SurelyFound(found, sure.fits)
 
     def of(self, tried: Callable[[int], Tried], *, start: int) -> Largest:
-        """Search from `start` on."""
+        """Search from `start`."""
         low, high = self.smallest - 1, self.most + 1
         every = log2(high - low)
 
@@ -259,40 +259,40 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class _LayerCounts:
-    """Numbers of layers that can be asked for, as whole numbers in a row.
+    """Possible numbers of layers, each with an index; indices are consecutive.
 
-    Where each number can, they are the layers themselves.
+    If every number of layers is possible, the index equals the number.
     """
 
     counts: range
 
     @property
     def first(self) -> int:
-        """Number of the fewest layers."""
+        """Index of the smallest number of layers."""
         return max(1, self.counts.start // self.counts.step)
 
     @property
     def last(self) -> int:
-        """Number of the most layers."""
+        """Index of the largest number of layers."""
         return self.first + len(self.counts) - 1
 
     def layers(self, turn: int) -> int:
-        """Return the layers of a number."""
+        """Return the number of layers at index `turn`."""
         return self.counts[turn - self.first]
 
     def nearest(self, layers: int) -> int:
-        """Return the number of as many layers as that, or of the next fewer that can be."""
+        """Return the index of `layers`, or of the next smaller possible number."""
         return min(
             max(self.first + (layers - self.counts.start) // self.counts.step, self.first),
             self.last,
         )
 
     def named(self, found: Largest) -> Largest:
-        """Return what was found by its layers."""
+        """Return the result with numbers of layers in place of indices."""
         return Largest(fits=self.size(found.fits), refused=self.size(found.refused))
 
     def size(self, found: Tried | None) -> Tried | None:
-        """Return a size by its layers."""
+        """Return a size with its number of layers in place of its index."""
         return None if found is None else replace(found, size=self.layers(found.size))
 
 
@@ -302,14 +302,14 @@ def _tried(size: int, job: Job, by: Callable[[Job], Footprint]) -> Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Jobs:
-    """The jobs that a scenario describes with models of other sizes."""
+    """The jobs of a scenario with models of different sizes."""
 
     name: str
     scenario: Scenario
     ranks: int | None
 
     def of(self, size: dict[str, int]) -> Job:
-        """Return the job with `size` in place of what `[model]` says."""
+        """Return the job of the scenario with `size` replacing keys of `[model]`."""
         model = self.scenario.model.model_copy(update=size)
         scenario = self.scenario.model_copy(update={"model": model})
         return resolved(self.name, scenario, ranks=self.ranks, quiet=bool(size)).job()
@@ -372,7 +372,7 @@ def _fit_object(by: str, tried: Tried) -> dict[str, object]:
 
 
 def _probability(tried: Tried) -> float:
-    """Return the probability that a size fits that is predicted to."""
+    """Return the probability that a size fits that is predicted to fit."""
     taken = tried.footprint
     if not taken.usable_bytes:
         return 1.0

@@ -1,4 +1,4 @@
-"""`zsim.run`: prove the schedule, run it on a backend, return what happened."""
+"""`zsim.run`: prove the schedule, run it on a backend, and return the result."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -42,17 +42,17 @@ from zsim.workers.memory_bound import unbounded_memory
 __all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
 
 PHASES: Final = 2
-"""Parts of a run before its first step, each about as long: its schedule is made, and proved."""
+"""Parts of a run before its first step, of similar duration: schedule and proof."""
 
 FORKED_MIN: Final = 20_000
-"""Operations from which on a proof takes longer than a fork: some 0.1 s."""
+"""Minimum operations at which a proof takes longer than a fork, about 0.1 s."""
 
 Ran = tuple[Trace, Trace | None, float]
-"""Record of a run, the same without faults and neighbours, and the seconds that both took."""
+"""Trace of a run, trace without faults and neighbours, and wall time of both in seconds."""
 
 
 class RefutedError(ValueError):
-    """The proof of a schedule has findings: it is not run. `proof` has all of them."""
+    """The proof of a schedule has findings, so it is not run; `proof` has all findings."""
 
     def __init__(self, proof: ProofResult) -> None:
         self.proof = proof
@@ -61,16 +61,16 @@ class RefutedError(ValueError):
 
 
 class BackendOptions(TypedDict, total=False):
-    """Options that only some backends take; one that does not take it refuses to run.
+    """Options of some backends; a backend that does not support an option refuses to run.
 
     Attributes:
-        data: a text to train on, bytes as tokens (torch).
-        timeout_s: seconds without progress on any rank after which a run has failed (torch).
-        poison: no numbers in memory that is not valid, ranks late at random (torch).
-        witness: record what torch is seen to do; steps take longer (torch).
-        unobserved: watch no live storages; steps take as long as a training's (torch).
-        offload_path: folder for the files that stand for NVMe (torch).
-        device_budget: bytes that may live on the device of a rank (torch).
+        data: path of a text to train on, bytes as tokens (torch).
+        timeout_s: seconds without progress on any rank after which the run fails (torch).
+        poison: fill invalid memory with NaN and delay ranks at random (torch).
+        witness: record the calls observed in torch; steps take longer (torch).
+        unobserved: do not track live storages; steps take as long as in normal training (torch).
+        offload_path: folder for the files that emulate NVMe (torch).
+        device_budget: maximum bytes on the device of a rank (torch).
     """
 
     data: str | PathLike[str] | None
@@ -93,24 +93,24 @@ def run(
     progress: Progress | None = None,
     **options: Unpack[BackendOptions],
 ) -> RunResult:
-    """Prove the schedule of a scenario, run it, and return its figures.
+    """Prove the schedule of a scenario, run it, and return the result.
 
     Args:
-        scenario: what to run: as `load` takes it, or a job that was made by hand.
-        changes: values by key, as `load` takes them.
+        scenario: scenario as in `load`, or a job built by hand.
+        changes: values by key, as in `load`.
         backend: "sim" simulates, "torch" trains on real ranks, "null" only records.
-        seed: of all that is drawn.
-        check: whether the schedule is proved first.
-        forks: whether a large schedule may be proved in a fork of this process, while it is
-            simulated here: where there are two cores, memory for both, and no other threads.
-        progress: told how much of the run is done, and of how much.
-        options: what only some backends take, as in `BackendOptions`.
+        seed: seed of all random numbers.
+        check: True to prove the schedule first.
+        forks: allow the proof of a large schedule in a forked process during the simulation, if
+            there are two cores, memory for both, and no other threads.
+        progress: callback that receives the work done and the total work.
+        options: options of some backends, see `BackendOptions`.
 
     Raises:
-        MistakeError: it cannot be run as asked.
-        RefutedError: the schedule is wrong; only one from a file or by hand can be.
-        NoWayError: faults leave ranks without a way to each other.
-        RunFailedError: it began and could not end.
+        MistakeError: it cannot be run with these arguments.
+        RefutedError: the schedule is wrong; only one from a file or built by hand can be.
+        NoWayError: because of faults, ranks cannot reach each other.
+        RunFailedError: the run started but failed.
     """
     for name in options.keys() - BackendOptions.__annotations__:
         raise TypeError(f"run() got an unexpected keyword argument {name!r}")
@@ -128,7 +128,7 @@ def run(
     if check and forks and traits.predicts and _is_large(job):
         recorded, healthy, wall_time_s = _beside(proof, made, job, ran)
     else:
-        _need_accepted(made, job)  # before its proof, which takes longer
+        _need_accepted(made, job)  # before the proof, which takes longer
         if check:
             _need_none(job, proof())
         recorded, healthy, wall_time_s = ran()
@@ -145,7 +145,7 @@ def run(
 
 
 def _settings(asked: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of a backend that somebody asks for, with paths as paths."""
+    """Return the backend options that are set, with paths as Path."""
     found = {name: value for name, value in asked.items() if value not in (None, False)}
     for name in ("data", "offload_path"):
         if isinstance(given := found.get(name), str | PathLike):
@@ -163,7 +163,7 @@ def _source(
     changes: Changed,
     traits: BackendTraits,
 ) -> tuple[LoadedScenario | None, Source]:
-    """Return what is run, and the scenario that it was loaded from, if it was."""
+    """Return the loaded scenario (None for a job), and the source of the job."""
     if isinstance(scenario, Job):
         if changes:
             raise MistakeError("changes: are for scenarios, this is a job")
@@ -172,27 +172,28 @@ def _source(
     loaded = load(scenario, changes)
     joined = os.environ.get("WORLD_SIZE", "")
     if traits.is_real and loaded.changes.ranks is None and joined.isdecimal():
-        loaded = loaded.changed(ranks=int(joined))  # torchrun started so many
+        loaded = loaded.changed(ranks=int(joined))  # number of ranks that torchrun started
     return loaded, loaded.source
 
 
 def _findings(source: Source, job: Job, traits: BackendTraits) -> tuple[Finding, ...]:
-    """Return what is wrong with a schedule.
+    """Return the findings of the proof of a schedule.
 
-    No figure of a simulation depends on values, and zsim's own schedules are tested for them.
+    Values are compared only for real backends and schedules from elsewhere. No simulated figure
+    depends on values, and tests cover the values of zsim's own schedules.
     """
     compares = source.scenario is None or traits.is_real
     return findings_of(job.schedule, job.model, compares=compares)
 
 
 def _need_none(job: Job, findings: tuple[Finding, ...]) -> None:
-    """Raise unless the schedule is proved."""
+    """Raise RefutedError if there are findings."""
     if findings:
         raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
 
 
 def _is_large(job: Job) -> bool:
-    """Return whether a proof takes longer than it takes to fork."""
+    """Return True if the proof takes longer than a fork."""
     programs = job.schedule.programs
     return sum(len(each.setup) + len(each.step) for each in programs) >= FORKED_MIN
 
@@ -200,9 +201,9 @@ def _is_large(job: Job) -> bool:
 def _beside(
     proof: Callable[[], tuple[Finding, ...]], made: Backend, job: Job, ran: Callable[[], Ran]
 ) -> Ran:
-    """Return what `ran` does beside a proof, unless there are findings: then it counts for nothing.
+    """Simulate while a forked process proves the schedule; discard the result if the proof fails.
 
-    Where it fails, the schedule may be why: findings come first, as where it is proved before.
+    If the simulation fails, the schedule may be the reason, so findings are raised first.
     """
     with ForkedAnswer(proof) as forked:
         _need_accepted(made, job)
@@ -218,24 +219,24 @@ def _beside(
 
 
 def _need_accepted(made: Backend, job: Job) -> None:
-    """Raise unless a backend that runs nothing real takes a job."""
+    """Raise MistakeError if a backend without real ranks refuses the job."""
     if not made.traits.is_real and (refused := made.refusal(job)) is not None:
         raise MistakeError(refused)
 
 
 def _phases(source: Source, job: Job) -> int:
-    """Return how many parts a run has that are told of."""
+    """Return the number of parts of a run that progress counts."""
     return PHASES + job.steps * (2 if source.faults or source.neighbours else 1)
 
 
 def _after(before: int, progress: Progress | None, every: int) -> Progress | None:
-    """Return what tells `progress` of steps that come after `before` other parts of a run."""
+    """Return a callback that adds `before` to the steps done and passes them to `progress`."""
     return None if progress is None else lambda done, _: progress(before + done, every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _How:
-    """Backend of a run by name, its settings, and the seed."""
+    """Name of the backend of a run, its settings, and the seed."""
 
     name: str
     settings: Mapping[str, object]
@@ -249,7 +250,7 @@ class _How:
         return self._with({**self.settings, **injected}, progress)
 
     def recorded(self, made: Backend, source: Source, job: Job, progress: Progress | None) -> Ran:
-        """Run a job that is proved, or is being proved."""
+        """Run a job; its proof is done or in progress."""
         phases = _phases(source, job)
         (progress or tell_nobody)(PHASES, phases)
         begin = perf_counter()
@@ -261,13 +262,13 @@ class _How:
         return recorded, healthy, perf_counter() - begin
 
     def healthy(self, source: Source, job: Job, progress: Progress | None) -> Trace | None:
-        """Return the run without faults and neighbours; None where there are none."""
+        """Return the run without faults and neighbours; None if the scenario has neither."""
         if not (source.faults or source.neighbours):
             return None
         return self._with(self.settings, progress).run(job, seed=self.seed)
 
     def remedies(self, loaded: LoadedScenario | None, trace: Trace) -> tuple[Remedy, ...] | None:
-        """Return what would make a simulated run fit; None if it fits, or is none."""
+        """Return the changes that make a simulated run fit; None if it fits or is not simulated."""
         if trace.out_of_memory is None or not load_backend(self.name).traits.predicts:
             return None
         if loaded is None or loaded.tables is None:
@@ -277,7 +278,7 @@ class _How:
         )
 
     def band_s(self, source: Source, job: Job) -> tuple[float, float] | None:
-        """Return the band of the step time; None if nothing is predicted."""
+        """Return the band of the step time in seconds; None if the backend does not predict."""
         predicts = load_backend(self.name).traits.predicts
         return step_time_band_s(job, self.backend(source)) if predicts else None
 
@@ -310,6 +311,6 @@ class _How:
 
 
 def _this_machine(ranks: int) -> Cluster:
-    """Return what real ranks run on: of its rates and links nothing is known or predicted."""
+    """Return the cluster of real ranks, with unknown rates and links."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
     return unknown_cluster("this machine", ranks, memory_bytes=memory_bytes)

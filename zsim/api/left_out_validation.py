@@ -1,4 +1,4 @@
-"""Predicted times of collectives of clusters that no constant was fitted to."""
+"""Cross-validation of the predicted times of collectives: each cluster is held out of the fit."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,12 +24,12 @@ EITHER: dict[bool | None, str] = {**ACROSS, None: "any"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutValidation(Answer):
-    """Validation by clusters that were left out of the fit, one after the other.
+    """Validation by clusters, each held out of the fit in turn.
 
     Attributes:
-        clusters: each with what a fit to all others predicts of it.
-        others: rows that several clusters measured, predicted by the time of another.
-        held_out: as `NetworkValidation.held_out`, of the profiles that ship.
+        clusters: predictions for each cluster by a fit to all others.
+        others: rows that several clusters measured, predicted by the time of another cluster.
+        held_out: errors of the profiles in the package, as in `NetworkValidation.held_out`.
     """
 
     clusters: Sequence[ClusterLeftOut]
@@ -37,7 +37,7 @@ class LeftOutValidation(Answer):
     held_out: HeldOut
 
     def text(self) -> str:
-        """Return a row for each cluster, within a node and across nodes, then all together."""
+        """Return rows for each cluster, within a node and across nodes, then for all together."""
         rows = [
             (each.cluster[0] if first else "", each.cluster[1] if first else "", *cells)
             for each in self.clusters
@@ -64,7 +64,7 @@ class LeftOutValidation(Answer):
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim validate network --left-out --json` prints."""
+        """Return the object that `zsim validate network --left-out --json` prints."""
         return {
             "clusters": {"/".join(each.cluster): _object(each.judged) for each in self.clusters},
             "all": _object(self._all),
@@ -80,9 +80,9 @@ class LeftOutValidation(Answer):
 def validate_left_out(
     folder: str | PathLike[str], *, progress: Progress = tell_nobody
 ) -> LeftOutValidation:
-    """Return how well the tables of collectives in `folder` predict each of their clusters.
+    """Predict each cluster in the tables of collectives in `folder` by a fit to all others.
 
-    Every cluster takes a fit of all others, in a process of its own.
+    Each fit runs in a separate process.
 
     Raises:
         MistakeError: there is nothing to read.
@@ -103,7 +103,7 @@ def validate_left_out(
 def _of(
     found: Iterable[JudgedMeasurement], size: str, *, crosses: bool | None = None
 ) -> list[float]:
-    """Return the errors of the rows of a class of size, across nodes or within one."""
+    """Return the errors of the rows of a size class, across nodes, within one, or both (None)."""
     return [
         each.error
         for each in found
@@ -129,7 +129,7 @@ def _cells(errors: Sequence[float]) -> tuple[str, str]:
 
 
 def _numbered(rows: Iterable[tuple[str, ...]]) -> list[tuple[bool, tuple[str, ...]]]:
-    """Return each of `rows` with whether it is the first."""
+    """Return each of `rows` with True for the first and False for the others."""
     return [(place == 0, row) for place, row in enumerate(rows)]
 
 

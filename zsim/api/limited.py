@@ -1,4 +1,4 @@
-"""Limits on the command line, and `zsim.limited`, which holds them around calls from Python."""
+"""Limits on the command line, and `zsim.limited`, a context manager for limits in Python."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
@@ -13,12 +13,12 @@ __all__ = ["TimeLimitError", "chosen_limits", "limited"]
 
 
 def chosen_limits(settings: Sequence[str]) -> LimitChanges:
-    """Return limits as the command line has them: `memory=8 GB`, `time=60`, `operations=1e7`.
+    """Return limits from command-line settings: `memory=8 GB`, `time=60`, `operations=1e7`.
 
-    Memory that is not said is what the machine has free.
+    The default limit of memory is the free memory of the machine.
 
     Raises:
-        MistakeError: one is not known, or has no such value.
+        MistakeError: a limit is unknown, or its value is invalid.
     """
     given: dict[str, float] = {"memory_bytes": free_memory_bytes()}
     for setting in settings:
@@ -62,6 +62,6 @@ KEYS: Final[Mapping[str, tuple[str, Callable[[str], float]]]] = {
     "run-memory": ("run_memory_bytes", parse_size),
     "run-time": ("run_time_s", _seconds),
 }
-"""Limits on the command line: the field, and what reads a value."""
+"""Limits on the command line: the field, and the function that parses a value."""
 
 MOST: Final = 1e18

@@ -1,4 +1,4 @@
-"""`zsim serve`: a page on this machine alone, on which a setting is chosen and answered at once."""
+"""`zsim serve`: a page on localhost with a form for a setting and its simulated results."""
 
 import logging
 import os
@@ -35,30 +35,31 @@ if TYPE_CHECKING:
     from werkzeug.wrappers import Request, Response
 
 Given: TypeAlias = "MultiDict[str, str]"
-"""Values of an address by key."""
+"""Query parameters by key."""
 
 Made = TypeVar("Made")
 
 ADDRESS: Final = "127.0.0.1"
-"""The only address that is listened on: nothing leaves this machine."""
+"""The only address that the server listens on: nothing leaves this machine."""
 
 PORT: Final = 8100
 PORT_MAX: Final = 65_535
 TRUSTED_HOSTS: Final = (ADDRESS, "localhost")
-"""Names that a browser may have asked for. A page of somebody else whose name is made to lead here
-(DNS rebinding) asks for its own."""
+"""Accepted Host headers. A page of another site whose name resolves to this machine (DNS
+rebinding) sends its own name.
+"""
 
 FILE: Final = "setting.toml"
-"""Name under which the scenario is saved."""
+"""File name for the saved scenario."""
 
 RESULTS: Final = 8
-"""Results that are kept, for their full pages."""
+"""Maximum number of results in the cache, for their full pages."""
 
 RESULT_OPERATIONS: Final = 100_000
-"""Operations of all schedules that are kept, but for the last one: half a gigabyte."""
+"""Maximum operations of all cached schedules except the last: half a gigabyte."""
 
 LOOK_S: Final = 0.2
-"""How often a request that waits or computes looks whether its client is still there."""
+"""Interval in seconds at which a waiting or computing request checks if its client is connected."""
 
 HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -73,9 +74,9 @@ HEADERS: Final = {
 
 
 class LocalPage:
-    """The application: a form, and answers to what is chosen on it.
+    """The WSGI application: a form, and the results of the chosen setting.
 
-    One setting is simulated at a time, as long as a client waits for it; the last results are kept.
+    It simulates one setting at a time, until the client disconnects; the last results are cached.
     """
 
     def __init__(self) -> None:
@@ -83,10 +84,10 @@ class LocalPage:
         self._keeping = Lock()
         self._results: OrderedDict[str, RunResult] = OrderedDict()
         self._asked = local()
-        self._context = copy_context()  # limits of the command hold in the threads of the server
+        self._context = copy_context()  # the limits of the command apply in the server's threads
 
     def __call__(self, environ: dict[str, Any], start: "StartResponse") -> Iterable[bytes]:
-        """Answer a request, as WSGI has it."""
+        """Answer a WSGI request."""
         from werkzeug.exceptions import HTTPException
         from werkzeug.wrappers import Request, Response
 
@@ -127,7 +128,7 @@ class LocalPage:
         return SettingPage(fields=form_fields(), values=values, answer=self.answer(given))
 
     def answer(self, given: Given) -> FormAnswer:
-        """Return what the setting comes to, or in a line what is wrong with it."""
+        """Return the result of the setting, or the reason why it is invalid."""
         try:
             asked = chosen_setting(_once(given))
             return _answer(asked, self._result(asked))
@@ -135,7 +136,7 @@ class LocalPage:
             return FormAnswer(headline=_line(mistake))
 
     def remedies(self, given: Given) -> FormAnswer:
-        """Return with what else the setting would fit."""
+        """Return the changes with which the setting would fit."""
         try:
             result = self._result(chosen_setting(_once(given)))
             with self._turn():
@@ -145,7 +146,7 @@ class LocalPage:
         return FormAnswer(headline="", facts=tuple(remedy_lines(found or ())))
 
     def _told(self, given: Given, made: Callable[[ChosenSetting], str]) -> str:
-        """Return what is made of a setting; what is wrong with it is the answer to the request."""
+        """Return the text of `made` for the setting; raise BadRequest if the setting is invalid."""
         from werkzeug.exceptions import BadRequest
 
         try:
@@ -154,15 +155,15 @@ class LocalPage:
             raise BadRequest(_line(mistake)) from None
 
     def _result(self, asked: ChosenSetting) -> RunResult:
-        """Return the run of a setting, of those that are kept or simulated now.
+        """Return the run of a setting, from the cache or simulated now.
 
-        Its schedule is one of the runtimes' own, which are tested: `zsim run` proves it first.
+        It skips the proof that `zsim run` does first: the runtimes' own schedules are tested.
         """
         key = urlencode(asked.values)
         if (kept := self._kept(key)) is not None:
             return kept
         with self._turn():
-            if (kept := self._kept(key)) is not None:  # another client asked for it
+            if (kept := self._kept(key)) is not None:  # another client requested it
                 return kept
             loaded = replace(load(asked.tables()), name=FILE)
             made = partial(
@@ -180,7 +181,7 @@ class LocalPage:
             return self._results.get(key)
 
     def _keep(self, key: str, result: RunResult) -> None:
-        """Keep a result, and drop the oldest ones that no longer fit."""
+        """Cache a result, and drop the oldest results beyond the limits."""
         with self._keeping:
             self._results[key] = result
             while len(self._results) > 1 and (
@@ -194,7 +195,7 @@ class LocalPage:
         """Let one thread compute at a time.
 
         Raises:
-            ClientDisconnected: the client left while it waited.
+            ClientDisconnected: the client disconnected while it waited.
         """
         while not self._lock.acquire(timeout=LOOK_S):
             self._need_client()
@@ -204,15 +205,15 @@ class LocalPage:
             self._lock.release()
 
     def _stoppable(self, made: Callable[[], Made]) -> Made:
-        """Return the result unless the client has left."""
+        """Return the result of `made`; stop if the client disconnects."""
         with stopped_by(self._need_client):
             return made()
 
     def _need_client(self) -> None:
-        """Raise the exception that stops the work if the client has left.
+        """Raise ClientDisconnected if the client has disconnected.
 
         Raises:
-            ClientDisconnected: it left.
+            ClientDisconnected: the client has disconnected.
         """
         from werkzeug.exceptions import ClientDisconnected
 
@@ -231,7 +232,7 @@ def _operations(result: RunResult) -> int:
 
 
 def _once(given: Given) -> dict[str, str]:
-    """Return the value of each key of an address.
+    """Return the value of each query parameter.
 
     Raises:
         MistakeError: a key is repeated.
@@ -242,12 +243,12 @@ def _once(given: Given) -> dict[str, str]:
 
 
 def _need_local(request: "Request") -> None:
-    """Refuse what another machine, or a page of somebody else, asks for.
+    """Refuse requests from other machines and from pages of other sites.
 
     Raises:
-        Forbidden: it does.
-        SecurityError: the browser asked for another host.
-        MethodNotAllowed: it is more than a question.
+        Forbidden: the request comes from another machine or site.
+        SecurityError: the Host header names another host.
+        MethodNotAllowed: the method is not GET or HEAD.
     """
     from werkzeug.exceptions import Forbidden, MethodNotAllowed
 
@@ -265,7 +266,7 @@ def _html(text: str) -> "Response":
 
 
 def _line(mistake: Exception) -> str:
-    """Return what is wrong, in one line, without the name that the scenario has here."""
+    """Return the message in one line, without the file name of the scenario."""
     return str(mistake).removeprefix(f"{FILE}: ").removeprefix("scenario: ")
 
 
@@ -277,7 +278,7 @@ def _answer(asked: ChosenSetting, result: RunResult) -> FormAnswer:
         headline += (
             f" A step takes {step}." if result.fits else f" With more memory: {step} a step."
         )
-    quick = replace(result, look_for_remedies=lambda _: None)  # they may take a minute
+    quick = replace(result, look_for_remedies=lambda _: None)  # remedies may take a minute
     links = [(f"/report.html?{address}", "the full page"), (f"/setting.toml?{address}", FILE)]
     return FormAnswer(
         headline=headline,
@@ -292,7 +293,7 @@ def _answer(asked: ChosenSetting, result: RunResult) -> FormAnswer:
 
 
 def _cards(result: RunResult) -> Generator[tuple[str, str, str]]:
-    """Yield the figures that are asked for most."""
+    """Yield title, value and note of the most important figures."""
     step_tokens = format_count(round(result.tokens_per_s * result.step_time_s))
     yield "step time", format_seconds(result.step_time_s), f"of {step_tokens} tokens"
     yield "tokens/s", f"{result.tokens_per_s:,.0f}", "all GPUs"
@@ -309,7 +310,7 @@ def _cards(result: RunResult) -> Generator[tuple[str, str, str]]:
 
 
 def _bars(result: RunResult) -> Generator[MemoryBar]:
-    """Yield the memory of each tier; where it ran out, what would be needed."""
+    """Yield the used memory of each tier; the needed memory if it ran out."""
     found = result.summary
     taken = found.reserved_bytes
     words = "reserved" if taken is not None else "needed"
@@ -327,36 +328,36 @@ def _bars(result: RunResult) -> Generator[MemoryBar]:
 
 
 class LocalServer:
-    """The page, on a port of this machine: `with LocalServer(port) as server: server.run()`.
+    """The page on a port of this machine: `with LocalServer(port) as server: server.run()`.
 
     Attributes:
-        address: where a browser finds it.
+        address: URL of the page.
     """
 
     def __init__(self, port: int = PORT) -> None:
-        """Listen on `port`; 0 is one that is free.
+        """Listen on `port`; 0 selects a free one.
 
         Raises:
-            MistakeError: it is taken, or what serves pages is not installed.
+            MistakeError: the port is taken, or the extra `serve` is not installed.
         """
         try:
             from zsim.api.page_server import PageServer
         except ImportError as error:
             raise MistakeError(f"serve: needs {error.name} (pip install 'zsim[serve]')") from None
-        need_html("serve", Path("page.html"))  # what makes pages is installed
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
+        need_html("serve", Path("page.html"))  # raises if the extra is missing
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no log line for each request
         if not 0 <= port <= PORT_MAX:
             raise MistakeError(f"--port: {port}: must be at most {PORT_MAX:,}")
         try:
             listening = socket.create_server((ADDRESS, port))
         except OSError as error:
             raise MistakeError(f"--port: {port}: {os.strerror(error.errno or 0)}") from None
-        with listening:  # the server has a descriptor of its own
+        with listening:  # the server duplicates the descriptor
             self._server = PageServer(ADDRESS, listening, LocalPage())
         self.address = f"http://{ADDRESS}:{self._server.port}/"
 
     def run(self) -> None:
-        """Answer until it is stopped, or interrupted."""
+        """Serve requests until stopped or interrupted."""
         self._server.serve_forever()
 
     def stop(self) -> None:
@@ -364,11 +365,11 @@ class LocalServer:
         self._server.shutdown()
 
     def close(self) -> None:
-        """Leave the port; `run` does so when it ends."""
+        """Close the port; `run` does so when it ends."""
         self._server.server_close()
 
 
 def can_show() -> bool:
-    """Tell whether this machine has a screen on which a browser can open."""
+    """Return True if this machine can show a browser window."""
     has_screen = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     return sys.platform != "linux" or bool(has_screen)

@@ -1,4 +1,4 @@
-"""Predicted times of collectives beside what others measured."""
+"""Compare predicted times of collectives with published measurements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,34 +19,34 @@ from zsim.files.installed import network_profiles
 from zsim.files.measurements import measurements
 
 HeldOut = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Median errors by hardware and class of size, of rows fitted and of groups held out."""
+"""Median errors by hardware and size class, of rows fitted and of groups held out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkValidation(Answer):
-    """Validation of the profiles that ship by tables of measurements.
+    """Validation of the profiles in the package against tables of measurements.
 
     Attributes:
-        verdicts: errors of each table, by hardware and class of size.
-        held_out: by hardware and class of size the median errors on all rows that were fitted, and
-            on groups that were held out.
+        verdicts: errors of each table, by hardware and size class.
+        held_out: median errors by hardware and size class, of all fitted rows and of the groups
+            held out.
     """
 
     verdicts: tuple[NetworkVerdict, ...]
     held_out: HeldOut
 
     def text(self) -> str:
-        """Return a table of errors, what is not modelled, and errors of rows held out."""
+        """Return a table of errors, unmodelled rows, and errors of held-out rows."""
         return f"{network_text(self.verdicts)}\n{held_out_text(self.held_out)}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim validate network --json` prints."""
+        """Return the object that `zsim validate network --json` prints."""
         files = {each.file: network_object(each) for each in self.verdicts}
         return {"files": files, "held_out": self.held_out}
 
 
 def validate_network(folder: str | PathLike[str]) -> NetworkValidation:
-    """Return how well the profiles that ship predict the tables of collectives in `folder`.
+    """Return the errors of the packaged profiles on the tables of collectives in `folder`.
 
     Raises:
         MistakeError: there is nothing to read.
@@ -58,7 +58,7 @@ def validate_network(folder: str | PathLike[str]) -> NetworkValidation:
 
 
 def network_text(verdicts: Sequence[NetworkVerdict]) -> str:
-    """Return a table of errors, and what is not modelled."""
+    """Return a table of errors, and the rows that zsim does not model."""
     rows: list[tuple[str, ...]] = []
     for found in verdicts:
         if found.errors is not None:
@@ -81,7 +81,7 @@ def network_text(verdicts: Sequence[NetworkVerdict]) -> str:
 
 
 def network_object(found: NetworkVerdict) -> dict[str, object]:
-    """Return what `--json` says of a table of collectives."""
+    """Return the `--json` object of a table of collectives."""
     errors = found.errors
     result: dict[str, object] = {
         "rows": found.rows,
@@ -106,7 +106,7 @@ def network_object(found: NetworkVerdict) -> dict[str, object]:
 
 
 def held_out_text(held_out: HeldOut) -> str:
-    """Return the errors of groups that were held out when the profiles that ship were fitted."""
+    """Return the errors of the groups held out when the packaged profiles were fitted."""
     lines = [
         "each (file, hardware, collective, size of group) held out once when the profiles were",
         "fitted, and predicted by a fit without it; median errors:",
@@ -120,7 +120,7 @@ def held_out_text(held_out: HeldOut) -> str:
 
 
 def held_out_object(profiles: Mapping[str, Profiles]) -> HeldOut:
-    """Return by hardware and class of size the median errors on rows fitted, and on held out."""
+    """Return median errors of fitted rows and of held-out groups, by hardware and size class."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for gpu, each in sorted(profiles.items()):
         for size, name in SIZE_CLASSES.items():

@@ -1,14 +1,14 @@
-"""Results in notebooks: pictures, facts and tables that show themselves."""
+"""Pictures, facts and tables with a rich display in notebooks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 ROWS_MAX = 50
-"""Rows of a table that a notebook shows; `to_pandas` has all."""
+"""Maximum rows of a table in a notebook; `to_pandas` has all."""
 
 
 class Picture(str):
-    """SVG of a picture; in a notebook it shows itself."""
+    """SVG text of a picture; a notebook displays it as a picture."""
 
     __slots__ = ()
 
@@ -17,7 +17,7 @@ class Picture(str):
 
 
 def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:
-    """Return a title above names and what they are."""
+    """Return a title and a table of names and texts."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th>"
         f"<td style='text-align:left'>{escape(text)}</td></tr>"
@@ -27,7 +27,7 @@ def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:
 
 
 def table_html(title: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Return a title above a table whose columns are the keys of the first of `rows`."""
+    """Return a title and a table; its columns are the keys of the first of `rows`."""
     names = list(rows[0]) if rows else []
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(

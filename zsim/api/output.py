@@ -1,4 +1,4 @@
-"""Files beside an answer: what is asked for is looked at before anything runs."""
+"""Output files in addition to an answer; paths are checked before anything runs."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -14,7 +14,7 @@ from zsim.mistake import MistakeError
 
 
 class FileKind(Enum):
-    """Kind of file that a result is written as."""
+    """Kind of output file."""
 
     ANY = "a file"
     PAGE = "a page"
@@ -24,10 +24,10 @@ class FileKind(Enum):
 
 
 def need_output(option: str, path: str | PathLike[str] | None, kind: FileKind) -> None:
-    """Check that `path`, given with `option`, can be written as `kind`, if it is given.
+    """Raise MistakeError unless `path`, the value of `option`, is None or can be written as `kind`.
 
     Raises:
-        MistakeError: it has no folder or another ending, or what makes it is not installed.
+        MistakeError: the folder does not exist, the suffix is wrong, or an extra is missing.
     """
     if path is None:
         return
@@ -45,10 +45,10 @@ def need_output(option: str, path: str | PathLike[str] | None, kind: FileKind) -
 def need_picture(
     path: str | PathLike[str] | None, figure: str | None, known: Sequence[str]
 ) -> None:
-    """Check that `--picture` can be written to `path`, and `--figure` is one that is `known`.
+    """Raise MistakeError unless `--picture` can be written and `--figure` is in `known`.
 
     Raises:
-        MistakeError: it cannot, it is not, or there is a figure and no `path` for it.
+        MistakeError: `path` cannot be written, `figure` is unknown, or it has no `path`.
     """
     need_output("--picture", path, FileKind.PICTURE)
     if figure is None:

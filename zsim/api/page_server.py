@@ -1,7 +1,7 @@
-"""The server of the local page: few connections at a time, each with its time to say and to hear.
+"""The server of the local page: few connections at a time, each with a time limit.
 
-A connection has a thread from its first byte to its last. One that does not finish its request in
-time, or does not read its answer, is closed; one beyond `CONNECTIONS` gets 503.
+Each connection has a thread until it closes. The server closes a connection that does not send
+its request or read its response in time; beyond `CONNECTIONS`, it responds 503.
 """
 
 import io
@@ -9,7 +9,7 @@ import select
 import socket
 from contextlib import suppress
 from threading import BoundedSemaphore
-from time import monotonic  # noqa: TID251  (a client that says nothing is seen by a clock alone)
+from time import monotonic  # noqa: TID251  (only a clock can detect a silent client)
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]
-"""A connection, as `socketserver` has it."""
+"""Type of a connection in `socketserver`."""
 
 CONNECTIONS: Final = 16
-"""Connections at a time, each with a thread; a browser opens six to one server."""
+"""Maximum connections at a time, each with a thread; a browser opens six to one server."""
 
 REQUEST_S: Final = 10.0
-"""How long a request may take until it is complete, and how long its answer until it is read."""
+"""Time limit in seconds for receiving a request, and for sending its response."""
 
 BUSY: Final = (
     b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: text/plain\r\n"
@@ -34,11 +34,11 @@ BUSY: Final = (
 )
 
 LEFT: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-"""Events of a connection whose other end is closed."""
+"""Poll events of a connection that the other end has closed."""
 
 
 class _TimedInput(io.RawIOBase):
-    """Bytes of a connection until `end_s`, by `monotonic`."""
+    """Input stream of a connection; reads fail after `end_s` (of `monotonic`)."""
 
     def __init__(self, connection: socket.socket, end_s: float) -> None:
         self._connection, self._end_s = connection, end_s
@@ -48,10 +48,10 @@ class _TimedInput(io.RawIOBase):
         return True
 
     def readinto(self, buffer: "Buffer") -> int:
-        """Read some bytes.
+        """Read available bytes into `buffer` and return their number.
 
         Raises:
-            TimeoutError: they do not come in time.
+            TimeoutError: no bytes arrive before `end_s`.
         """
         left_s = self._end_s - monotonic()
         if left_s <= 0:
@@ -61,24 +61,24 @@ class _TimedInput(io.RawIOBase):
 
 
 class _Handler(WSGIRequestHandler):
-    """One request of one connection."""
+    """Handler of the one request of a connection."""
 
-    protocol_version = "HTTP/1.0"  # a connection is over with its answer
+    protocol_version = "HTTP/1.0"  # the connection closes after the response
 
     def setup(self) -> None:
-        """Read the request within its time."""
+        """Set the time limit of reading the request."""
         super().setup()
         end_s = monotonic() + REQUEST_S
         self.rfile = io.BufferedReader(_TimedInput(self.connection, end_s))
 
     def run_wsgi(self) -> None:
-        """Answer, to a client that reads within its time."""
+        """Respond, with a time limit of each write."""
         self.connection.settimeout(REQUEST_S)
         super().run_wsgi()
 
 
 class PageServer(ThreadedWSGIServer):
-    """A server of `application` on a socket that listens already."""
+    """WSGI server of `application` on a socket that is already listening."""
 
     def __init__(
         self, address: str, listening: socket.socket, application: "WSGIApplication"
@@ -88,7 +88,7 @@ class PageServer(ThreadedWSGIServer):
         super().__init__(address, port, application, _Handler, fd=listening.fileno())
 
     def process_request(self, request: Request, client_address: object) -> None:
-        """Answer in another thread, if there is one."""
+        """Handle a request in a new thread; respond 503 if all threads are busy."""
         if not self._free.acquire(blocking=False):
             with suppress(OSError):
                 connection = request if isinstance(request, socket.socket) else request[1]
@@ -103,7 +103,7 @@ class PageServer(ThreadedWSGIServer):
             raise
 
     def process_request_thread(self, request: Request, client_address: object) -> None:
-        """Answer, and let another connection have the thread's place."""
+        """Handle a request, then release its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -111,12 +111,12 @@ class PageServer(ThreadedWSGIServer):
 
 
 def has_left(connection: socket.socket | None) -> bool:
-    """Return True if the other end of a connection is closed; False of none."""
+    """Return True if the other end closed the connection; False if `connection` is None."""
     if connection is None:
         return False
     try:
         poll = select.poll()
         poll.register(connection, LEFT)
         return bool(poll.poll(0))
-    except (OSError, ValueError):  # closed here
+    except (OSError, ValueError):  # the socket is closed on this side
         return True

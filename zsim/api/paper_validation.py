@@ -1,4 +1,4 @@
-"""Figures of papers that ship, predicted, beside what was published."""
+"""Compare predicted figures of papers with the published values."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND
 
 NARROWEST = 4096
-"""The hidden size from which widths are doubled."""
+"""Hidden size from which widths are doubled."""
 
 FAULTS = (
     MistakeError,
@@ -65,17 +65,17 @@ FAULTS = (
     TopologyError,
     NotModelledError,
 )
-"""Why a row has no prediction."""
+"""Exceptions for which a row has no prediction."""
 
 TERA = 10**12
 
 Asked = tuple[float, int] | str
-"""A value and which of its scenarios fits, or why there is none."""
+"""Predicted value and index of the scenario that fits, or the reason why there is no prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperValidation(Answer):
-    """Validation by the figures of papers that ship.
+    """Validation against the figures of papers in the package.
 
     Attributes:
         verdicts: errors of each figure, by publication.
@@ -84,22 +84,22 @@ class PaperValidation(Answer):
     verdicts: Mapping[str, Sequence[FigureVerdict]]
 
     def text(self) -> str:
-        """Return for each publication a table of errors, and what is off most."""
+        """Return for each publication a table of errors, and the rows with the largest errors."""
         return "\n".join(
             f"{publication}\n{_verdicts_text(found)}"
             for publication, found in self.verdicts.items()
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim validate paper --json` prints."""
+        """Return the object that `zsim validate paper --json` prints."""
         return {"files": {each.figure.name: verdict_object(each) for each in self._every}}
 
     def picture(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw predicted against published, and write that to `path`: .svg, .png or .pdf.
+        """Draw predicted against published values; write the picture to `path` if given.
 
         Raises:
             MistakeError: PNG and PDF need the extra `draw`.
-            UnwrittenError: it cannot be written.
+            UnwrittenError: the file cannot be written.
         """
         drawn = picture(self._every)
         if path is not None:
@@ -113,10 +113,10 @@ class PaperValidation(Answer):
 
 
 def validate_papers(*, pipelines: bool = False) -> PaperValidation:
-    """Predict every figure that ships, on all processors.
+    """Predict every figure in the package, on all processors.
 
     Args:
-        pipelines: instead, publications of pipelines on many nodes, of which each row is a run.
+        pipelines: predict only publications of pipelines on many nodes, where each row is a run.
     """
     found = [parse(text) for text in published_papers().values()]
     papers = [paper for paper in found if paper.pipelines == pipelines]
@@ -132,7 +132,7 @@ def verdicts_of(paper: Paper) -> list[FigureVerdict]:
 
 
 def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
-    """Return what is predicted for `run`; of several ways the first that fits, else the last."""
+    """Predict `run` by its first scenario that fits, else by the last."""
     try:
         if not quantity.needs_scenario:
             return _of_hardware(quantity, run), 0
@@ -181,7 +181,7 @@ def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:
 
 
 def _largest_shape(run: PaperRun) -> Asked:
-    """Return the parameters of the largest of the shapes that fits, and which one it is."""
+    """Return the parameters of the largest shape that fits, and its index."""
     fitting: list[tuple[float, int]] = []
     for way, tables in enumerate(run.ways):
         job = resolved("scenario", from_tables(tables)).job()
@@ -191,7 +191,7 @@ def _largest_shape(run: PaperRun) -> Asked:
 
 
 def _widest(tables: Mapping[str, object]) -> Asked:
-    """Double the hidden size until it does not train on memory in pieces."""
+    """Double the hidden size until the model does not fit; buffers are at most `PIECE_BYTES`."""
     scenario, width, fits = from_tables(tables), NARROWEST, 0
     while True:
         model = scenario.model.model_copy(update={"hidden_size": width})
@@ -213,7 +213,7 @@ def _largest_buffer(job: Job) -> int:
 
 
 def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, bool]:
-    """Return a figure of a simulated run, and whether the run fits."""
+    """Return the value of a simulated run, and True if the run fits."""
     if quantity is FigureQuantity.BACKWARD:
         _, trace, found = _simulated(tables)
         return _backward_s(trace), found.fits
@@ -227,12 +227,13 @@ def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[flo
 def throughput(
     quantity: FigureQuantity, tables: Mapping[str, object]
 ) -> tuple[float, Summary | RunForecast]:
-    """Return 10^12 FLOPs per second and GPU of a simulated run, as `quantity` counts, and the run.
+    """Return the TFLOP/s per GPU of a simulated run, with FLOPs by `quantity`, and the run.
 
-    Of many micro-batches few are simulated, those that follow are like the last.
+    Few of many micro-batches are simulated; the rest are extrapolated.
 
     Raises:
-        MistakeError: nothing is predicted, or there are no blocks to count.
+        MistakeError: there is no prediction.
+        NotModelledError: the model has no architecture to count FLOPs of.
     """
     if quantity is FigureQuantity.THROUGHPUT:
         _, _, summed = _simulated(tables)
@@ -249,10 +250,10 @@ def throughput(
 
 
 def forecast_of(tables: Mapping[str, object]) -> RunForecast:
-    """Return what is predicted of the run in `tables`.
+    """Return the forecast of the run in `tables`.
 
     Raises:
-        MistakeError: nothing is predicted.
+        MistakeError: there is no forecast.
     """
     found = forecast(tables)
     if isinstance(found, str):
@@ -261,7 +262,7 @@ def forecast_of(tables: Mapping[str, object]) -> RunForecast:
 
 
 def _formula_flops(job: Job, *, tokens: int) -> float:
-    """Return the FLOPs of a step of so many tokens by `FigureQuantity.FORMULA_THROUGHPUT`."""
+    """Return the FLOPs of a step of `tokens` by `FigureQuantity.FORMULA_THROUGHPUT`."""
     shape = job.model.architecture
     if shape is None:
         raise NotModelledError("model: its layers and width must be given")
@@ -278,7 +279,7 @@ def _simulated(tables: Mapping[str, object]) -> tuple[Job, Trace, Summary]:
 
 
 def _backward_s(trace: Trace) -> float:
-    """Return seconds from the first to the last operation of backward, in the last step."""
+    """Return the seconds from the first to the last backward operation of the last step."""
     events = [
         each
         for each in trace.ranks[0].events
@@ -298,7 +299,7 @@ def _transformer_size(job: Job) -> TransformerSize:
 
 
 def verdict_object(found: FigureVerdict) -> dict[str, object]:
-    """Return a figure of `zsim validate paper --json`."""
+    """Return the object of a figure in `zsim validate paper --json`."""
     return {
         "quantity": found.figure.quantity,
         "source": found.figure.source,

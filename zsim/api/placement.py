@@ -1,4 +1,4 @@
-"""A scenario or a schedule put on another cluster: a node that was measured, or a scenario's."""
+"""Place a scenario or a schedule on another cluster: a measured node, or a scenario's cluster."""
 
 from dataclasses import replace
 from os import PathLike, fspath
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zsim.cluster.cluster import Cluster
 
 FABRIC: Final = "single_switch"
-"""The fabric of a cluster of which only a node is named."""
+"""Default fabric of a cluster given only by its node."""
 
 TAKEN_AWAY: Final = (
     "cluster.topology=none",
@@ -29,7 +29,7 @@ TAKEN_AWAY: Final = (
     "compute=none",
     "network=none",
 )
-"""Keys that say what another cluster is like."""
+"""Settings that remove the cluster of a scenario."""
 
 
 def placed(
@@ -39,12 +39,12 @@ def placed(
     cluster: str | PathLike[str] | None = None,
     backend: str = "sim",
 ) -> LoadedScenario:
-    """Return `loaded` on the node in a file, or a schedule on the cluster of a scenario, if asked.
+    """Return `loaded` on the node in a file, or a schedule on the cluster of a scenario, if given.
 
-    A scenario gets as many ranks as the node has, unless it was loaded with a number of them.
+    A scenario gets as many ranks as the node has, unless it was loaded with a number of ranks.
 
     Raises:
-        MistakeError: there is no such node or scenario, or it has too few ranks.
+        MistakeError: the node or scenario does not exist, or has too few ranks.
     """
     if node is None and cluster is None:
         return loaded
@@ -74,10 +74,10 @@ def placed(
 
 
 def node_of(node: str | PathLike[str]) -> "Cluster":
-    """Return one node: the file that `measure` wrote, another file, or one that ships.
+    """Return a cluster of one node: from a file, such as that of `measure`, or a preset.
 
     Raises:
-        MistakeError: there is none.
+        MistakeError: there is no such node.
     """
     with mistakes(TopologyError, ClusterError, prefix="--node: "):
         return topology(fspath(node), FABRIC, 1)
@@ -89,7 +89,7 @@ def on_cluster_of(loaded: LoadedScenario, scenario: str | PathLike[str]) -> Load
     Faults, neighbours and `network.algorithm` come from `scenario`.
 
     Raises:
-        MistakeError: `loaded` is no schedule, or there is no such scenario.
+        MistakeError: `loaded` is not a schedule, or the scenario does not exist.
     """
     if loaded.schedule_json is None:
         raise MistakeError(
@@ -108,10 +108,10 @@ def on_cluster(
     what: str,
     circumstances: "Document | None" = None,
 ) -> LoadedScenario:
-    """Return a schedule with another cluster, which `what` names in messages.
+    """Return a schedule with another cluster, which messages call `what`.
 
     Faults, neighbours and `network.algorithm` come from `circumstances`. Without it, faults and
-    neighbours remain, and the algorithm, which belongs to a network, does not.
+    neighbours are kept, and the algorithm, which belongs to a network, is dropped.
 
     Raises:
         MistakeError: the cluster has fewer ranks than the schedule.

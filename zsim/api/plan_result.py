@@ -1,4 +1,4 @@
-"""Result of a plan: what a schedule will hold and move, before anything runs."""
+"""Result of a plan: the memory and communication of a schedule, before it runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from zsim.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult(AnswerInFacts):
-    """Memory of the role that holds most, and bytes that a rank sends in a step.
+    """Memory of the role that needs most, and bytes that a rank sends in a step.
 
     Attributes:
-        title: of the scenario, with what was changed in it.
+        title: title of the scenario, with the changes made to it.
         plan: all figures, in bytes.
     """
 
@@ -38,7 +38,7 @@ class PlanResult(AnswerInFacts):
         return self.plan.peak.bytes
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what is held at the peak, in a line each."""
+        """Return the names and texts of the main figures at the memory peak."""
         plan = self.plan
         whose, who = "each GPU", "every rank"
         if plan.stages:
@@ -64,7 +64,7 @@ class PlanResult(AnswerInFacts):
         return "\n\n".join([AnswerInFacts.text(self), *self._tables()])
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim plan --json` prints."""
+        """Return the object that `zsim plan --json` prints."""
         plan = self.plan
         return {
             "title": self.title,
@@ -130,7 +130,7 @@ class PlanResult(AnswerInFacts):
 
 
 def _stages_text(stages: Sequence[StagePlan]) -> str:
-    """Return what a rank of each stage of a pipeline holds and sends, a line each."""
+    """Return a table of the memory and communication of a rank of each pipeline stage."""
     columns = ("stage", "units", "parameters", "model state", "peak memory", "sent in a step")
     rows = [
         (

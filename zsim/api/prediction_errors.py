@@ -1,4 +1,4 @@
-"""Errors of predictions, as every `zsim validate` has them."""
+"""Text and JSON of prediction errors, shared by all `zsim validate` commands."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from zsim.calibration.network_verdict import Errors
 
 
 def errors_object(errors: Errors | None) -> dict[str, object]:
-    """Return median, mean and 90th percentile for `--json`; null where no row is modelled."""
+    """Return median, mean and 90th percentile for `--json`; null if no row is modelled."""
     return {
         "median_abs_error": errors.median if errors else None,
         "mean_abs_error": errors.mean if errors else None,
@@ -16,7 +16,7 @@ def errors_object(errors: Errors | None) -> dict[str, object]:
 
 
 def errors_cells(errors: Errors | None) -> tuple[str, ...]:
-    """Return rows, median, mean and 90th percentile, as columns of a table."""
+    """Return rows, median, mean and 90th percentile as cells of a table."""
     if errors is None:
         return ("0", "", "", "")
     values = (errors.median, errors.mean, errors.p90)
@@ -24,12 +24,12 @@ def errors_cells(errors: Errors | None) -> tuple[str, ...]:
 
 
 def unmodelled_objects(found: Iterable[Unmodelled]) -> list[dict[str, object]]:
-    """Return the rows that are not modelled, and why, for `--json`."""
+    """Return the unmodelled rows and the reasons for `--json`."""
     return [{"row": each.row, "reason": each.reason} for each in found]
 
 
 def unmodelled_lines(found: Iterable[Unmodelled]) -> list[str]:
-    """Return why rows are not modelled, each reason once with all lines."""
+    """Return the reasons for unmodelled rows, each reason once with its rows."""
     by_reason: dict[str, list[str]] = {}
     for each in found:
         by_reason.setdefault(each.reason, []).append(str(each.row))

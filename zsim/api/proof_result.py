@@ -1,4 +1,4 @@
-"""`zsim.check`: what is proved of a schedule before it runs, and what is wrong with it."""
+"""`zsim.check`: the result of proving a schedule before it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,10 @@ class ProofResult(Answer):
     """Result of proving a schedule.
 
     Attributes:
-        schedule: what was proved.
-        findings: what is wrong, each with where, why and a witness; none if it is proved.
-        proved: what holds, and for what.
-        not_shown: what was not looked at, and why.
+        schedule: the checked schedule.
+        findings: errors of the schedule, each with place, reason and witness; empty if proved.
+        proved: properties that hold, and their scope.
+        not_shown: properties that were not checked, and the reasons.
     """
 
     schedule: Schedule = field(repr=False)
@@ -36,7 +36,7 @@ class ProofResult(Answer):
 
     @property
     def is_right(self) -> bool:
-        """True if there are no findings."""
+        """True if the proof has no findings."""
         return not self.findings
 
     @property
@@ -47,7 +47,7 @@ class ProofResult(Answer):
         return f"{self.schedule.name}: {said}"
 
     def text(self) -> str:
-        """Return the findings in a line each, then what is proved and what is not shown."""
+        """Return one line per finding, then the proved and the unchecked properties."""
         lines = [self.title]
         for number, each in enumerate(self.findings, start=1):
             lines.append(f"{number}. {each.invariant}: {each.where}: {each.why}")
@@ -56,10 +56,10 @@ class ProofResult(Answer):
         return "\n".join(lines)
 
     def explanation(self, number: int) -> str:
-        """Return finding `number`, from 1 on, with its witness: a line for each step of it.
+        """Return finding `number`, counted from 1, with a line for each step of its witness.
 
         Raises:
-            MistakeError: there are not so many.
+            MistakeError: there are fewer findings.
         """
         if number > len(self.findings):
             most = f"at most {len(self.findings)}, the findings there are"
@@ -75,7 +75,7 @@ class ProofResult(Answer):
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim check --json` prints."""
+        """Return the object that `zsim check --json` prints."""
         return {
             "findings": [
                 {"invariant": each.invariant, "where": each.where, "why": each.why}
@@ -101,13 +101,13 @@ def check(
     """Prove a schedule: no deadlock, no race, no use after free, the values of plain training.
 
     Args:
-        scenario: what to prove: a scenario as `load` takes it, or a schedule made by hand.
-        changes: values by key, as `load` takes them.
-        model: what a schedule made by hand trains; without it no values are compared.
-        against: a run, or the file that `RunResult.trace` wrote; it must be one of the schedule.
+        scenario: scenario as in `load`, or a schedule built by hand.
+        changes: values by key, as in `load`.
+        model: model of a schedule built by hand; without it, values are not compared.
+        against: a run, or the trace file of `RunResult.trace`; checked against the schedule.
 
     Raises:
-        MistakeError: it cannot be read.
+        MistakeError: the scenario or the trace cannot be read.
     """
     if isinstance(scenario, Schedule):
         schedule = scenario

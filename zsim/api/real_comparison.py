@@ -1,4 +1,4 @@
-"""A prediction of the ranks at hand beside what they really took, class of operation by class."""
+"""Compare a prediction with a measured run on the local ranks, by class of operation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from zsim.mistake import MistakeError
 from zsim.units import format_seconds
 
 STEPS: Final = 20
-"""Steps of a real run, where nobody says how many."""
+"""Default steps of a real run."""
 
 WARM_UP: Final = 2
-"""Steps of a run that are not looked at."""
+"""Steps at the beginning of a run that are ignored."""
 
 REAL: Final = "torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedClass:
-    """Seconds of a class of operations in a step: as predicted, and as measured over steps."""
+    """Seconds per step of a class of operations: predicted, and measured over several steps."""
 
     name: str
     predicted_s: float
@@ -37,19 +37,19 @@ class PredictedClass:
 
     @property
     def error(self) -> float | None:
-        """Return the excess of the prediction over the median, as its share; None without time."""
+        """Relative excess of the prediction over the median; None if the median is 0."""
         return self.predicted_s / self.median_s - 1 if self.median_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealComparisonResult(Answer):
-    """A run as predicted and as it was; the step first.
+    """A predicted and a measured run, by class of operations.
 
     Attributes:
-        title: of the scenario.
-        node: what was predicted on.
-        steps: steps that were looked at.
-        classes: the step, and each class of its operations.
+        title: title of the scenario.
+        node: name of the node of the prediction.
+        steps: number of measured steps.
+        classes: the whole step, and each class of its operations.
     """
 
     title: str
@@ -59,7 +59,7 @@ class RealComparisonResult(Answer):
 
     @property
     def step(self) -> PredictedClass:
-        """The time of a step."""
+        """The class of the whole step."""
         return next(each for each in self.classes if each.name == STEP)
 
     def text(self) -> str:
@@ -83,7 +83,7 @@ class RealComparisonResult(Answer):
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim compare --real --json` prints."""
+        """Return the object that `zsim compare --real --json` prints."""
         return {
             "title": self.title,
             "node": self.node,
@@ -109,19 +109,19 @@ def compare_with_real(
     node: str | PathLike[str] | None = None,
     steps: int = STEPS,
 ) -> RealComparisonResult:
-    """Predict a scenario on the ranks at hand, run it on them, and set both side by side.
+    """Predict a scenario on the ranks of this machine, run it there, and compare both.
 
     Args:
-        scenario: what to run, as `load` takes it.
-        changes: values by key, as `load` takes them.
-        ranks: so many, instead of those of the node.
-        node: the file that `measure` wrote; without one the machine is measured first.
-        steps: of the real run; the first two are not looked at.
+        scenario: scenario as in `load`.
+        changes: values by key, as in `load`.
+        ranks: number of ranks; default those of the node.
+        node: node file of `measure`; without it, the machine is measured first.
+        steps: steps of the real run; the first two are ignored.
 
     Raises:
-        MistakeError: it cannot be run as asked.
+        MistakeError: it cannot be run with these arguments.
         RefutedError: the schedule is wrong; only one from a file can be.
-        RunFailedError: a rank did not end well.
+        RunFailedError: a rank failed.
     """
     if steps <= WARM_UP:
         raise MistakeError(f"--steps: {steps} must be at least {WARM_UP + 1}")
@@ -153,7 +153,7 @@ def _predicted(loaded: LoadedScenario, node: str | PathLike[str]) -> RunResult:
 
 
 def paired(predicted: RunResult, real: RunResult) -> tuple[PredictedClass, ...]:
-    """Return the classes of both runs; a class that one lacks takes it no time."""
+    """Return the classes of both runs; a class missing in one run has time 0 there."""
     sides = [
         {each.name: each for each in class_times(side.job.schedule, side.recorded, warm_up=WARM_UP)}
         for side in (predicted, real)

@@ -1,4 +1,4 @@
-"""Changes that would make a run fit that did not: each is made and run."""
+"""Find changes that make an out-of-memory run fit, by simulating each change."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,8 +13,8 @@ from zsim.schedule.operation import walk
 from zsim.units import format_seconds
 
 MOST_OPERATIONS = 1_000_000
-"""Operations of all schedules that a search makes and weighs: about a minute. Beyond them changes
-that were not tried yet count as if they did not help."""
+"""Limit of operations of all schedules that a search writes and checks, about a minute. Beyond
+it, changes not yet tried count as not fitting."""
 
 
 def remedies_of(
@@ -27,7 +27,7 @@ def remedies_of(
 ) -> tuple[Remedy, ...]:
     """Return the cheapest changes with which the scenario `name` in `tables` fits.
 
-    `backend` makes the backend that a source asks for, with its faults.
+    `backend` builds the backend for a source, with its faults.
     """
     subject = _tight(name, tables, changes)
     found: dict[tuple[str, ...], tuple[Source, Job]] = {}
@@ -38,7 +38,7 @@ def remedies_of(
             again = described(name, tables, put)
             source = resolved(name, again, ranks=changes.ranks, quiet=True)
             return source, source.job()
-        except MistakeError:  # the change contradicts what the scenario says
+        except MistakeError:  # the change contradicts the scenario
             return None
 
     tried = 0
@@ -80,7 +80,7 @@ def _tight(name: str, tables: Mapping[str, object], changes: Changes) -> TightSc
     scenario = described(name, tables, changes)
     before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
     strategy = before.schedule.contract.strategy
-    assert strategy is not None  # the schedule of a scenario promises what its strategy says
+    assert strategy is not None  # the schedule of a scenario has a strategy in its contract
     return TightScenario(
         scenario=scenario,
         strategy=strategy,
@@ -90,7 +90,7 @@ def _tight(name: str, tables: Mapping[str, object], changes: Changes) -> TightSc
 
 
 def _operations(job: Job) -> int:
-    """Return how many operations the programs of a job have in a step."""
+    """Return the number of operations in a step of all programs of a job."""
     return sum(1 for program in job.schedule.programs for _ in walk(program.step))
 
 
@@ -107,7 +107,7 @@ def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
 
 
 def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
-    """Return a line for each, cheapest first."""
+    """Return a line for each remedy, cheapest first."""
     if not found:
         tried = (
             "smaller batches, higher stages, checkpoints, tensor and context axes, pipelines, "
@@ -122,6 +122,6 @@ def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
 
 
 def _less(remedy: Remedy) -> str:
-    """Return a note that a step has fewer tokens if sequences are shorter."""
+    """Return a note that a step has fewer tokens if the remedy shortens sequences."""
     is_shorter = any(each.startswith("model.sequence_length=") for each in remedy.settings)
     return ", which has fewer tokens" if is_shorter else ""

@@ -1,4 +1,4 @@
-"""Facts of a run: its figures, the answer first, and their error."""
+"""Facts of a run: its figures, the most important first, and their error."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,16 +24,20 @@ from zsim.units import format_bytes, format_rate, format_seconds
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 ON_DEVICE = "live_bytes_peak/all"
-"""Model state and communication buffers at their peak: as a meter saw them, and by the book."""
+"""Names of observed memory peaks.
+
+The first two are of model state and communication buffers, live and in the ledger; the last is of
+all live memory on the device.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """A run that has ended; with faults or neighbours, beside the step time without them.
+    """A finished run; with faults or neighbours, also the step time without them.
 
-    `remedies` are what would make it fit; None where nobody looked for them. `fitted` are settings
-    that would take times from measurements instead of data sheets; `training` is what was asked of
-    so many tokens.
+    `remedies` are the changes that make it fit; None if they were not searched. `fitted` are
+    settings that replace data-sheet rates by measurements. `training` is the budget of a whole
+    training.
     """
 
     title: str
@@ -97,7 +101,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
 
 
 def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
-    """Return what a run came to, the answer first: what each line is about, and the line."""
+    """Return the names and texts of the facts of a run, the most important first."""
     found, trace = outcome.summary, outcome.trace
     lines = [("fits", _fits(outcome))]
     lack = lack_of_run(outcome.job.schedule, trace)
@@ -137,7 +141,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
 
 
 def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
-    """Return how fast and how slow the step may be, where that is far apart."""
+    """Return the fastest and slowest step on the fabric, if they differ much."""
     if band_s is None or band_s[1] < WIDE * band_s[0]:
         return []
     fast, slow = map(format_seconds, band_s)
@@ -145,7 +149,7 @@ def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
 
 
 def _error(outcome: RunOutcome) -> list[tuple[str, str]]:
-    """Return the error of the step time, and settings that take times from measurements."""
+    """Return the error of the step time, and settings that would use measurements."""
     lines = [("error", outcome.trace.error_text)]
     cluster = outcome.job.cluster
     foreign = foreign_profiles(cluster) if predicts(outcome.trace.backend) else {}
@@ -159,7 +163,7 @@ def _error(outcome: RunOutcome) -> list[tuple[str, str]]:
 
 
 def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
-    """Return when memory ran out in a run that does not fit, what had it, what would help."""
+    """Return when memory ran out, the allocations at that time, and the remedies."""
     lines = [
         ("out of memory at", moment(lack.operation)),
         ("allocated with that", alive_text(lack)),
@@ -173,7 +177,7 @@ def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
 
 
 def _host(found: Summary) -> list[tuple[str, str]]:
-    """Return how long the GPU waits for its host, and how long that waits for memory."""
+    """Return how long the GPU waits for the host, and how long the host waits for memory."""
     lines: list[tuple[str, str]] = []
     waits_s = found.parts_s["the host"]
     if waits_s >= SHOWN * found.step_time_s:
@@ -186,7 +190,7 @@ def _host(found: Summary) -> list[tuple[str, str]]:
 
 
 def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
-    """Return what faults and neighbours cost, where there are some."""
+    """Return the cost of faults and neighbours, if there are any."""
     healthy_s, step_s = outcome.healthy_step_time_s, outcome.summary.step_time_s
     if not healthy_s:
         return []
@@ -209,7 +213,7 @@ def _fits(outcome: RunOutcome) -> str:
 
 
 def _verdict(fits: bool, chance: float | None) -> str:  # noqa: FBT001  (the prediction itself)
-    """Return the prediction in words, with the probability of fitting where it is not clear."""
+    """Return the prediction as text, with the probability of fitting if it is uncertain."""
     if chance is None or (chance >= SURE if fits else chance <= 1 - SURE):
         return "yes" if fits else "no"
     word = "probably not" if not fits else "probably" if chance >= 1 / 2 else "uncertain"
@@ -217,9 +221,9 @@ def _verdict(fits: bool, chance: float | None) -> str:  # noqa: FBT001  (the pre
 
 
 def fit_probability(found: Summary, backend: str) -> float | None:
-    """Return the probability that a simulated run fits; None of one that ran.
+    """Return the probability that a simulated run fits; None for a real run.
 
-    A run that ran out of memory before its peak needs at least what is usable.
+    A run that ran out of memory before its peak needs at least the usable memory.
     """
     if not predicts(backend):
         return None
@@ -229,7 +233,7 @@ def fit_probability(found: Summary, backend: str) -> float | None:
 
 
 def _risk(outcome: RunOutcome) -> list[tuple[str, str]]:
-    """Return how little memory is left where a run may not fit, and what takes less memory."""
+    """Return how little memory is left if a run may not fit, and settings that need less memory."""
     found, chance = outcome.summary, fit_probability(outcome.summary, outcome.trace.backend)
     if chance is None or chance >= SURE or not found.fits:
         return []
@@ -244,11 +248,11 @@ def _risk(outcome: RunOutcome) -> list[tuple[str, str]]:
 
 
 FRAGMENTED = 0.03
-"""Share of the memory that is needed from which reserved memory beyond it is said."""
+"""Minimum fraction of fragmentation at which expandable segments are suggested."""
 
 
 def _less_memory(job: Job, found: Summary) -> Iterator[str]:
-    """Yield settings that take less memory, as far as the run leaves them open."""
+    """Yield settings that reduce the memory of the run."""
     if (found.reserved_bytes or 0) > (1 + FRAGMENTED) * found.needed_bytes:
         yield "cluster.allocator=expandable"
     if (size := job.model.micro_batch_size) > 1:
@@ -263,7 +267,7 @@ def _less_memory(job: Job, found: Summary) -> Iterator[str]:
 
 
 def _reserved(outcome: RunOutcome) -> str:
-    """Return the most that is reserved; a lower bound where memory ran out before the peak."""
+    """Return the peak of reserved memory; a lower bound if memory ran out before the peak."""
     found, full = outcome.summary, outcome.trace.out_of_memory
     if found.reserved_bytes is not None:
         return format_bytes(found.reserved_bytes)
@@ -273,13 +277,13 @@ def _reserved(outcome: RunOutcome) -> str:
 
 
 def _step_time(found: Summary) -> str:
-    """Return the time of a step, and what takes most of it."""
+    """Return the step time, and the largest of its parts."""
     share = found.parts_s[found.bound_by] / found.step_time_s
     return f"{format_seconds(found.step_time_s)}, bound by {found.bound_by} ({share:.1%} of it)"
 
 
 def _exposed(found: Summary) -> list[tuple[str, str]]:
-    """Return how long the GPU waits for communication, where there is some."""
+    """Return how long the GPU waits for communication, if it does."""
     groups = [(axis, seconds) for axis, seconds in found.exposed_by_group if seconds]
     if not groups:
         return []
@@ -290,11 +294,11 @@ def _exposed(found: Summary) -> list[tuple[str, str]]:
 
 
 SHOWN = 0.0005
-"""Least share of a step that is a line of its own: what is printed as 0.1 %."""
+"""Minimum fraction of a step that gets a line: it rounds to 0.1 %."""
 
 
 def _on_host(found: Summary) -> list[tuple[str, str]]:
-    """Return how long the GPU waits for kernels, copies and files of the host side."""
+    """Return how long the GPU waits for kernels, copies and files of the host."""
     shares = [(name, s, s / found.step_time_s) for name, s in found.exposed_on_host]
     waits = [each for each in shares if each[2] >= SHOWN]
     if not waits:
@@ -306,9 +310,9 @@ def _on_host(found: Summary) -> list[tuple[str, str]]:
 
 
 def _rates(found: Summary) -> str:
-    """Return FLOPs per second and GPU; a second time with recomputation, where there is some."""
+    """Return the FLOP/s per GPU, also with recomputation if there is any."""
     rates = [(found.model_tflops_per_gpu, "MFU", found.mfu, " per GPU")]
-    if not found.model_tflops_per_gpu:  # a trace says what kernels did, not what for
+    if not found.model_tflops_per_gpu:  # a recorded script has kernels, but no model FLOPs
         rates = [(found.hardware_tflops_per_gpu, "HFU", found.hfu, " per GPU")]
     elif found.hardware_tflops_per_gpu > found.model_tflops_per_gpu * 1.0005:
         rates.append((found.hardware_tflops_per_gpu, "HFU", found.hfu, " with recomputation"))
@@ -316,20 +320,20 @@ def _rates(found: Summary) -> str:
         f"{format_rate(tflops * 1e12)}{what}" + (f" ({name} {used:.1%})" if used else "")
         for tflops, name, used, what in rates
     ]
-    if found.tokens_per_s:  # a recorded script says nothing of tokens
+    if found.tokens_per_s:  # a recorded script has no tokens
         texts = [*texts, f"{found.tokens_per_s:,.0f} tokens/s"]
     return ", ".join(texts)
 
 
 MASKED = 0.1
-"""Share of the FLOPs that are counted from which a line says that masks leave them out."""
+"""Minimum fraction of masked FLOPs at which a line shows the rates without them."""
 
 
 def _causal(found: Summary) -> list[tuple[str, str]]:
-    """Return which FLOPs are counted, and the rates without masked ones.
+    """Return the rates without masked FLOPs, if they matter.
 
     Published figures count all of attention, but kernels skip the half that causal masks hide. So
-    where sequences are long, or kernels reach their peak, utilization may exceed 100 %.
+    with long sequences, or kernels near their peak, utilization may exceed 100 %.
     """
     if not found.model_tflops_per_gpu:
         return []
@@ -345,7 +349,7 @@ def _causal(found: Summary) -> list[tuple[str, str]]:
 
 
 BLOCKS = 0.01
-"""Least share of the memory that is needed of which a line says that no tensor holds it."""
+"""Minimum fraction of the needed memory in allocator blocks, outside tensors, that gets a line."""
 
 
 def _memory(found: Summary) -> str:
@@ -358,7 +362,7 @@ def _memory(found: Summary) -> str:
 
 
 def _overheads(job: Job) -> str:
-    """Return what CUDA and NCCL take of a GPU, and what there is."""
+    """Return the memory of CUDA and NCCL on a GPU, and the visible memory."""
     count = communicator_count(job)
     gpu, taken = job.cluster.gpu, job.cluster.gpu.overheads
     visible = gpu.memory_bytes if gpu.visible_bytes is None else gpu.visible_bytes

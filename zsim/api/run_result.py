@@ -1,4 +1,4 @@
-"""The result of a run: figures with units in their names, and pages, traces and pictures of it."""
+"""The result of a run: figures with units in their names, pages, traces and pictures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,19 +40,19 @@ __all__ = ["RUN_FIGURES", "RunResult"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult(AnswerInFacts):
-    """Result of a run; every figure is of the last step, of the rank that has most of it.
+    """Result of a run; each figure is of the last step, from the rank with the largest value.
 
     Attributes:
-        title: of the scenario, with what was changed in it.
-        scenario: what was loaded; None of a job that was made by hand.
-        job: what ran: schedule, model, cluster.
-        recorded: what happened, operation by operation.
-        wall_time_s: how long the run took to compute, in seconds.
-        healthy_step_time_s: the step time without the faults and neighbours of the scenario, in
-            seconds; None where it has none.
-        look_for_remedies: finds what would make it fit.
-        look_for_band: simulates it on the fastest and the slowest fabric that it may have.
-        training: days, money and energy of a training, where its tokens were said.
+        title: title of the scenario, with the changes made to it.
+        scenario: the loaded scenario; None if a job was built by hand.
+        job: schedule, model and cluster of the run.
+        recorded: trace of the run, operation by operation.
+        wall_time_s: duration of computing the run, in seconds.
+        healthy_step_time_s: step time in seconds without the faults and neighbours of the
+            scenario; None if it has none.
+        look_for_remedies: function that finds changes that make the run fit.
+        look_for_band: function that simulates the fastest and the slowest fabric.
+        training: days, cost and energy of a whole training; None if its tokens are not given.
     """
 
     title: str
@@ -67,12 +67,12 @@ class RunResult(AnswerInFacts):
 
     @cached_property
     def summary(self) -> Summary:
-        """All figures as one value; each is documented there."""
+        """All figures in one object, which documents each."""
         return summary(self.job, self.recorded)
 
     @property
     def backend(self) -> str:
-        """Name of the backend: "sim", "torch", or another one that is installed."""
+        """Name of the backend: "sim", "torch", or another installed one."""
         return self.recorded.backend
 
     @property
@@ -82,31 +82,31 @@ class RunResult(AnswerInFacts):
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of a step; 0 from a backend that has no clock."""
+        """Step time in seconds; 0 if the backend has no clock."""
         return self.summary.step_time_s
 
     @cached_property
     def step_time_band_s(self) -> tuple[float, float] | None:
-        """Seconds of a step on the fastest and the slowest fabric that it may have.
+        """Step times in seconds on the fastest and the slowest fabric that the run may have.
 
-        None on one node, without fitted constants of the network, and where it does not fit. They
-        are looked for when they are first asked for: each is simulated.
+        None on one node, without fitted network constants, and if the run does not fit. The first
+        access simulates both.
         """
         return self.look_for_band() if self.fits else None
 
     @property
     def bound_by(self) -> str:
-        """Name of what takes most of the step: "compute", "communication" or "the host"."""
+        """The largest part of the step: "compute", "communication" or "the host"."""
         return self.summary.bound_by
 
     @property
     def exposed_communication_s(self) -> float:
-        """Seconds of the step in which a rank communicates or waits for it and computes nothing."""
+        """Seconds of the step in which a rank communicates, or waits for it, without computing."""
         return self.summary.exposed_communication_s
 
     @property
     def exposed_communication_s_by_axis(self) -> dict[str, float]:
-        """Its parts by group of ranks; of two groups at once, the one that began first counts."""
+        """Exposed communication by group; if two overlap, the one that started first counts."""
         return dict(self.summary.exposed_by_group)
 
     @property
@@ -141,70 +141,70 @@ class RunResult(AnswerInFacts):
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """Bytes of device memory that the largest rank has allocated at the peak."""
+        """Peak of allocated device memory of the largest rank, in bytes."""
         return self.summary.peak_allocated_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that the largest rank holds at its peak, however long its host waits for memory."""
+        """Lower bound of the peak of the largest rank in bytes, with waits for deferred frees."""
         return self.summary.needed_bytes
 
     @property
     def memory_wait_s(self) -> float:
-        """Seconds of the step in which a host waits for memory to come back."""
+        """Seconds of the step in which a host waits for memory to be freed."""
         return self.summary.memory_wait_s
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        """Bytes that the caching allocator reserves at most; None if memory ran out before."""
+        """Peak of bytes reserved by the caching allocator; None if memory ran out before."""
         return self.summary.reserved_bytes
 
     @property
     def usable_memory_bytes(self) -> int:
-        """Bytes of a GPU that a rank may reserve: its memory less what CUDA and NCCL take."""
+        """Bytes of a GPU that a rank may reserve: its memory minus that of CUDA and NCCL."""
         return self.summary.usable_bytes
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes that are allocated at the peak by kind: parameter, gradient, moment, ..."""
+        """Allocated bytes at the peak by kind: parameter, gradient, moment, ..."""
         return {str(kind): size for kind, size in self.summary.memory_by_kind}
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """The mean loss over the ranks, for each step; empty where nothing was trained."""
+        """Mean loss over the ranks in each step; empty if the backend does not train."""
         of_ranks = [rank.losses for rank in self.recorded.ranks if rank.losses]
         return tuple(sum(each) / len(each) for each in zip(*of_ranks, strict=True))
 
     @property
     def error(self) -> str:
-        """Error of the step time in one line."""
+        """Error of the step time as one line of text."""
         return self.recorded.error_text
 
     @property
     def step_time_interval_s(self) -> tuple[float, float] | None:
-        """Bounds of the step time that 90 % of comparable runs are within; None if unknown."""
+        """90 % prediction interval of the step time in seconds; None if unknown."""
         error, step_s = self.recorded.error, self.step_time_s
         return None if error is None else (step_s * error.low, step_s * error.high)
 
     @property
     def fit_probability(self) -> float | None:
-        """Probability that a simulated run fits its memory; None of one that ran."""
+        """Probability that a simulated run fits in memory; None for a real run."""
         return fit_probability(self.summary, self.backend)
 
     def explain_error(self) -> list[tuple[str, str]]:
-        """Return what the error of the step time is made of, and the closest published runs."""
+        """Return the components of the error of the step time, and the closest published runs."""
         return explained(self.recorded.error, self.step_time_s)
 
     @property
     def out_of_memory(self) -> Lack | None:
-        """The operation at which memory ran out, and what had it; None if it fits."""
+        """The operation at which memory ran out, and the allocations then; None if the run fits."""
         return lack_of_run(self.job.schedule, self.recorded)
 
     @cached_property
     def remedies(self) -> "tuple[Remedy, ...] | None":
-        """The cheapest changes with which a simulated run fits; None if it fits as it is.
+        """The cheapest changes with which a simulated run fits; None if it already fits.
 
-        They are looked for when they are first asked for: each is simulated.
+        The first access searches them: each change is simulated.
         """
         return self.look_for_remedies(self.recorded)
 
@@ -215,15 +215,15 @@ class RunResult(AnswerInFacts):
         price: float | None = None,
         prices: str | PathLike[str] | None = None,
     ) -> "RunResult":
-        """Return the same with days, money and energy of a training of so many tokens.
+        """Return a copy with days, cost and energy of a training of `tokens` tokens.
 
         Args:
-            tokens: that are trained on; None says nothing of a training.
-            price: of a GPU for an hour.
-            prices: a file of such prices.
+            tokens: tokens of the whole training; None returns `self`.
+            price: price of a GPU hour.
+            prices: path of a file with the prices of GPUs.
 
         Raises:
-            MistakeError: the run has no step time, or the file no price of its GPU.
+            MistakeError: the run has no step time, or the file has no price of its GPU.
         """
         if tokens is None:
             return self
@@ -241,7 +241,7 @@ class RunResult(AnswerInFacts):
 
     @property
     def _options(self) -> tuple[str, ...]:
-        """What the command line was told beside the scenario, where it is not the default."""
+        """Command-line options in addition to the scenario, if not the defaults."""
         options = [] if self.backend == SIMULATOR else ["--backend", self.backend]
         if self.recorded.seed:
             options += ["--seed", str(self.recorded.seed)]
@@ -266,17 +266,17 @@ class RunResult(AnswerInFacts):
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return the lines that `zsim run` prints: what each is about, and the text."""
+        """Return the names and texts of the lines that `zsim run` prints."""
         return run_facts(self._outcome)
 
     def to_dict(self) -> dict[str, object]:
-        """Return all figures as `zsim run --json` prints them, units last in their names."""
+        """Return all figures as `zsim run --json` prints them; names end in units."""
         return run_object(self._outcome)
 
     def rows(self) -> list[dict[str, object]]:
         """Return each operation of the last step of each recorded rank, times in seconds.
 
-        Ranks that nobody can tell apart are recorded once; `ranks` says how many they are.
+        Of ranks with identical behaviour one is recorded; `ranks` is their number.
         """
         last = self.recorded.steps - 1
         return [
@@ -294,7 +294,7 @@ class RunResult(AnswerInFacts):
         ]
 
     def to_pandas(self) -> "DataFrame":
-        """Return `rows()` as a table of pandas.
+        """Return `rows()` as a pandas DataFrame.
 
         Raises:
             MistakeError: pandas is not installed.
@@ -302,11 +302,11 @@ class RunResult(AnswerInFacts):
         return data_frame(self.rows())
 
     def report(self, path: str | PathLike[str]) -> None:
-        """Write a page about the run to `path`, which ends in .html.
+        """Write an HTML page about the run to `path` (.html).
 
         Raises:
-            MistakeError: it cannot be a page, or the extra `report` is not installed.
-            UnwrittenError: it cannot be written.
+            MistakeError: `path` is not .html, or the extra `report` is not installed.
+            UnwrittenError: the file cannot be written.
         """
         from zsim.files.html_page import need_html
 
@@ -314,7 +314,7 @@ class RunResult(AnswerInFacts):
         write(Path(path), self.html())
 
     def html(self) -> str:
-        """Return the page about the run, as `report` writes it; the extra `report` is installed."""
+        """Return the HTML page that `report` writes; needs the extra `report`."""
         from zsim.files.html_page import render
         from zsim.report.run_page import run_page
         from zsim.report.settings_section import settings_section
@@ -338,23 +338,23 @@ class RunResult(AnswerInFacts):
         return render(page, made=datetime.now(UTC).date())
 
     def trace(self, path: str | PathLike[str]) -> None:
-        """Write what happened to `path`, in the form of PyTorch's profiler.
+        """Write the trace to `path`, in the format of the PyTorch profiler.
 
-        A path that ends in `/`, or is a folder, gets a file for each recorded rank.
+        A path that ends in `/`, or is a folder, gets one file per recorded rank.
 
         Raises:
-            MistakeError: there is no such folder.
-            UnwrittenError: it cannot be written.
+            MistakeError: the folder does not exist.
+            UnwrittenError: a file cannot be written.
         """
         need_trace("trace", str(path))
         write_trace(str(path), self.job, self.recorded)
 
     def chakra(self, folder: str | PathLike[str]) -> None:
-        """Write the last step into `folder` as Chakra execution traces, a file for each rank.
+        """Write the last step into `folder` as Chakra execution traces, one file per rank.
 
         Raises:
-            MistakeError: there cannot be such a folder, or protobuf is not installed.
-            UnwrittenError: it cannot be written.
+            MistakeError: the folder cannot be created, or protobuf is not installed.
+            UnwrittenError: a file cannot be written.
         """
         need_chakra("chakra", str(folder))
         from zsim.files.chakra_files import write_chakra
@@ -362,11 +362,11 @@ class RunResult(AnswerInFacts):
         write_chakra(Path(folder), self.job, self.recorded)
 
     def timeline(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw the last step on the first rank, and write it to `path`: .svg, .png or .pdf.
+        """Draw the last step of the first rank; write it to `path` (.svg, .png or .pdf) if given.
 
         Raises:
             MistakeError: it cannot be drawn, or PNG and PDF need the extra `draw`.
-            UnwrittenError: it cannot be written.
+            UnwrittenError: the file cannot be written.
         """
         return drawn_figure(
             "timeline", path, lambda: timeline(self.job.schedule, self.job.model, self.recorded)
@@ -375,15 +375,15 @@ class RunResult(AnswerInFacts):
     def picture(
         self, path: str | PathLike[str] | None = None, *, figure: str = RUN_FIGURES[0]
     ) -> Picture:
-        """Draw a figure of the page, and write that to `path`: .svg, .png or .pdf.
+        """Draw a figure of the page; write it to `path` (.svg, .png or .pdf) if given.
 
         Args:
-            path: of the file, if there is to be one.
-            figure: "memory" over the last step, how its "time" is split, or the "network".
+            path: path of the file; None to write none.
+            figure: "memory" over the last step, "time" by parts of the step, or "network".
 
         Raises:
-            MistakeError: there is no such figure, or PNG and PDF need the extra `draw`.
-            UnwrittenError: it cannot be written.
+            MistakeError: `figure` is unknown, or PNG and PDF need the extra `draw`.
+            UnwrittenError: the file cannot be written.
         """
         need_figure("figure", figure, RUN_FIGURES)
         job, trace = self.job, self.recorded

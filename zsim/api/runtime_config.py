@@ -1,9 +1,9 @@
-"""Settings as the configuration of the runtime itself, for those who train with it.
+"""Write settings as the configuration of the runtime itself.
 
-DeepSpeed's file says all that zsim has of it but degrees of a tensor axis and checkpoints, which
-are the model's; `zero.deepspeed_config` reads it back. FSDP is set in code. Megatron-LM takes
-arguments, nanotron a file: those of parallelism, batches and recomputation are written;
-`zero.megatron_arguments` reads the former back.
+DeepSpeed's file holds every setting except the tensor degree and checkpointing, which belong to
+the model; `zero.deepspeed_config` reads it back. FSDP is configured in code. Megatron-LM has
+arguments, nanotron a file; zsim writes those of parallelism, batches and recomputation.
+`zero.megatron_arguments` reads the arguments of Megatron-LM back.
 """
 
 import json
@@ -16,7 +16,7 @@ from zsim.mistake import MistakeError
 
 TORCH_DTYPE: Final = {
     "bf16": "torch.bfloat16",
-    "pure_bf16": "torch.bfloat16",  # the model itself is cast before it is wrapped
+    "pure_bf16": "torch.bfloat16",  # the model itself is cast before wrapping
     "fp16": "torch.float16",
     "fp32": "torch.float32",
 }
@@ -30,14 +30,14 @@ CHECKPOINTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigQuestion:
-    """A setting, and what else its configuration says.
+    """A setting, and the other values of its configuration.
 
     Attributes:
         changes: the setting, by key of a scenario.
-        precision: of forward and backward.
-        sequences: of a step.
-        sequence_length: tokens of each.
-        clip_norm: largest norm of the gradients; None does not clip.
+        precision: precision of forward and backward.
+        sequences: sequences of a step.
+        sequence_length: tokens of a sequence.
+        clip_norm: maximum norm of the gradients; None to disable clipping.
         model: name of the model.
         train: `[train]` of the scenario without the setting.
     """
@@ -66,22 +66,22 @@ class ConfigQuestion:
         }
 
     def number(self, key: str) -> int:
-        """Return the whole number at a key of the scenario; 1 if it is not said."""
+        """Return the integer at a key of the scenario; 1 if the key is missing."""
         found = self.changes.get(key, 1)
         assert isinstance(found, int)
         return found
 
     @property
     def checkpointing(self) -> str:
-        """Which activations are kept."""
+        """The kind of activation checkpointing."""
         return str(self.changes["activations.checkpointing"])
 
 
 def config_text(asked: ConfigQuestion) -> str:
-    """Return the configuration of the runtime of a setting.
+    """Return the setting as the configuration of its runtime.
 
     Raises:
-        MistakeError: nobody has written one for it.
+        MistakeError: zsim cannot write the configuration of this runtime.
     """
     writer = WRITERS.get(asked.runtime)
     if writer is None:
@@ -91,7 +91,7 @@ def config_text(asked: ConfigQuestion) -> str:
 
 
 OF_CHECKPOINTS: Final = {"cpu_checkpointing", "checkpoint_stream"}
-"""Options of DeepSpeed that are not of `zero_optimization`; the second is its version's."""
+"""DeepSpeed options outside `zero_optimization`; the second depends on its version."""
 
 
 def _deepspeed(asked: ConfigQuestion) -> str:
@@ -159,7 +159,7 @@ def _fsdp2(asked: ConfigQuestion) -> str:
 
 
 def _of_stages(asked: ConfigQuestion) -> list[str]:
-    """Return how the wrapped layers of a rank are a stage of a pipeline, or several."""
+    """Return the code that makes the wrapped layers of a rank one or several pipeline stages."""
     count, options = asked.number("parallel.pipeline"), asked.options
     kind = str(options.get("pipeline_schedule", "1F1B"))
     chunks = options.get("pipeline_stages_per_rank", 1 if kind == "1F1B" else 2)
@@ -221,7 +221,7 @@ def _fsdp1(asked: ConfigQuestion) -> str:
 
 
 def _torch_head(asked: ConfigQuestion, names: list[str]) -> list[str]:
-    """Return how the mesh is made, and what is said of batches and checkpoints in comments."""
+    """Return the code that builds the mesh, with comments on batches and checkpointing."""
     sizes = [
         ("replicate", asked.number("parallel.replicate")),
         ("shard", asked.number("parallel.data")),
@@ -256,7 +256,7 @@ def _torch_head(asked: ConfigQuestion, names: list[str]) -> list[str]:
 
 
 def _of_checkpoints(asked: ConfigQuestion) -> list[str]:
-    """Return how blocks are wrapped whose checkpoints are in host memory."""
+    """Return the code that wraps blocks with checkpoints in host memory."""
     if not asked.options.get("offload_wrapper"):
         return []
     return [
@@ -268,7 +268,7 @@ def _of_checkpoints(asked: ConfigQuestion) -> list[str]:
 
 
 def _mesh(sizes: Sequence[tuple[str, int]]) -> str:
-    """Return the call that makes the mesh of such axes."""
+    """Return the call that builds a mesh with these axes."""
     end = "," if len(sizes) == 1 else ""
     shape = ", ".join(str(size) for _, size in sizes) + end
     words = ", ".join(f'"{name}"' for name, _ in sizes) + end
@@ -276,7 +276,7 @@ def _mesh(sizes: Sequence[tuple[str, int]]) -> str:
 
 
 def _of_shared_sequences(asked: ConfigQuestion, sizes: Sequence[tuple[str, int]]) -> list[str]:
-    """Return how ranks next to each other on the axis of the shards share sequences."""
+    """Return the code of context parallelism: neighbours on the shard axis share sequences."""
     context = asked.number("parallel.context")
     if context == 1:
         return []
@@ -300,7 +300,7 @@ UNSAID: Final = {
     "scatter_gather_tensors_in_pipeline",
     "tp_comm_overlap_rs",
 }
-"""Options of Megatron-LM whose arguments can only turn them off."""
+"""Options of Megatron-LM whose arguments can only disable them."""
 
 
 OF_MEGATRON: Final = {
@@ -311,7 +311,7 @@ OF_MEGATRON: Final = {
     "pipeline_model_parallel_layout": "pipeline-model-parallel-layout",
     "cpu_offloading_num_layers": "cpu-offloading-num-layers",
 }
-"""Arguments of Megatron-LM that have the value of an option."""
+"""Arguments of Megatron-LM with the value of an option."""
 
 
 def _megatron(asked: ConfigQuestion) -> str:
@@ -330,7 +330,7 @@ def _megatron(asked: ConfigQuestion) -> str:
     if (context := asked.number("parallel.context")) > 1:
         found.append(f"--context-parallel-size {context}")
         if asked.changes.get("parallel.context_exchange") == "all_gather":
-            found.append("--cp-comm-type all_gather")  # its default is p2p, the ring
+            found.append("--cp-comm-type all_gather")  # the default is p2p, the ring
     found += [
         f"--{argument} {shlex.quote(str(value))}"
         for option, argument in OF_MEGATRON.items()
@@ -344,12 +344,12 @@ def _megatron(asked: ConfigQuestion) -> str:
         found.append("--disable-tp-comm-overlap-rs")
     beside = ("async_tensor_model_parallel_allreduce", "tp_comm_overlap")
     if asked.number("parallel.tensor") > 1 and not any(map(asked.options.get, beside)):
-        found.append("--no-async-tensor-model-parallel-allreduce")  # gone since 2026
+        found.append("--no-async-tensor-model-parallel-allreduce")  # removed in 2026
     if asked.precision != "fp32":
         found.append(f"--{asked.precision}")
     if asked.precision == "bf16" and not asked.options.get("grad_reduce_in_fp32"):
-        found.append("--grad-reduce-in-bf16")  # its default with bf16 is fp32
-    found.append(f"--clip-grad {asked.clip_norm or 0.0}")  # its default is 1.0
+        found.append("--grad-reduce-in-bf16")  # the default with bf16 is fp32
+    found.append(f"--clip-grad {asked.clip_norm or 0.0}")  # the default is 1.0
     found += [
         f"--{name.replace('_', '-')}"
         for name, value in asked.options.items()

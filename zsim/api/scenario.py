@@ -1,4 +1,4 @@
-"""Scenarios from Python: `zsim.load` reads one, changes it, and tells what is wrong in one line."""
+"""Scenarios in Python: `zsim.load` reads one, changes it, and reports errors in one line."""
 
 import json
 import shlex
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
     from zsim.strategy.strategy import Strategy
 
 TABLES = "scenario"
-"""Name in messages of a scenario that is given as tables."""
+"""Name in messages for a scenario given as tables."""
 
 Changed: TypeAlias = Mapping[str, object] | Iterable[str] | None
-"""Values by key, or settings as the command line has them: `"zero.stage=3"`."""
+"""Values by key, or settings as on the command line: `"zero.stage=3"`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedScenario:
-    """A scenario, or a schedule in a JSON file, that was found and read; an immutable value.
+    """A scenario, or a schedule from a JSON file, after reading; an immutable value.
 
-    What it comes to (`job`, `schedule`, `model`, `cluster`) is made when it is first asked for.
+    Derived objects (`job`, `schedule`, `model`, `cluster`) are built at the first access.
 
     Attributes:
-        name: what it was loaded as; the first word of messages about it.
-        tables: the scenario as its file has it, without changes; None of a schedule.
-        changes: what was changed in it.
-        checked: the tables with all changes, every key looked at; None of a schedule.
-        schedule_json: the schedule in the file; None of a scenario.
+        name: name or path that was loaded; it starts messages about the scenario.
+        tables: the tables of the file, without changes; None for a schedule.
+        changes: the changes made to it.
+        checked: the validated tables with all changes; None for a schedule.
+        schedule_json: content of the schedule file; None for a scenario.
     """
 
     name: str
@@ -71,7 +71,7 @@ class LoadedScenario:
 
     @property
     def scenario(self) -> Scenario:
-        """The tables with all changes.
+        """The validated tables with all changes.
 
         Raises:
             MistakeError: this is a schedule.
@@ -82,10 +82,10 @@ class LoadedScenario:
 
     @cached_property
     def source(self) -> Source:
-        """Everything settled, and the schedule made.
+        """The resolved scenario, with its schedule.
 
         Raises:
-            MistakeError: fields contradict each other, or a file that is named cannot be read.
+            MistakeError: fields contradict each other, or a named file cannot be read.
         """
         if self.schedule_json is not None:
             return schedule_source(self.name, self.schedule_json, self.changes)
@@ -100,7 +100,7 @@ class LoadedScenario:
 
     @cached_property
     def title(self) -> str:
-        """The title of the file, and what was changed in it."""
+        """The title of the file, with the changes made to it."""
         if self.tables is None:
             return self.source.title
         try:
@@ -114,12 +114,12 @@ class LoadedScenario:
 
     @property
     def document(self) -> "Document":
-        """The schedule and everything that its run needs, if known."""
+        """The schedule, with the model, cluster and faults of its run, if known."""
         return self.source.document
 
     @property
     def job(self) -> "Job":
-        """The job of a backend; faults, neighbours and `network.algorithm` are not in it."""
+        """The job for a backend; it excludes faults, neighbours and `network.algorithm`."""
         return self.source.job()
 
     @property
@@ -129,10 +129,10 @@ class LoadedScenario:
 
     @property
     def strategy(self) -> "Strategy":
-        """How the model is sharded and trained; of a schedule what its contract says.
+        """The strategy of sharding and training; for a schedule, that in its contract.
 
         Raises:
-            MistakeError: a schedule that says none.
+            MistakeError: the contract of a schedule has no strategy.
         """
         if self.schedule_json is None:
             return self._settled[0].strategy
@@ -143,12 +143,12 @@ class LoadedScenario:
 
     @property
     def model(self) -> "Model":
-        """The model that is trained."""
+        """The model to train."""
         return self.job.model
 
     @property
     def cluster(self) -> "Cluster":
-        """The cluster that it runs on."""
+        """The cluster of the run."""
         return self.job.cluster
 
     def changed(
@@ -158,7 +158,7 @@ class LoadedScenario:
         ranks: int | None = None,
         steps: int | None = None,
     ) -> "LoadedScenario":
-        """Return this scenario with `changes` by key, as `load` takes them.
+        """Return this scenario with `changes` by key, as in `load`.
 
         Raises:
             MistakeError: a key or value is wrong.
@@ -166,16 +166,16 @@ class LoadedScenario:
         return load(self, changes, ranks=ranks, steps=steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its tables with all changes, as `load` takes them."""
+        """Return its tables with all changes; `load` accepts them."""
         if self.tables is None:
             raise MistakeError(f"{self.name}: a schedule; only a scenario has tables")
         return with_settings(self.tables, self.changes.all_settings)
 
     def settled_keys(self) -> "tuple[SettledKey, ...]":
-        """Return every key with its value and what set it: a change, the scenario, a default.
+        """Return every key with its value and its origin: a change, the scenario or a default.
 
         Raises:
-            MistakeError: it cannot be settled, or is a schedule.
+            MistakeError: the scenario cannot be resolved, or it is a schedule.
         """
         from zsim.scenario.settled_keys import settled_keys
 
@@ -184,7 +184,7 @@ class LoadedScenario:
         return settled_keys(self.tables, self.changes.all_settings, self._settled[0])
 
     def command(self, verb: str, options: Iterable[str] = ()) -> str:
-        """Return the command line that does `verb` with this scenario, as a shell takes it."""
+        """Return the command line, quoted for a shell, that runs `verb` on this scenario."""
         changes = self.changes
         words = ["zsim", verb, self.name]
         for setting in changes.settings:
@@ -194,10 +194,10 @@ class LoadedScenario:
         return shlex.join([*words, *options])
 
     def plan(self) -> "PlanResult":
-        """Return what a rank holds and sends in a step, in bytes, read off the schedule.
+        """Return the memory and communication of a rank in a step, in bytes, from the schedule.
 
         Raises:
-            MistakeError: it cannot be settled, or is a schedule without a model.
+            MistakeError: the scenario cannot be resolved, or it is a schedule without a model.
         """
         from zsim.analysis.schedule_plan import plan
         from zsim.api.plan_result import PlanResult
@@ -207,11 +207,11 @@ class LoadedScenario:
         return PlanResult(title=self.title, plan=plan(self.schedule, self.document.model))
 
     def write_schedule(self, path: str | PathLike[str]) -> None:
-        """Write the schedule to `path` as JSON; `load` reads it, and its run equals this one's.
+        """Write the schedule to `path` as JSON; `load` reads it, with an identical run.
 
         Raises:
-            MistakeError: there is no such folder.
-            UnwrittenError: it cannot be written.
+            MistakeError: the folder does not exist.
+            UnwrittenError: the file cannot be written.
         """
         from zsim.backend.document import encode
 
@@ -242,22 +242,22 @@ def load(
     ranks: int | None = None,
     steps: int | None = None,
 ) -> LoadedScenario:
-    """Load a scenario: the name of one that ships, a file in TOML, or its tables.
+    """Load a scenario: the name of a preset, a TOML file, or a dict of tables.
 
-    A file in JSON is a schedule that `zsim plan --schedule` wrote. `load("llama2_7b",
-    {"zero.stage": 3, "cluster.nodes": 8})` changes two keys; sizes and times have units
-    (`"80 GB"`), and None takes a key away.
+    A JSON file is a schedule that `zsim plan --schedule` wrote. `load("llama2_7b",
+    {"zero.stage": 3, "cluster.nodes": 8})` changes two keys. Sizes and times have units
+    (`"80 GB"`); None removes a key.
 
     Args:
-        scenario: what to load; a loaded one is changed.
-        changes: values by key, on top of what the scenario says; or settings as the command line
-            has them (`["zero.stage=3"]`).
-        ranks: so many ranks instead of those of the cluster.
+        scenario: name, path or tables; a loaded scenario is changed further.
+        changes: values by key that replace those of the scenario; or settings as on the
+            command line (`["zero.stage=3"]`).
+        ranks: number of ranks; default that of the cluster.
         steps: optimizer steps of a run.
 
     Raises:
-        MistakeError: there is none, or it cannot be used: one line with field, value, and what is
-            allowed, as the command line has it.
+        MistakeError: it does not exist or is invalid; the message is one line with field,
+            value and allowed values, as on the command line.
     """
     settings = as_settings(changes)
     if isinstance(scenario, LoadedScenario):
@@ -274,7 +274,7 @@ def load(
     )
     if isinstance(read, str):
         loaded = LoadedScenario(name=name, tables=None, changes=asked, schedule_json=read)
-        _ = loaded.source  # what is wrong with it is told now
+        _ = loaded.source  # report its errors now
         return loaded
     checked = described(name, read, asked)
     return LoadedScenario(name=name, tables=read, changes=asked, checked=checked)
@@ -283,10 +283,10 @@ def load(
 def _found(
     scenario: str | PathLike[str] | Mapping[str, object],
 ) -> tuple[str, Mapping[str, object] | str]:
-    """Return the name of what `load` loads, and its tables, or the schedule in JSON.
+    """Return the name of the scenario, and its tables or the JSON of a schedule.
 
     Raises:
-        MistakeError: there is none, or it cannot be read.
+        MistakeError: it does not exist, or it cannot be read.
     """
     match scenario:
         case Mapping():
@@ -300,10 +300,10 @@ def _found(
 
 
 def as_settings(changes: Changed) -> tuple[str, ...]:
-    """Return `changes` as the command line has them.
+    """Return `changes` in the form of the command line.
 
     Raises:
-        MistakeError: no scenario has a value of such a type.
+        MistakeError: a value has a type that scenarios do not support.
     """
     if changes is None:
         return ()
@@ -314,7 +314,7 @@ def as_settings(changes: Changed) -> tuple[str, ...]:
 
 
 def setting_keys() -> list[str]:
-    """Return the keys of scenarios, with their tables: `zero.stage`."""
+    """Return all keys of scenarios with their tables, such as `zero.stage`."""
     return [
         f"{name}.{key}"
         for name, field in Scenario.model_fields.items()
@@ -327,7 +327,7 @@ def scenario_text(tables: Mapping[str, object], above: str = "") -> str:
     """Return the tables of a scenario as TOML.
 
     Raises:
-        MistakeError: TOML has no form for a value.
+        MistakeError: TOML cannot represent a value.
     """
     plain = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
     lines = [f"[{above}]"] if above and plain else []
@@ -345,10 +345,10 @@ def scenario_text(tables: Mapping[str, object], above: str = "") -> str:
 
 
 def as_setting(key: str, value: object) -> str:
-    """Return `key` set to `value` as the command line has it: `zero.stage=3`.
+    """Return `key` set to `value` in the form of the command line: `zero.stage=3`.
 
     Raises:
-        MistakeError: no scenario has a value of that type.
+        MistakeError: scenarios do not support a value of this type.
     """
     if value is None:
         return f"{key}={NONE}"
@@ -361,7 +361,7 @@ def as_setting(key: str, value: object) -> str:
 
 
 def _is_read_bare(text: str) -> bool:
-    """Tell whether the command line reads `text` without quotes as the same string."""
+    """Return True if the command line reads `text` without quotes as the same string."""
     try:
         return text != NONE and setting_value(text, text.strip()) == text
     except ScenarioError:
@@ -369,7 +369,7 @@ def _is_read_bare(text: str) -> bool:
 
 
 def toml_value(value: object) -> str | None:
-    """Return `value` as TOML, on one line; None if it has no such form."""
+    """Return `value` as one line of TOML; None if TOML cannot represent it."""
     match value:
         case bool():
             return "true" if value else "false"

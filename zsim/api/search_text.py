@@ -1,4 +1,4 @@
-"""Lines about how far a search of the best setting came."""
+"""Text about the progress of a search for the best setting."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -10,7 +10,7 @@ from zsim.prediction.error_rule import SURE
 from zsim.units import format_bytes
 
 MOST_GAP: Final = 0.05
-"""Share by which settings that were not reached may be better in an answer that counts as found."""
+"""Maximum gap at which a search counts as finished: settings not reached may be better by this."""
 
 BETTER: Final = {
     "time": "faster",
@@ -18,11 +18,11 @@ BETTER: Final = {
     "energy": "less energy",
     "gpus": "faster",
 }
-"""Words for a setting that is better, by objective."""
+"""Words for a better setting, by objective."""
 
 
 class FoundSettings(Protocol):
-    """Settings that a search found."""
+    """Result of a search: the objective and the gain of a setting."""
 
     @property
     def objective(self) -> str:
@@ -31,16 +31,16 @@ class FoundSettings(Protocol):
 
     @property
     def unsure(self) -> TriedSetting | None:
-        """The setting that is better than the best, but may not fit."""
+        """The setting that is better than the best but may not fit; None if there is none."""
         ...
 
     def gain(self, other: TriedSetting) -> str:
-        """Return in words by how much a setting is better than the best."""
+        """Return the text of the gain of `other` over the best setting."""
         ...
 
 
 class SearchState(Protocol):
-    """How far a search came."""
+    """State of a search."""
 
     @property
     def settings(self) -> int:
@@ -49,32 +49,32 @@ class SearchState(Protocol):
 
     @property
     def gap(self) -> float:
-        """Share by which something better may have been missed."""
+        """Fraction by which a missed setting may be better."""
         ...
 
     @property
     def open_settings(self) -> int:
-        """Settings that were not reached and may be better."""
+        """Number of settings not simulated that may be better."""
         ...
 
     @property
     def left_out(self) -> int:
-        """Settings with offload that were not considered, since others fit without."""
+        """Number of settings with offload that were skipped, since others fit without it."""
         ...
 
     @property
     def operations(self) -> int:
-        """Operations of schedules that were written or simulated."""
+        """Operations of the schedules that were written or simulated."""
         ...
 
     @property
     def is_stopped(self) -> bool:
-        """True if the search stopped for the processor time that it took."""
+        """True if the search reached its limit of processor time."""
         ...
 
 
 def risk_text(outcome: SettingOutcome) -> str:
-    """Return that no setting that was tried surely fits, if the best does not; else ""."""
+    """Return a warning if the best setting may not fit; else an empty string."""
     if outcome.is_sure:
         return ""
     chance = probability_text(outcome.fit_probability)
@@ -82,7 +82,7 @@ def risk_text(outcome: SettingOutcome) -> str:
 
 
 def better_unsure(found: FoundSettings) -> list[tuple[str, str]]:
-    """Return the line about a setting that is better than the best, but may not fit."""
+    """Return the line about a setting that is better than the best but may not fit."""
     if (other := found.unsure) is None:
         return []
     outcome = other.outcome
@@ -93,7 +93,7 @@ def better_unsure(found: FoundSettings) -> list[tuple[str, str]]:
 
 
 def unfinished_text(state: SearchState, *, has_best: bool, is_sure: bool) -> str:
-    """Return in one line that more than 5 % may be left, and why; empty if not."""
+    """Return a warning that a setting better by more than 5 % may be missed; empty if not."""
     if not state.is_stopped and (not state.open_settings or state.gap <= MOST_GAP):
         return ""
     why = f"{state.operations:,} operations were simulated, --search-operations allows more"
@@ -108,12 +108,12 @@ def unfinished_text(state: SearchState, *, has_best: bool, is_sure: bool) -> str
 
 
 def optimality_text(state: SearchState, *, is_sure: bool, unsure_is_better: bool = False) -> str:
-    """Return by how much something better may have been missed.
+    """Return by how much a missed setting may be better.
 
     Args:
-        state: how far the search came.
-        is_sure: the best setting surely fits.
-        unsure_is_better: another setting that may not fit is better than the best.
+        state: state of the search.
+        is_sure: True if the best setting surely fits.
+        unsure_is_better: True if a setting that may not fit is better than the best.
     """
     if not state.open_settings:
         least = f"{max(state.gap, 0.0):.1%}"
@@ -130,7 +130,7 @@ def optimality_text(state: SearchState, *, is_sure: bool, unsure_is_better: bool
 
 
 def searched_text(state: SearchState, *, simulated: int, has_best: bool) -> str:
-    """Return the number of simulated settings, their work, and which were not tried."""
+    """Return the number of simulated settings, their work, and the number of those skipped."""
     text = (
         f"{simulated:,} of {state.settings:,} settings simulated, {state.operations:,} operations"
     )
@@ -142,7 +142,7 @@ def searched_text(state: SearchState, *, simulated: int, has_best: bool) -> str:
 
 
 def nearest(tried: Sequence[TriedSetting]) -> list[tuple[str, str]]:
-    """Return the setting that lacks least memory, where none fits."""
+    """Return the line about the setting with the least memory if no setting fits."""
     known = [each for each in tried if each.outcome.usable_bytes]
     if not known:
         return []

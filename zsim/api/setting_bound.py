@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingBound:
-    """Bounds of a setting: no run of it takes less.
+    """Lower bounds of the step time and memory of a setting.
 
     Attributes:
-        busy_s: seconds of these in which a rank computes.
-        kernels_s: seconds of these in which kernels run, and collectives of the tensor axis.
-        why_not: why there is no run at all, in one line; empty if there may be one.
-        is_full: whether that is for lack of memory: larger micro-batches need more.
-        slower: how many times as long as predicted runs of its kind took, in the median.
+        busy_s: part of the step time in which a rank computes.
+        kernels_s: part of the step time of kernels and of tensor-parallel collectives.
+        why_not: reason why the setting cannot run, in one line; empty if it may run.
+        is_full: True if the reason is memory; larger micro-batches then fail, too.
+        slower: median ratio of published to predicted times of similar runs.
     """
 
     step_time_s: float = 0.0
@@ -25,12 +25,12 @@ class SettingBound:
     slower: float = 1.0
 
     def is_below(self, other: "SettingBound") -> bool:
-        """Tell whether a setting may run, and has a lower bound than another."""
+        """Return True if the setting may run and has a lower step time than `other`."""
         return not self.why_not and self.step_time_s < other.step_time_s
 
 
 def least_bound(first: SettingBound, others: Iterable[SettingBound]) -> SettingBound:
-    """Return a bound with the step time of the least of it and others."""
+    """Return `first` with the smallest step and kernel times of `first` and `others`."""
     lower = [each for each in others if each.is_below(first)]
     if not lower:
         return first

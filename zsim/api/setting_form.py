@@ -1,4 +1,4 @@
-"""The form of `zsim serve`: what can be chosen, and the scenario that choices make."""
+"""The form of `zsim serve`: its fields, and the scenario of the chosen values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from zsim.strategy.strategy import STAGES
 from zsim.suggestion import one_of
 
 DIGITS: Final = 9
-"""Of a number that is typed, at most."""
+"""Maximum digits of a typed number."""
 
 OWN: Final = "zero"
-"""Name of zsim's own stages in the form."""
+"""Name of zsim's own ZeRO stages in the form."""
 
 OFFLOAD_NAMES: Final = {
     "": "nothing",
@@ -57,7 +57,7 @@ OFFLOADS: Final[Mapping[tuple[str, str], Changes]] = {
         **SHARDS_ON_DRIVES,
     },
 }
-"""What a runtime is told for each choice that it has."""
+"""Settings of each offload choice, by runtime and choice."""
 
 CHECKPOINTING: Final = {
     "none": "none",
@@ -116,7 +116,7 @@ _LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 @cache
 def form_fields() -> tuple[FormField, ...]:
-    """Return the fields of the form, in their order."""
+    """Return the fields of the form in display order."""
     return (*_hardware_fields(), *_setting_fields(), *_training_fields())
 
 
@@ -167,25 +167,25 @@ def _training_fields() -> tuple[FormField, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenSetting:
-    """What was chosen: a value for each field, as it was typed."""
+    """The chosen value of each field, as typed."""
 
     values: Mapping[str, str]
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of the training, where they are said.
+        """Tokens of the whole training; None if the field is empty.
 
         Raises:
-            MistakeError: they are no number.
+            MistakeError: the field is not a number of tokens.
         """
         return tokens_of(self.values["tokens"] or None, _label("tokens"))
 
     @property
     def price(self) -> float | None:
-        """Price of a GPU hour, where it is said.
+        """Price of a GPU hour; None if the field is empty.
 
         Raises:
-            MistakeError: it is no number.
+            MistakeError: the field is not a positive number.
         """
         text = self.values["price"]
         if not text:
@@ -234,7 +234,7 @@ class ChosenSetting:
         return changed(tables, self._offload(runtime))
 
     def _offload(self, runtime: str) -> Changes:
-        """Return what moves states off the device, as the runtime has it."""
+        """Return the settings of the chosen offload for `runtime`."""
         what = self.values["offload"]
         if not what:
             return {}
@@ -278,10 +278,10 @@ class ChosenSetting:
 
 
 def chosen_setting(given: Mapping[str, str]) -> ChosenSetting:
-    """Return what was chosen: `given` by name of a field, and the default of the others.
+    """Return the setting of `given` (values by field), with defaults for the other fields.
 
     Raises:
-        MistakeError: a field has no such value.
+        MistakeError: a field is unknown, or does not allow the value.
     """
     values: dict[str, str] = {}
     if other := next((name for name in given if name not in {*map(_name, form_fields())}), None):

@@ -1,4 +1,4 @@
-"""Groups of settings with lower bounds, for the search of the best one."""
+"""Groups of settings with lower bounds, for the search of the best setting."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from zsim.planner.space import RefusedSettings, SettingGroup
 class SettingPool:
     """Groups of settings with their bounds, and refused groups.
 
-    Groups that keep states or checkpoints off the device are held back until `release`.
-    Bounds are of the defaults of a group until `lowered` has looked at its knobs.
+    Groups that keep states or checkpoints off the device are held back until `release`. A bound
+    holds for the defaults of its group; `lowered` computes that of all its knobs.
     """
 
     question: Question
@@ -44,17 +44,17 @@ class SettingPool:
                 self._bound(each)
 
     def release(self) -> None:
-        """Bound the groups that were held back."""
+        """Add the groups that were held back, with their bounds."""
         held_back, self.held_back = self.held_back, []
         for each in held_back:
             self._bound(each)
 
     def _bound(self, group: SettingGroup) -> None:
-        """Add a group with its bound, or the reason why it cannot be."""
+        """Add a group with its bound, or count the reason why it cannot run."""
         full, key = self._full, _without_batch(group)
         smaller = full.get(key) or full.get(_without_batch(group, chunks=False))
         bound = smaller or self._bounder.bound_of_defaults(group, self._tables(group))
-        if bound.is_full:  # the bound on memory grows with the micro-batch, and with chunks
+        if bound.is_full:  # the bound on memory grows with micro-batch and chunks
             full[key] = bound
         if not bound.why_not and self.question.is_late(bound.kernels_s):
             bound = SettingBound(why_not="takes longer than --within even by its bound")
@@ -65,7 +65,7 @@ class SettingPool:
             self.bounds.append(bound)
 
     def lowered(self, place: int) -> SettingBound | None:
-        """Return the bound of all settings of a group; None the second time."""
+        """Return the bound of all settings of a group; None if it was requested before."""
         if place in self._lowered:
             return None
         self._lowered.add(place)
@@ -73,7 +73,7 @@ class SettingPool:
         return self._bounder.least_of_all(default, group, self._tables(group))
 
     def branches(self, start: int = 0) -> list[SettingBranch]:
-        """Return the groups from `start` on as a search sees them."""
+        """Return the groups from index `start` as branches of a search."""
         value = self.question.value
         return [
             SettingBranch(
@@ -89,7 +89,7 @@ class SettingPool:
         ]
 
     def tables(self, place: int, number: int) -> dict[str, Any]:
-        """Return the tables of a setting of a group."""
+        """Return the scenario tables of a setting of a group."""
         return self.question.scenario(self.groups[place].setting(number))
 
     def _tables(self, group: SettingGroup) -> Callable[[int], dict[str, Any]]:
@@ -97,9 +97,9 @@ class SettingPool:
 
 
 def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
-    """Return the key that groups share which differ in their micro-batch alone.
+    """Return a key that is equal for groups that differ only in the micro-batch.
 
-    Without `chunks` the chunks of Megatron-LM may differ, too.
+    With `chunks=False`, groups that also differ in the chunks of Megatron-LM have the same key.
     """
     return group.fleet.gpus, tuple(
         (key, value)

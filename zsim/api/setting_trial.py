@@ -1,4 +1,4 @@
-"""Settings that are bounded and simulated, one by one, for the search of the best one."""
+"""Bounds and simulations of single settings, for the search of the best setting."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -64,23 +64,23 @@ from zsim.trace.trace import StepError
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 
 NAME = "best"
-"""Name of the scenarios that are made, as messages have it."""
+"""Name of the generated scenarios in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingOutcome:
-    """What the simulation of a setting came to.
+    """Result of simulating one setting.
 
     Attributes:
-        refusal: why there is no run, in one line; empty if there is one.
-        step_time_s: 0 where it was not asked.
-        memory_bytes: device memory that a rank reserves; where it runs out, what it would hold.
-        usable_bytes: what there is.
-        kept_bytes: of it what is alive at once beside buffers of collectives.
-        error_text: the error of the step time, in one line.
-        error: of the step time; None if it is unknown.
-        slower: how many times as long as predicted runs of its kind took, in the median.
-        operations: of the schedules that were written or simulated for it.
+        refusal: reason why it cannot run, in one line; empty if it runs.
+        step_time_s: step time in seconds; 0 if it was not simulated.
+        memory_bytes: memory that a rank needs on the device, even beyond `usable_bytes`.
+        usable_bytes: device memory that a rank may reserve.
+        kept_bytes: peak of device memory without the buffers of collectives.
+        error_text: error of the step time, in one line.
+        error: error of the step time; None if unknown.
+        slower: median ratio of published to predicted times of similar runs.
+        operations: operations of the schedules written or simulated for it.
     """
 
     refusal: str = ""
@@ -96,36 +96,36 @@ class SettingOutcome:
 
     @property
     def fit_probability(self) -> float:
-        """Probability that a run fits, by published runs that did and did not."""
+        """Probability that the setting fits, from published runs that fit or failed."""
         if self.memory_bytes == 0:
             return 0.0
         return shipped_rules().fit.probability(self.memory_bytes, self.usable_bytes)
 
     @property
     def is_sure(self) -> bool:
-        """True if it fits, and that is all but certain."""
+        """True if it fits with at least the probability `SURE`."""
         return self.fits and self.fit_probability >= SURE
 
     @property
     def is_tight(self) -> bool:
-        """True if it fits, and leaves next to no memory."""
+        """True if it fits, but with almost no free memory."""
         return self.fits and is_tight(self.memory_bytes, self.usable_bytes)
 
     @property
     def keeps_too_much(self) -> bool:
-        """True if what it keeps is more than there is: with knobs that add to memory it is, too."""
+        """True if `kept_bytes` exceed the usable memory; knobs that add memory cannot fit then."""
         return self.kept_bytes > self.usable_bytes
 
     @property
     def keeps_nearly_all(self) -> bool:
-        """True if what it keeps leaves next to no memory."""
+        """True if `kept_bytes` leave almost no free memory."""
         return is_tight(self.kept_bytes, self.usable_bytes)
 
 
 def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutcome:
-    """Return the result of simulating a setting, as `zsim run` would have it.
+    """Return the result of simulating a setting, with the numbers of `zsim run`.
 
-    Without `times_tight` one whose simulation leaves next to no memory has no step time.
+    With `times_tight=False`, a setting with almost no free memory gets no step time.
     """
     with counted_work() as work:
         found = _tried(tables, times_tight=times_tight)
@@ -133,9 +133,9 @@ def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutc
 
 
 def _tried(tables: Mapping[str, Any], *, times_tight: bool) -> SettingOutcome:
-    found = forecast(tables, None)  # most that do not fit are told by their books alone
+    found = forecast(tables, None)  # most failures need no simulation
     if not isinstance(found, str) and found.fits:
-        was_simulated = found.step_time_s > 0  # else its memory may be an upper bound
+        was_simulated = found.step_time_s > 0  # else memory may be an upper bound
         if was_simulated and not times_tight and is_tight(found.needed_bytes, found.usable_bytes):
             return SettingOutcome(
                 memory_bytes=found.needed_bytes,
@@ -164,14 +164,14 @@ def _tried(tables: Mapping[str, Any], *, times_tight: bool) -> SettingOutcome:
 
 
 def _as_simulated(tables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tables of the last scenario that `forecast` made a schedule of."""
+    """Return the tables of the last scenario that `forecast` scheduled."""
     few, _ = simulated_micro_batches(tables)
     many = tables["train"]["gradient_accumulation_steps"] > few
     return accumulating(tables, few) if many else tables
 
 
 class Bounder:
-    """Bounds settings; models and times of kernels that settings share are made once."""
+    """Computes bounds of settings; caches models and kernel times that settings share."""
 
     def __init__(self) -> None:
         self._topology = cache(topology)
@@ -182,18 +182,18 @@ class Bounder:
     def bound_of_all(
         self, group: SettingGroup, scenario: Callable[[int], Mapping[str, Any]]
     ) -> SettingBound:
-        """Return what no run of the settings of a group goes below; `scenario` has their tables."""
+        """Return a lower bound of all settings of a group; `scenario` returns their tables."""
         default = self.bound_of_defaults(group, scenario)
         return default if default.why_not else self.least_of_all(default, group, scenario)
 
     def bound_of_defaults(
         self, group: SettingGroup, scenario: Callable[[int], Mapping[str, Any]]
     ) -> SettingBound:
-        """Return the bound of the first setting, that of the defaults.
+        """Return the bound of the first setting, which has the default knobs.
 
-        Where bytes take longest, that of all settings, since knobs change what is exchanged. Else
-        no knob lowers it below `kernels_s`, but those that gather less over the tensor axis, which
-        are looked at.
+        If communication takes longest, return the bound of all settings, since knobs change the
+        communication. Else knobs cannot lower it below `kernels_s`, except those that gather less
+        over the tensor axis, which are included.
         """
         found = self.bound(scenario(0))
         if found.why_not:
@@ -209,10 +209,10 @@ class Bounder:
         group: SettingGroup,
         scenario: Callable[[int], Mapping[str, Any]],
     ) -> SettingBound:
-        """Return the least bound of the settings of a group whose defaults have one.
+        """Return the smallest bound of the settings of a group whose defaults can run.
 
-        Of knobs that may copy less, or slow kernels for less time, each is asked alone, and then
-        all that lower the bound together.
+        Knobs that may copy less, or slow kernels for less time, are tried one by one, and then
+        all those that lower the bound together.
         """
         alone = {number: self.bound(scenario(number)) for number in group.leaner}
         lower = [number for number, found in alone.items() if found.is_below(default)]
@@ -222,7 +222,7 @@ class Bounder:
         return least_bound(default, asked)
 
     def bound(self, tables: Mapping[str, Any]) -> SettingBound:
-        """Return what no run of a setting goes below, or why there can be none."""
+        """Return lower bounds of a setting, or the reason why it cannot run."""
         try:
             scenario, _ = with_files(NAME, from_tables(tables))
             found = resolve(scenario, self._topology, network_profile, kernel_profile)
@@ -284,7 +284,7 @@ class Bounder:
         return self._models[key]
 
     def _speeds(self, found: ResolvedScenario) -> RankSpeeds:
-        """Return what a rank does in which time, in the simulation."""
+        """Return the simulated speeds of kernels, copies and tensor-parallel collectives."""
         gpu = found.cluster.gpu
         copied = gpu.memory_bytes_per_s * (1.0 if gpu.kernels is None else gpu.kernels.copying)
         is_measured = gpu.measured is not None
@@ -303,14 +303,14 @@ class Bounder:
                 moving = sum(ps for kind, ps in times if not kind.multiplies_matrices)
                 second = PICOSECONDS_PER_SECOND
                 found = KernelTime(sum(ps for _, ps in times) / second, moving / second)
-                # The kernels are kept, so that no others get their id.
+                # Keep the kernels alive, so that no other object gets their id.
                 known = self._kernels[id(kernels)] = (found, kernels)
             return known[0]
 
         return of
 
     def _collective_bounds(self, found: ResolvedScenario) -> CollectiveBounds | None:
-        """Return times of collectives; None if no constants choose their algorithm."""
+        """Return bounds of collectives; None if no fitted constants choose their algorithm."""
         cluster = found.cluster
         forced = found.decision is not None and found.decision.algorithm is not None
         if cluster.network is None or forced or cluster.gpu.measured is not None:
@@ -323,7 +323,7 @@ class Bounder:
 
 
 def tensor_seconds(cluster: Cluster, times: CollectiveBounds | None) -> TensorSeconds:
-    """Return what collectives of the tensor axis take."""
+    """Return a function for the seconds of tensor-parallel collectives."""
 
     def of(collective: str, size_bytes: int, ranks: int) -> float:
         if times is None or ranks > cluster.gpus_per_node * cluster.nodes_per_domain:
@@ -334,7 +334,7 @@ def tensor_seconds(cluster: Cluster, times: CollectiveBounds | None) -> TensorSe
 
 
 def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> CollectiveSeconds:
-    """Return what the bytes of collectives take at least on the links of a cluster."""
+    """Return a function for lower bounds of the seconds that collectives occupy links."""
     cut = cut_of(cluster)
 
     def of(exchange: GroupCollective) -> tuple[float, float]:
@@ -348,13 +348,13 @@ def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> Collec
 
 
 def _groups(strategy: Strategy) -> int:
-    """Return of how many communicators a rank is at least."""
+    """Return the minimum number of communicators of a rank."""
     parallel = strategy.parallel
     return sum(degree > 1 for degree in (parallel.data, parallel.tensor))
 
 
 def _lacking_drives(found: ResolvedScenario) -> str | None:
-    """Return why states cannot be on NVMe; None if they can, or are not."""
+    """Return why states cannot be on NVMe; None if they can, or if NVMe is not used."""
     runtime, drives = found.strategy.zero.emulate, found.cluster.drives
     tiers = {} if runtime is None else runtime.tiers(stage=found.strategy.zero.stage)
     if MemoryTier.NVME not in tiers.values() or drives is None:
@@ -366,7 +366,7 @@ def _lacking_drives(found: ResolvedScenario) -> str | None:
 
 @lru_cache(maxsize=64)
 def cut_of(cluster: Cluster) -> LinkCut:
-    """Return the bandwidths of `cluster` as published: constants only reach less."""
+    """Return the published bandwidths of `cluster`; fitted constants only reduce them."""
     copies, drives = cluster.copies, cluster.drives
     read = written = None
     host = None

@@ -1,4 +1,4 @@
-"""Installed scenarios, studies, models, topologies and their parts, backends."""
+"""Installed scenarios, studies, models, topologies and their parts, and backends."""
 
 import tomllib
 from collections.abc import Callable, Sequence
@@ -34,12 +34,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed(Answer):
-    """Names of all that is installed; scenarios, studies and models with a line on each.
+    """Names of everything installed; scenarios, studies and models with a line on each.
 
     Attributes:
         titles: a line on each name, by kind.
         names: names of the other kinds.
-        notes: what is said behind some of these, by kind: GPUs that nobody timed.
+        notes: notes on some of these names, by kind, such as GPUs without measurements.
     """
 
     titles: dict[str, dict[str, str]]
@@ -47,7 +47,7 @@ class Installed(Answer):
     notes: dict[str, dict[str, str]]
 
     def text(self) -> str:
-        """Return names by kind, a line each."""
+        """Return names by kind, one per line."""
         lines: list[str] = []
         for kind, titles in self.titles.items():
             width = max(map(len, titles), default=0)
@@ -61,15 +61,15 @@ class Installed(Answer):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """Return names by kind; those with a title as an object of titles by name."""
+        """Return names by kind; kinds with titles as an object of titles by name."""
         return {**self.titles, **{kind: list(names) for kind, names in self.names.items()}}
 
 
 def installed(kind: str | None = None) -> Installed:
-    """Return what can be run, on what, and where; with a `kind` that alone.
+    """Return everything installed; with `kind`, only that kind.
 
     Raises:
-        MistakeError: there is no such kind.
+        MistakeError: the kind is unknown.
     """
     if kind is not None and kind not in installed_kinds():
         raise MistakeError(f"kind: {one_of(kind, installed_kinds())}")
@@ -82,7 +82,7 @@ def installed(kind: str | None = None) -> Installed:
 
 
 def installed_kinds() -> list[str]:
-    """Return the kinds of things that are installed."""
+    """Return the kinds of installed things."""
     return [*_TITLES, *_NAMES]
 
 
@@ -91,13 +91,13 @@ def _questions() -> dict[str, str]:
 
 
 def _evidence() -> dict[str, str]:
-    """Return the GPUs of which a data sheet alone is known, with these words."""
+    """Return the notes on GPUs that are known only from a data sheet."""
     tables = {name: find(Part.GPU, name) for name in part_names(Part.GPU)}
     return {name: each["evidence"] for name, each in tables.items() if "evidence" in each}
 
 
 def _families() -> dict[str, str]:
-    """Return the models of each family, a line each: there are many."""
+    """Return the models of each family in one line, since there are many."""
     families = [each for each in model_catalogue().families if each.model]
     return {each.family: ", ".join(model.name for model in each.model) for each in families}
 
@@ -117,35 +117,35 @@ _NAMES: dict[str, Callable[[], Sequence[str]]] = {
 
 
 def scenario_names() -> list[str]:
-    """Return the names of the scenarios that ship."""
+    """Return the names of the packaged scenarios."""
     return list(scenarios())
 
 
 def model_names() -> list[str]:
-    """Return the names of the models that ship."""
+    """Return the names of the packaged models."""
     return [model.name for model in model_catalogue().models]
 
 
 def study_names() -> list[str]:
-    """Return the names of the studies that ship."""
+    """Return the names of the packaged studies."""
     return list(studies())
 
 
 def fabric_names() -> list[str]:
-    """Return the names of the fabrics that ship."""
+    """Return the names of the packaged fabrics."""
     return list(part_names(Part.FABRIC))
 
 
 def topology_names() -> list[str]:
-    """Return the names of the systems and nodes that ship."""
+    """Return the names of the packaged systems and nodes."""
     return [*part_names(Part.SYSTEM), *part_names(Part.NODE)]
 
 
 def part_of_kind(kind: str, name: str) -> str:
-    """Return the TOML of a system, node, fabric or GPU that ships, of the kind that is said.
+    """Return the TOML of a packaged system, node, fabric or GPU.
 
     Raises:
-        MistakeError: there is no such kind, or none of that name.
+        MistakeError: the kind is unknown, or has no part of this name.
     """
     kinds = [str(part) for part in Part]
     if kind not in kinds:
@@ -156,10 +156,10 @@ def part_of_kind(kind: str, name: str) -> str:
 
 
 def template_text(kind: str, name: str | None = None) -> str:
-    """Return a file of a GPU or a node to fill in.
+    """Return a template file for a GPU or a node.
 
     Raises:
-        MistakeError: there is none of that kind, or a name stands beside it.
+        MistakeError: the kind has no template, or `name` is given, too.
     """
     if name is not None:
         raise MistakeError(f"--template: {name!r}: cannot be combined with a name; remove it")

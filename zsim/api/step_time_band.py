@@ -1,7 +1,7 @@
-"""The band of a step time: the same run where its fabric is as fast, and as slow, as was measured.
+"""The band of a step time: the run on the fastest and on the slowest measured state of its fabric.
 
-A fabric with a name has its own band. Of another nobody knows how congested it is, so its band
-reaches from the least to the most congested fabric that has a name (`zsim.network.band`).
+A named fabric has its own band. The congestion of other fabrics is unknown, so their band
+reaches from the least to the most congested named fabric (`zsim.network.band`).
 """
 
 from dataclasses import replace
@@ -11,13 +11,13 @@ from zsim.backend.backend import Backend, Job
 from zsim.files.installed import network_band
 
 WIDE = 1.05
-"""Slowest over fastest step from which the answer in words has the band."""
+"""Minimum ratio of slowest to fastest step at which the text shows the band."""
 
 
 def step_time_band_s(job: Job, simulation: Backend) -> tuple[float, float] | None:
     """Return the seconds of the fastest and of the slowest step, as simulated.
 
-    None if the run is on one node, or if its collectives take no fitted constants.
+    None if the run is on one node, or if its network has no fitted constants.
     """
     node = job.cluster.gpus_per_node * job.cluster.nodes_per_domain
     found = network_band(job.cluster.network) if job.schedule.mesh.size > node else None

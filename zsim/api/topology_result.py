@@ -1,4 +1,4 @@
-"""A cluster: what it is made of, what it can carry, and its picture."""
+"""A cluster: its parts, its bandwidths, and its picture."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -30,17 +30,17 @@ from zsim.suggestion import one_of
 from zsim.units import format_bytes, format_rate
 
 ONE_SWITCH = "single_switch"
-"""The fabric of a node where none is named."""
+"""Default fabric of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyResult(AnswerInFacts):
-    """A cluster, and what it can carry.
+    """A cluster and its bandwidths.
 
     Attributes:
-        title: name of the cluster, with what was changed in it.
-        cluster: all that is known of it.
-        cuts: the levels at which it can be cut in two, with the bandwidth between the halves.
+        title: name of the cluster, with the changes made to it.
+        cluster: the cluster.
+        cuts: levels at which it can be cut in two, with the bandwidth across each cut.
     """
 
     title: str
@@ -49,19 +49,19 @@ class TopologyResult(AnswerInFacts):
 
     @property
     def narrowest(self) -> Cut | None:
-        """The cut with the least bandwidth for each GPU; None if nothing can be cut."""
+        """The cut with the least bandwidth per GPU; None if the cluster cannot be cut."""
         return narrowest(self.cuts) if self.cuts else None
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what it is made of and what it can carry, in a line each."""
+        """Return names and texts of its parts and bandwidths."""
         return list(_facts(self.cluster, self.cuts))
 
     def picture(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw it, and write that to `path`: .svg, .png or .pdf.
+        """Draw the cluster; write the picture to `path` (.svg, .png or .pdf) if given.
 
         Raises:
             MistakeError: PNG and PDF need the extra `draw`.
-            UnwrittenError: it cannot be written.
+            UnwrittenError: the file cannot be written.
         """
         drawn = draw(self.cluster, self.narrowest)
         if path is not None:
@@ -70,7 +70,7 @@ class TopologyResult(AnswerInFacts):
         return Picture(drawn)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim topology --json` prints."""
+        """Return the object that `zsim topology --json` prints."""
         cluster, narrow = self.cluster, self.narrowest
         return {
             "name": cluster.name,
@@ -102,16 +102,16 @@ class TopologyResult(AnswerInFacts):
 def read_topology(
     name: str, *, nodes: int = 1, fabric: str | None = None, changes: Changed = None
 ) -> TopologyResult:
-    """Return a cluster that ships or is described in a file, and what it can carry.
+    """Return a packaged cluster, or one described in a file, with its bandwidths.
 
     Args:
-        name: a system or a node: the name of one that ships, or a file.
-        nodes: so many nodes of it.
-        fabric: what a node is put on; without it a single switch.
+        name: name or file of a system or a node.
+        nodes: number of nodes.
+        fabric: fabric between nodes; default a single switch.
         changes: values by key as in a scenario: `{"cluster.oversubscription": 2}`.
 
     Raises:
-        MistakeError: there is no such cluster.
+        MistakeError: the cluster does not exist, or a change is invalid.
     """
     if fabric is None and (name in part_names(Part.NODE) or name.endswith(".xml")):
         fabric = ONE_SWITCH
@@ -130,7 +130,7 @@ def read_topology(
 
 
 class _ClusterSettings(Table):
-    """Keys of a topology that `--set` changes, as in a scenario."""
+    """Keys of a topology that `--set` can change, as in a scenario."""
 
     nodes: Count | None = None
     gpu: str | None = None
@@ -141,16 +141,16 @@ class _ClusterSettings(Table):
 
 
 class _Settings(Table):
-    """Tables that `--set` may name."""
+    """Tables that `--set` can change."""
 
     cluster: _ClusterSettings = _ClusterSettings()
 
 
 def _changed(settings: tuple[str, ...]) -> _ClusterSettings:
-    """Return what `settings` (`cluster.oversubscription=2`) say.
+    """Return the values of `settings` such as `cluster.oversubscription=2`.
 
     Raises:
-        ScenarioError: one is none of a topology.
+        ScenarioError: a key is unknown or not one of a topology, or a value is invalid.
     """
     try:
         return _Settings.model_validate(with_settings({}, settings)).cluster

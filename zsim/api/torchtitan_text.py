@@ -1,6 +1,6 @@
-"""A setting of FSDP2 as the TOML file of torchtitan 0.2.2; `zero.torchtitan_config` reads it back.
+"""Write an FSDP2 setting as the TOML file of torchtitan 0.2.2; `zero.torchtitan_config` reads it.
 
-What torchtitan has no option for stands in comments.
+Settings without an option in torchtitan become comments.
 """
 
 import json
@@ -26,11 +26,11 @@ UNSAID = {
     "pin_memory": "pinned host memory",
     "offload_wrapper": "checkpoints in host memory",
 }
-"""Options of FSDP2 that torchtitan does not set."""
+"""FSDP2 options that torchtitan does not set."""
 
 
 def _rotated(asked: ConfigQuestion) -> list[str]:
-    """Return the line that says how context ranks exchange keys and values, unless by default."""
+    """Return the line of the context-parallel rotation method; empty for the default."""
     methods = {exchange: method for method, exchange in ROTATES.items()}
     exchange = asked.changes.get("parallel.context_exchange")
     if exchange is None:
@@ -39,7 +39,7 @@ def _rotated(asked: ConfigQuestion) -> list[str]:
 
 
 def _need_its_own_plan(asked: ConfigQuestion) -> None:
-    """Check that what FSDP2 is asked for around a tensor axis and the root is torchtitan's own."""
+    """Raise MistakeError unless torchtitan supports the setting's tensor and root options."""
     options = asked.options
     if options.get("input_gathers", "module") != "module":
         raise MistakeError("--config: torchtitan's modules gather what their layers read")
@@ -53,7 +53,7 @@ def _need_its_own_plan(asked: ConfigQuestion) -> None:
 
 
 def torchtitan_text(asked: ConfigQuestion) -> str:
-    """Return the setting as torchtitan's file.
+    """Return the setting as the text of torchtitan's file.
 
     Raises:
         MistakeError: it is a setting of another runtime, or torchtitan has no option for it.
@@ -115,12 +115,12 @@ def torchtitan_text(asked: ConfigQuestion) -> str:
 
 
 def _fuses(options: Mapping[str, object]) -> bool:
-    """Tell whether products are fused with collectives of tokens."""
+    """Return True if matrix products are fused with collectives of tokens (async TP)."""
     return options.get("enable_async_tensor_parallel", False) is True
 
 
 def _model(asked: ConfigQuestion) -> list[str]:
-    """Return the section of the model: its flavor, or that it has none; and 8-bit layers."""
+    """Return the model section: its flavor if torchtitan has one, and the float8 converter."""
     converters = ['converters = ["float8"]'] if asked.train.get("float8") else []
     for name, flavors in FLAVORS.items():
         for flavor, model in flavors.items():
@@ -130,7 +130,7 @@ def _model(asked: ConfigQuestion) -> list[str]:
 
 
 def _staged(options: Mapping[str, object], stages: int, micro: int) -> list[str]:
-    """Return the stages of a pipeline, their order and their micro-batches."""
+    """Return the stages of a pipeline, their schedule and their micro-batch size."""
     lines = [
         f"pipeline_parallel_degree = {stages}",
         f'pipeline_parallel_schedule = "{options.get("pipeline_schedule", "1F1B")}"',
@@ -143,7 +143,7 @@ def _staged(options: Mapping[str, object], stages: int, micro: int) -> list[str]
 
 
 def _compiled(asked: ConfigQuestion) -> list[str]:
-    """Return the section of what is compiled, and how layers are scaled in 8 bits."""
+    """Return the compile section, and the float8 section with its scaling."""
     parts = ["model"] if asked.train.get("compile") else []
     parts += ["loss"] if asked.train.get("loss") == "fused" else []
     lines = [f"enable = {str(bool(parts)).lower()}"]
@@ -153,7 +153,7 @@ def _compiled(asked: ConfigQuestion) -> list[str]:
         lines += ['filter_fqns = ["output"]']
         if asked.options.get(
             "enable_fsdp_float8_all_gather", False
-        ):  # goes with no name of a recipe
+        ):  # torchtitan accepts no recipe_name with it
             lines += ["enable_fsdp_float8_all_gather = true"]
             lines += ["precompute_float8_dynamic_scale_for_fsdp = true"]
         else:
@@ -162,5 +162,5 @@ def _compiled(asked: ConfigQuestion) -> list[str]:
 
 
 def _norm(asked: ConfigQuestion) -> str:
-    """Return the largest norm of gradients; without one, one that nothing reaches."""
+    """Return the maximum norm of gradients; without clipping, one that is never reached."""
     return "1e30  # it always clips" if asked.clip_norm is None else str(float(asked.clip_norm))

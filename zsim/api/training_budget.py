@@ -1,4 +1,4 @@
-"""Days, money and energy of a training of so many tokens."""
+"""Days, cost and energy of a whole training."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -19,21 +19,22 @@ SECONDS_PER_HOUR = 3600
 JOULES_PER_KWH = 3_600_000
 
 DRAWN = 0.76
-"""Share of the rated power that intensive training draws: measured of nodes of 8 H100 by Newkirk et
-al. 2025, "Empirically-Calibrated H100 Node Power Models for Reducing Uncertainty in AI Training
-Energy Estimation" (arXiv 2506.14551). Latif et al. 2025 (IEEE Access 13) saw 0.82 at most. Both are
-shares of a node's 10.2 kW; that GPUs of every kind draw as much, whatever part of a step they
-compute in, is an assumption.
+"""Fraction of the rated power that intensive training draws.
+
+Newkirk et al. 2025 measured it on nodes of 8 H100: "Empirically-Calibrated H100 Node Power Models
+for Reducing Uncertainty in AI Training Energy Estimation" (arXiv 2506.14551). Latif et al. 2025
+(IEEE Access 13) saw at most 0.82. Both are fractions of a node's 10.2 kW. zsim assumes the same
+fraction for all GPUs and for all parts of a step.
 """
 
 
 class Prices(Table):
-    """A file of prices: whose they are, and of which day.
+    """A file of GPU prices.
 
     Attributes:
-        date: when they were asked for.
-        currency: what they are in.
-        price_per_gpu_hour: by the name of the GPU.
+        date: date of the prices.
+        currency: currency of the prices.
+        price_per_gpu_hour: price of a GPU hour by name of the GPU.
     """
 
     date: date
@@ -41,10 +42,10 @@ class Prices(Table):
     price_per_gpu_hour: dict[str, Positive]
 
     def price(self, gpu: str, where: str) -> "Price":
-        """Return the price of a GPU.
+        """Return the price of a GPU; `where` is the name of the file.
 
         Raises:
-            MistakeError: it has none.
+            MistakeError: the file has no price of this GPU.
         """
         price = self.price_per_gpu_hour.get(gpu)
         if price is None:
@@ -55,7 +56,7 @@ class Prices(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """The price of a GPU for an hour, and where it is from."""
+    """The price of a GPU hour, and its source."""
 
     per_gpu_hour: float
     currency: str = ""
@@ -64,14 +65,14 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBudget:
-    """What a training takes from its first token to its last, if nothing goes wrong.
+    """Time, cost and energy of a whole training without interruptions.
 
     Attributes:
-        tokens: that are trained on.
-        seconds: steps alone: no evaluation, no checkpoint, no restart.
-        gpus: that it runs on.
-        price: of one of them.
-        gpu_power_w: what one draws at most; None where that is not known.
+        tokens: tokens of the training.
+        seconds: duration of the steps alone: no evaluation, no checkpoint, no restart.
+        gpus: number of GPUs.
+        price: price of a GPU; None if unknown.
+        gpu_power_w: power limit of a GPU in watts; None if unknown.
     """
 
     tokens: int
@@ -92,23 +93,23 @@ class TrainingBudget:
 
     @property
     def cost(self) -> float | None:
-        """Price of these hours."""
+        """Cost of these hours; None without a price."""
         return None if self.price is None else self.gpu_hours * self.price.per_gpu_hour
 
     @property
     def energy_kwh(self) -> float | None:
-        """Energy of the GPUs at the power of their data sheet: they draw no more."""
+        """Energy of the GPUs at their rated power, an upper bound; None if the power is unknown."""
         if self.gpu_power_w is None:
             return None
         return self.gpus * self.gpu_power_w * self.seconds / JOULES_PER_KWH
 
     @property
     def expected_kwh(self) -> float | None:
-        """Energy of the GPUs at the share of this power that was measured of others."""
+        """Expected energy of the GPUs, at the measured fraction `DRAWN` of the rated power."""
         return None if self.energy_kwh is None else DRAWN * self.energy_kwh
 
     def text(self) -> str:
-        """Return all of it in a line."""
+        """Return the whole budget as one line."""
         tokens = format_count(self.tokens)
         hours = f"{_days(self.days)} on {self.gpus:,} GPUs, {_count(self.gpu_hours)} GPU hours"
         parts = [f"{tokens} tokens: {hours}"]
@@ -122,7 +123,7 @@ class TrainingBudget:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, object]:
-        """Return all of it with units last in the names."""
+        """Return the whole budget; names end in units."""
         return {
             "tokens": self.tokens,
             "days": self.days,
@@ -144,10 +145,10 @@ def _count(number: float) -> str:
 
 
 def price_of(gpu: str, price: float | None, prices: str | PathLike[str] | None) -> Price | None:
-    """Return the price of a GPU: as it is given, or from a file; None without both.
+    """Return the price of a GPU: `price`, or from the file `prices`; None without both.
 
     Raises:
-        MistakeError: both are given, or the file has none.
+        MistakeError: both are given, or the file is invalid or has no price of the GPU.
     """
     if price is not None and prices is not None:
         raise MistakeError(f"--price: {price:g} stands without --prices")
@@ -170,10 +171,10 @@ def price_of(gpu: str, price: float | None, prices: str | PathLike[str] | None) 
 
 
 def tokens_of(text: str | float | None, option: str = "--tokens") -> int | None:
-    """Return a number of tokens as it is given: 15e12, "15T".
+    """Return a number of tokens from text such as 15e12 or "15T".
 
     Raises:
-        MistakeError: it is none.
+        MistakeError: it is not a number of tokens.
     """
     if text is None:
         return None
@@ -187,7 +188,7 @@ def duration_of(text: str | None, option: str) -> int | None:
     """Return the seconds of a duration such as "30 days".
 
     Raises:
-        MistakeError: it is none.
+        MistakeError: it is not a duration.
     """
     try:
         return None if text is None else parse_duration(text)
@@ -196,10 +197,10 @@ def duration_of(text: str | None, option: str) -> int | None:
 
 
 def batch_of(text: str | None) -> int | None:
-    """Return the tokens of a step; k and M are 2^10 and 2^20, as batches have them.
+    """Return the tokens of a step; k and M are 2^10 and 2^20, as usual for batches.
 
     Raises:
-        MistakeError: it is no number of tokens.
+        MistakeError: it is not a number of tokens.
     """
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""From published runs to what kernels reach in training: each run simulated, then fitted."""
+"""Fit the speed of kernels in training to published runs: simulate each run, then fit."""
 
 import os
 from collections import Counter, defaultdict
@@ -23,11 +23,13 @@ from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
 
 FITTED = tuple(name for name, table in TABLES.items() if table.fits_kernels)
-"""Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
+"""Tables whose sweeps are fitted, except those that judge. Runs of other trainers only judge."""
 
 ROUNDS = 2
-"""Simulations of every fitted run, each with the constants of the one before: what collectives take
-from kernels grows with the time that these take."""
+"""Rounds of simulating all fitted runs, each with the constants of the round before.
+
+Collectives slow kernels down for as long as they run, which depends on the constants.
+"""
 
 SIBLINGS = {
     "v100": "a100",
@@ -38,12 +40,14 @@ SIBLINGS = {
     "gh200": "h100",
     "b200": "h100",
 }
-"""The GPU whose constants of training stand where few or no runs are at hand: a generation apart at
-most, with the same matrix units where there is one."""
+"""GPU whose training constants are used for a GPU with few or no runs.
+
+It is at most one generation apart, with the same matrix units if there is such a GPU.
+"""
 
 TIMED_WARM = ("b200",)
-"""Profiles whose kernels were timed one after the other without a pause, as in training: they reach
-in training what they reach so (`zsim.calibration.b200_kernels`)."""
+"""Profiles whose kernels were timed back to back, as in training, so their speed in training is
+the timed speed (`zsim.calibration.b200_kernels`)."""
 
 Found = TypeVar("Found")
 
@@ -55,9 +59,9 @@ def with_training(
     today: date,
     report: Callable[[str], None],
 ) -> list[FittedKernels]:
-    """Return `kernels` with constants of training, siblings first; `report` is told what is done.
+    """Return `kernels` with training constants, siblings first; `report` receives progress lines.
 
-    `today` dates what is judged.
+    `today` is the date in the evidence of judged runs.
     """
     found: dict[str, FittedKernels] = {}
     for each in sorted(kernels, key=lambda each: each.gpu in SIBLINGS):
@@ -71,7 +75,7 @@ def with_training(
 
 
 def start_of(gpu: str, sibling: FittedKernels | None) -> InTraining:
-    """Return the constants of training of a GPU of which no run is fitted."""
+    """Return the training constants of a GPU before any of its runs is fitted."""
     if gpu in AS_ALONE:
         return ALONE
     found = InTraining() if sibling is None else sibling.constants.training
@@ -124,7 +128,7 @@ def _trained(
 
 
 def _lines(runs: Sequence[Published]) -> tuple[str, ...]:
-    """Return the tables of `runs`, each with the lines of its runs."""
+    """Return the tables of `runs`, each with the line numbers of its runs."""
     lines: defaultdict[str, list[str]] = defaultdict(list)
     for run in runs:
         lines[run.file].append(str(run.line))
@@ -132,7 +136,7 @@ def _lines(runs: Sequence[Published]) -> tuple[str, ...]:
 
 
 def _each(runs: Sequence[Published], simulated: Callable[[Published], Found]) -> list[Found]:
-    """Return what `simulated` makes of each run, on all processors."""
+    """Return the results of `simulated` for all runs, using all processors."""
     if not runs:
         return []
     with ProcessPoolExecutor(min(len(runs), os.cpu_count() or 1)) as pool:
@@ -140,10 +144,10 @@ def _each(runs: Sequence[Published], simulated: Callable[[Published], Found]) ->
 
 
 def judged_run(run: Published, constants: KernelProfile) -> float:
-    """Return how far off the step of `run` is, simulated as `zsim run` would.
+    """Return the relative error of the step time of `run`, simulated as by `zsim run`.
 
-    The fit takes what collectives take from kernels to be constant. It is not: what is predicted
-    for a run has to be simulated with the constants that were found.
+    The fit assumes that the slowdown of kernels by collectives is constant, but it changes with
+    the constants. So a prediction must be simulated with the fitted constants.
     """
 
     def step_s(tables: Mapping[str, object]) -> float:

@@ -1,4 +1,4 @@
-"""Predicted runs of training beside published ones: step times, or peaks of memory."""
+"""Compare predicted training runs with published ones: step times, or memory peaks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,18 +40,18 @@ __all__ = ["Quantity", "TrainingValidation", "validate_training"]
 
 
 WIDTH = 120
-"""Columns of a list of rows."""
+"""Line width of a list of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingValidation(Answer):
-    """Validation of step times or peaks of memory by published runs.
+    """Validation of step times or memory peaks against published runs.
 
     Attributes:
-        quantity: which of the two.
+        quantity: step time or memory peak.
         verdicts: errors of each table that has the quantity.
-        fits: of memory how well it is predicted which runs fit, by table.
-        not_read: tables in the folder whose form is not known.
+        fits: for memory, accuracy of predicting which runs fit, by table.
+        not_read: tables in the folder whose format is unknown.
     """
 
     quantity: Quantity
@@ -60,25 +60,25 @@ class TrainingValidation(Answer):
     not_read: tuple[str, ...]
 
     def text(self) -> str:
-        """Return a table of errors, for each file its worst rows, and what is not modelled."""
+        """Return a table of errors, the worst rows of each file, and the unmodelled rows."""
         lines = [verdicts_text(self.verdicts), *map(fit_text, self.fits.values())]
         if self.not_read:
             lines.append(f"not read, of a form that is not known: {', '.join(self.not_read)}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim validate --json` prints."""
+        """Return the object that `zsim validate --json` prints."""
         files = {each.file: verdict_object(each) for each in self.verdicts}
         for name, fit in self.fits.items():
             files[name]["fit"] = fit_object(fit)
         return {"files": files, "not_read": list(self.not_read)}
 
     def picture(self, path: str | PathLike[str]) -> None:
-        """Draw predicted against published to `path`: .svg, .png or .pdf.
+        """Draw predicted against published values to `path`: .svg, .png or .pdf.
 
         Raises:
             MistakeError: PNG and PDF need the extra `draw`.
-            UnwrittenError: it cannot be written, or there is nothing to draw.
+            UnwrittenError: the file cannot be written, or there is nothing to draw.
         """
         need_format("picture", Path(path))
         drawn = [each for each in self.verdicts if each.comparisons]
@@ -89,10 +89,10 @@ class TrainingValidation(Answer):
 
 
 def validate_training(folder: str | PathLike[str], quantity: Quantity) -> TrainingValidation:
-    """Return how well `quantity` is predicted of the published runs in `folder`.
+    """Predict `quantity` of the published runs in `folder` and return the errors.
 
     Raises:
-        MistakeError: there is nothing to read.
+        MistakeError: no row has the quantity.
     """
     verdicts: list[TrainingVerdict] = []
     fits: dict[str, MemoryFit] = {}
@@ -115,7 +115,7 @@ def validate_training(folder: str | PathLike[str], quantity: Quantity) -> Traini
 def judged(
     file: str, quantity: Quantity, runs: Sequence[Published]
 ) -> tuple[TrainingVerdict | None, MemoryFit | None]:
-    """Return the verdict on `runs`, None if none has the quantity; of memory also the fit."""
+    """Return the verdict on `runs` (None if none has the quantity), and the fit for memory."""
     if not any(published(run, quantity) is not None for run in runs):
         return None, None
     memory = quantity is Quantity.MEMORY
@@ -131,7 +131,7 @@ def judged(
 
 
 def fit_object(found: MemoryFit) -> dict[str, object]:
-    """Return what `--json` says of runs that fit, and of those that ended without a result."""
+    """Return the `--json` object of runs that fit and of runs without a result."""
     return {
         "not_begun": found.not_begun,
         "without_result": found.without,
@@ -143,7 +143,7 @@ def fit_object(found: MemoryFit) -> dict[str, object]:
 
 
 def fit_text(found: MemoryFit) -> str:
-    """Return the same in a line; in another one what the trainer itself does not begin."""
+    """Return the same as one line, and a second line of runs that the trainer refuses."""
     refused = found.refused / found.without if found.without else 1.0
     wrong = len(found.wrong) / found.results if found.results else 0.0
     text = (
@@ -159,7 +159,7 @@ def fit_text(found: MemoryFit) -> str:
 
 
 def verdict_object(found: TrainingVerdict) -> dict[str, object]:
-    """Return a file of `zsim validate --json`."""
+    """Return the object of a file in `zsim validate --json`."""
     return {
         "rows": found.rows,
         "modelled": found.modelled,
@@ -186,7 +186,7 @@ def verdict_object(found: TrainingVerdict) -> dict[str, object]:
 
 
 def _stalls_object(found: TrainingVerdict) -> dict[str, object]:
-    """Return rows that stall, and errors without them; nothing if none does."""
+    """Return rows that stall, and errors without them; empty if none stalls."""
     if not found.stalled:
         return {}
     parts = found.steady_by_part.items()
@@ -227,7 +227,7 @@ def _object(errors: Errors | None, *, count: bool = False) -> dict[str, object]:
 
 
 def verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
-    """Return a table of errors, for each file its worst rows, and what is not modelled."""
+    """Return a table of errors, the worst rows of each file, and the unmodelled rows."""
     rows: list[tuple[str, ...]] = []
     for found in verdicts:
         rows.append((found.file, "all sweeps", "", *errors_cells(found.all)))
@@ -255,7 +255,7 @@ def verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
 
 
 def _stalled_lines(found: TrainingVerdict) -> list[str]:
-    """Return which rows stall, by what was published alone: it is known before predicting."""
+    """Return which rows stall; published numbers alone determine it, before any prediction."""
     if not found.stalled:
         return []
     lines = ", ".join(map(str, found.stalled))

@@ -1,4 +1,4 @@
-"""A setting that was simulated in a search of the best one, and its name in words."""
+"""A setting that was simulated in a search for the best one, and its name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from math import inf
 from zsim.api.setting_trial import SettingOutcome
 
 LONGER = 1.05
-"""Times as long as predicted from which it is said that published runs took longer."""
+"""Minimum ratio of published to predicted times at which the text mentions it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,14 +15,14 @@ class TriedSetting:
     """A setting that was simulated.
 
     Attributes:
-        group: number of its group; settings of one differ in knobs of their runtime.
-        changes: what it says, by key of a scenario.
-        gpus: that it runs on.
-        outcome: what it came to.
-        value: what is minimized, of the step time that is expected: as much longer than predicted
-            as published runs of its kind took in the median; None if it could not be run.
-        is_late: whether the training would take longer than it may.
-        is_plain: whether it is a plain setting of FSDP2; every answer shows one that fits.
+        group: index of its group; settings of a group differ only in knobs of their runtime.
+        changes: the values of the setting, by key of a scenario.
+        gpus: number of GPUs.
+        outcome: result of its simulation.
+        value: value of the objective at the expected step time, which is the predicted one times
+            the median slowdown of similar published runs; None if it does not fit.
+        is_late: True if the training would exceed its time limit.
+        is_plain: True for a plain FSDP2 setting; every answer shows one that fits.
     """
 
     group: int
@@ -35,25 +35,25 @@ class TriedSetting:
 
     @property
     def is_answer(self) -> bool:
-        """True if it fits and keeps every limit."""
+        """True if it fits and meets every limit."""
         return self.value is not None and self.outcome.fits and not self.is_late
 
     @property
     def order(self) -> tuple[bool, bool, bool, float, int, str]:
-        """Key by which settings are sorted: the best first, of equal ones that with less memory.
+        """Sort key: the best first, of equal ones that with less memory.
 
-        Settings that may not fit come after all that surely fit, those at the edge of memory last.
+        Settings that may not fit follow all that surely fit, those with almost no free memory last.
         """
         value, outcome = inf if self.value is None else self.value, self.outcome
         last = (value, outcome.memory_bytes, repr(self.changes))
         return (not self.is_answer, not outcome.is_sure, outcome.is_tight, *last)
 
     def longer(self) -> str:
-        """Return in words how much longer than predicted published runs of its kind took."""
+        """Return the text about how much slower than predicted similar published runs were."""
         return f"published ones took {self.outcome.slower:.2g} times as long"
 
     def name(self) -> str:
-        """Return the setting in words."""
+        """Return the setting as one line of text."""
         runtime = self.changes["zero.emulate"]
         parts = [f"{runtime} stage {self.changes['zero.stage']}"]
         for key, word in AXES.items():

@@ -1,1 +1,1 @@
-"""Constants from published measurements, and predictions beside them."""
+"""Fit constants to published measurements, and compare predictions with them."""

@@ -1,9 +1,9 @@
-"""Times of products on a B200, as SimuMax published them: kernels alone, repeated until warm.
+"""Times of products on a B200, published by SimuMax: kernels alone, repeated until warm.
 
-Shares of 2,250 TFLOP/s of products of one sequence of 4,096 tokens, through Transformer Engine 2.11
-under PyTorch 2.10 (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5; its
-docs/b200 names the software). Each is repeated without a pause, so a GPU at its power limit is what
-was timed: large products reach 1.1 PFLOP/s, where the largest rate of one kernel is 1.7.
+Fractions of 2,250 TFLOP/s of products of one sequence of 4,096 tokens, through Transformer Engine
+2.11 under PyTorch 2.10 (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5; its
+docs/b200 names the software). Each is repeated without a pause, so the times are of a GPU at its
+power limit: large products reach 1.1 PFLOP/s, while the largest rate of one kernel is 1.7.
 """
 
 from zsim.calibration.kernel_rows import CHIPS, KernelRow
@@ -15,8 +15,8 @@ SOURCE = "github:MooreThreads/SimuMax/configs/system/b200_bf16_ceperm.json@4dcaa
 GPU = "b200"
 TOKENS = 4096
 
-# Columns out and in of a linear layer of Llama 3 70B (first part) and 405B over 1, 2, 4 and 8
-# tensor ranks: shares that forward, the gradient of its input, and that of its weight reach.
+# Output and input columns of a linear layer of Llama 3 70B (first part) and 405B over 1, 2, 4 and 8
+# tensor ranks: fractions reached by forward, the gradient of its input, and that of its weight.
 LAYERS: tuple[tuple[int, int, float, float, float], ...] = (
     (10_240, 8192, 0.6452, 0.4980, 0.5979),
     (8192, 8192, 0.4625, 0.4964, 0.4789),

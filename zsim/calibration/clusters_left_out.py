@@ -1,8 +1,8 @@
-"""Collectives of a cluster that nobody measured: each cluster is left out, and the others fitted.
+"""Cross-validation by clusters: fit the collectives of all clusters except one, and predict it.
 
-What is then known of it is what a user knows of a new one, its GPU and its NICs. Beside the
-prediction stands the best that needs no model: the time that another cluster with the same GPU took
-for the very same collective.
+The prediction then knows as much as for a user's new cluster: its GPU and its NICs. It is compared
+with the best prediction without a model: the time of another cluster with the same GPU for the
+same collective.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ class ClusterLeftOut:
     """A cluster that no constant was fitted to.
 
     Attributes:
-        judged: its rows with what the others predict; none where no other has its GPU.
+        judged: its rows with predictions; empty if no other cluster has its GPU.
     """
 
     cluster: Cluster
@@ -36,7 +36,7 @@ def clusters_of(rows: Sequence[Measurement]) -> list[Cluster]:
 
 
 def left_out(rows: Sequence[Measurement], cluster: Cluster) -> ClusterLeftOut:
-    """Return `cluster` as a fit to the rows of all others predicts it."""
+    """Return the predictions of `cluster` by a fit to the rows of all others."""
     rest = [row for row in rows if (row.gpu, row.system) != cluster]
     own = [row for row in rows if (row.gpu, row.system) == cluster]
     found = {each.gpu: each for each in calibrated(rest, report=_tell_nobody, holds_out=False)}
@@ -48,9 +48,9 @@ def left_out(rows: Sequence[Measurement], cluster: Cluster) -> ClusterLeftOut:
 
 
 def by_another(rows: Sequence[Measurement]) -> list[JudgedMeasurement]:
-    """Return rows predicted by the medians of each other cluster that measured the very same.
+    """Return rows predicted by the medians of other clusters for the same configuration.
 
-    That is the same GPU, collective, ranks, nodes and size.
+    A configuration is the GPU, collective, ranks, nodes and size.
     """
     taken: defaultdict[tuple[object, ...], defaultdict[str, list[float]]]
     taken = defaultdict(lambda: defaultdict(list))

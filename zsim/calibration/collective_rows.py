@@ -1,8 +1,8 @@
-"""Published measurements of collectives: rows of a table in, measurements out, or why not.
+"""Read published measurements of collectives from the rows of a table.
 
-Five tables are known, by the name of their file and their columns. Nothing is left out for being
-predicted badly; a row that says more than a link can carry is named and left out, since its size or
-time is not what the column says.
+Five tables are known, by the name of their file and their columns. No row is excluded because of a
+large error. A row whose bandwidth exceeds that of the link is excluded with a reason, since its
+size or time cannot be what the column claims.
 """
 
 import re
@@ -31,7 +31,7 @@ from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.algorithm.installed_algorithms import algorithms
 from zsim.units import UnitError, parse_size
 
-STATED_BYTES = 16 * 2**30  # so large that only bandwidth counts
+STATED_BYTES = 16 * 2**30  # so large that only bandwidth matters
 HDR_BYTES_PER_S = 25 * 10**9
 
 SWEEPS, ONE_NODE = "nccl_tests_sweeps", "collectives_h100_one_node"
@@ -46,11 +46,11 @@ class Measurement:
     """One row. `size_bytes` is S of the collective, see zsim.network.algorithm.activity.
 
     Attributes:
-        row: line of the file, the header being 1.
+        row: line number in the file; the header is line 1.
         gpu: key of zsim.calibration.hardware.GPUS.
-        system: the machine and software that measured it, in one word.
-        band: least and most seconds within which a congested cluster stayed, if the row says so.
-        nic_bytes_per_s: what one NIC of the system was seen to carry, if the row says so.
+        system: the machine and software of the measurement, in one word.
+        band: fastest and slowest seconds on a congested cluster; None if not published.
+        nic_bytes_per_s: measured bandwidth of one NIC; None if not published.
     """
 
     file: str
@@ -68,7 +68,7 @@ class Measurement:
 
     @property
     def group(self) -> tuple[str, str, str, int]:
-        """Key of what is held out together: file, hardware, collective and size of the group."""
+        """Key of rows that are held out together: file, hardware, collective and group size."""
         return self.file, self.gpu, self.collective, self.shape.ranks
 
 
@@ -79,7 +79,7 @@ _COLLECTIVES = {str(each): each for each in Collective} | {
 
 
 def _gpu(text: str) -> str:
-    """Return the kind of GPU; a row may say that its source does not name one."""
+    """Return the kind of GPU; a row may state that its source does not name one."""
     gpu = gpu_in(text)
     if gpu == UNNAMED and text.lower() not in {"", "not stated"}:
         raise ValueError(f"gpu {text!r} is not known")
@@ -94,7 +94,7 @@ def _collective(text: str) -> Collective:
 
 
 def _size(text: str) -> int:
-    """Return bytes of a title such as "256MB (per plot)"; sweeps double, so MB there is MiB."""
+    """Return the bytes of a title such as "256MB (per plot)"; sweeps double, so MB means MiB."""
     try:
         return parse_size(text.partition(" ")[0].replace("MB", " MiB"))
     except UnitError as error:
@@ -102,12 +102,12 @@ def _size(text: str) -> int:
 
 
 def _whole(text: str) -> str:
-    """Return a whole number without the ".0" that some tables write."""
+    """Return a whole number without the ".0" of some tables."""
     return text.removesuffix(".0")
 
 
 def _stated_size(text: str) -> int:
-    """Return the bytes of "up to 128 MiB"; those of a peak whose size is not stated."""
+    """Return the bytes of "up to 128 MiB"; `STATED_BYTES` if no size is stated."""
     found = re.search(r"[0-9]+ [KMG]iB", text)
     return parse_size(found.group()) if found else STATED_BYTES
 
@@ -160,10 +160,10 @@ class _Single(_Timed):
 
 
 def read(file: str, rows: Iterable[Cells]) -> tuple[list[Measurement], list[Unmodelled]]:
-    """Return the measurements of the table `file`, and the rows that are none.
+    """Return the measurements of the table `file`, and the unusable rows.
 
     Raises:
-        MeasuredError: the table is not known, or a column is missing.
+        MeasuredError: the table is unknown, or a column is missing.
     """
     if file not in READERS:
         raise MeasuredError(f"{file}: not one of {', '.join(READERS)}")
@@ -193,13 +193,13 @@ def _sweep(number: int, cells: Cells) -> Measurement:
 
 
 def _stated_nic(text: str) -> float | None:
-    """Return bytes per second in a note such as "per-NIC busbw 48.8 GB/s implies 400 Gb/s"."""
+    """Return the bytes per second in a note such as "per-NIC busbw 48.8 GB/s implies 400 Gb/s"."""
     found = re.search(r"per-NIC busbw ([0-9]+(?:\.[0-9]+)?) GB/s", text)
     return float(found.group(1)) * 1e9 if found else None
 
 
 def stated_fabric(row: Measurement) -> Measurement | None:
-    """Return what the row says of a NIC, as a large ring of two ranks on two nodes, if it does."""
+    """Return the NIC bandwidth of a row as a large ring of two ranks on two nodes; None without."""
     if row.nic_bytes_per_s is None:
         return None
     shape = GroupShape(ranks=2, nodes=2)
@@ -215,9 +215,9 @@ def stated_fabric(row: Measurement) -> Measurement | None:
 
 
 def fastest(row: Measurement) -> Measurement | None:
-    """Return what the row says of the fastest twentieth of runs between nodes; None if nothing.
+    """Return the fastest 5 % of runs between nodes as a row; None if not published.
 
-    That is what a fabric does while nobody else is on it.
+    It represents the fabric without other traffic.
     """
     if row.band is None or row.shape.nodes == 1:
         return None
@@ -301,7 +301,7 @@ def _single(number: int, cells: Cells) -> Measurement:
 
 
 def _thread(source: str) -> str:
-    """Return the name of the system in an issue: that of the repository and its number."""
+    """Return the name of the system in an issue: repository and number."""
     found = re.search(r"github\.com/[^/]+/([^/]+)/issues/([0-9]+)", source)
     return "_".join((found.group(1).replace("-", "_"), "issue", found.group(2))) if found else ""
 
@@ -316,7 +316,7 @@ READERS: dict[str, Callable[[int, Cells], Measurement]] = {
 
 
 def _shape(gpu: str, ranks: int, nodes: int) -> GroupShape:
-    """Return the communicator over NVSwitch domains: several nodes may be one."""
+    """Return the communicator over NVSwitch domains; several nodes may be one domain."""
     hardware = GPUS[gpu]
     domains = -(-ranks // hardware.domain) if hardware.is_rack else nodes
     if not 1 <= domains <= ranks:
@@ -325,9 +325,9 @@ def _shape(gpu: str, ranks: int, nodes: int) -> GroupShape:
 
 
 def _links(gpu: str, nic_bytes_per_s: int, shape: GroupShape) -> Bandwidths:
-    """Return links in use: a GPU sends through the nearest NICs, so half a node has half of them.
+    """Return the links in use: a GPU uses the nearest NICs, so half a node has half of them.
 
-    A rack has more NICs than a collective has channels: there the channels count.
+    A rack has more NICs than a collective has channels, so the channels limit it.
     """
     hardware = GPUS[gpu]
     used = Fraction(1)
@@ -341,7 +341,7 @@ def _links(gpu: str, nic_bytes_per_s: int, shape: GroupShape) -> Bandwidths:
 
 
 def _within_physics(row: Measurement) -> None:
-    """Refuse a row in which even the leanest algorithm moves more than the GPU's link can."""
+    """Raise NotModelledError if even the leanest algorithm exceeds the GPU's link."""
     ways = (each.link_bytes(row.collective, row.shape) for each in algorithms().values())
     least = min((done.gpu_bytes for done in ways if done is not None), default=0)
     if row.seconds * row.links.gpu < row.size_bytes * least:

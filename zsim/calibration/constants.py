@@ -1,9 +1,8 @@
-"""The constants that are fitted: where their search begins, how far it may go, whose they are.
+"""The fitted constants: start of the search, bounds, and which ones a system may change.
 
-What belongs to the GPU, its links and the algorithms is one set for all systems that have it. What
-a system may have otherwise is named here, and nothing else: its host (how fast it launches), its
-fabric, and what releases of software do differently (how fast kernels add and copy, how well the
-switch that reduces is used).
+Constants of the GPU, its links and the algorithms are shared by all its systems. The only
+exceptions of a system are its host (launch time), its fabric, and constants that differ between
+software releases (how fast kernels add and copy, and how well the reducing switch is used).
 """
 
 from collections.abc import Mapping
@@ -52,35 +51,36 @@ START = NetworkProfile(
         "congestion": 0.1,
     }
 )
-"""Where a search begins, of the order of what NCCL's tuner assumes; data move what they name.
+"""Start of a search, similar to the assumptions of NCCL's tuner; rows move the constants they
+determine.
 
-An algorithm of another package begins at the defaults of its constants."""
+An algorithm of another package starts from the defaults of its constants."""
 
 IN_TRAINING: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("h100", "aws_p5"): {TENSOR_WAIT_S.name: 42e-6},
 }
-"""Constants that no benchmark of collectives shows, by GPU and system.
+"""Constants that no benchmark of collectives determines, by GPU and system.
 
-The wait of tensor ranks is of the Ultra-Scale Playbook's sweep on AWS p5: rows of 3B without a
-pipeline with tensor 16 and 32, whose errors are least with 42 us."""
+The wait of tensor ranks is from the Ultra-Scale Playbook's sweep on AWS p5: errors of the rows of
+3B without a pipeline, with tensor 16 and 32, are smallest with 42 us."""
 
 IN_TRAINING_REST_ON = ("Ultra-Scale Playbook",)
-"""Short names of the publications that these were fitted to."""
+"""Short names of the publications of these constants."""
 
 CHOICES = (0.64, 0.6125, 0.69)
 """Values of nvls_choice: from 5, from 6 or from 4 ranks on."""
 
 HOST = ("launch_s", "pair_s", "base_s")
 SCALE = ("nic", "far_hop_s", "congestion")
-"""What tells how a fabric carries collectives of many nodes; a system that is known by single
-values on many nodes differs in these alone."""
+"""Constants of collectives on many nodes; a system known only by single values on many nodes
+differs in no others."""
 FABRIC = ("far_base_s", "far_fill_s", "far_fill_bytes", *SCALE)
 SOFTWARE = ("nvls", "copy", "add")
 EXCEPTIONS = frozenset({*HOST, *FABRIC, *SOFTWARE})
-"""Constants that a system may have for itself, where its measurements say so."""
+"""Constants that a system may change if its measurements determine them."""
 
 RACK_NIC = 0.2
-"""Where the search for `nic` begins if a rack is one node: few channels do not fill its NICs."""
+"""Start of the search for `nic` if a rack is one node: few channels do not saturate its NICs."""
 
 _BOUNDS = (
     ("fill_s", (1e-6, 1e-2)),
@@ -99,17 +99,17 @@ _BOUNDS = (
     ("nic", (0.5, 1.0)),
     ("copy", (0.8, 10.0)),
     ("add", (0.8, 10.0)),
-    ("", (0.4, 1.0)),  # the other shares of the link
+    ("", (0.4, 1.0)),  # the other fractions of the link
 )
 
 
 def searched(start: NetworkProfile) -> list[str]:
-    """Return constants that are searched from `start` on; what hardware cannot do stays 0."""
+    """Return the constants to search from `start`; constants of missing hardware stay 0."""
     return [name for name, value in start.numbers.items() if name != "nvls_choice" and value]
 
 
 def bounds(name: str, start: NetworkProfile) -> tuple[float, float]:
-    """Return logarithms of the least and most that a constant may be, by the end of its name."""
+    """Return the logarithms of the minimum and maximum of a constant, by the suffix of its name."""
     low, high = next(limits for end, limits in _BOUNDS if name.endswith(end))
     if name == "nic" and start["nic"] < low:  # a rack, see RACK_NIC
         low = RACK_NIC / 4

@@ -1,7 +1,7 @@
-"""Rows of published tables, as pydantic reads them: typed cells, or in one line why not.
+"""Rows of published tables, validated by pydantic: typed cells, or a reason in one line.
 
-A row that cannot be used is kept with the reason, and nothing is left out for being predicted
-badly. A column that is missing is a fault of the whole table.
+An unusable row is kept with the reason, and no row is excluded because of a large error. A missing
+column is an error of the whole table.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 Cells: TypeAlias = Mapping[str, str]
-"""A row as csv.DictReader gives it."""
+"""A row from csv.DictReader."""
 
 Whole: TypeAlias = Annotated[int, Field(gt=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -19,9 +19,9 @@ Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 _EMPTY = BeforeValidator(lambda cell: cell or None)
 MaybeWhole: TypeAlias = Annotated[Whole | None, _EMPTY]
 WholeOrOne: TypeAlias = Annotated[Whole, BeforeValidator(lambda cell: cell or 1)]
-"""A degree, 1 where the cell is empty."""
+"""A degree; 1 if the cell is empty."""
 MaybePositive: TypeAlias = Annotated[Positive | None, _EMPTY]
-"""A number, or None where the cell is empty."""
+"""A number; None if the cell is empty."""
 
 REASONS = {
     "int_parsing": "is not a whole number",
@@ -34,16 +34,16 @@ REASONS = {
 
 
 class MeasuredError(ValueError):
-    """A table that is not what its name says: the message is one line."""
+    """A table that does not match its name; the message is one line."""
 
 
 class NotModelledError(ValueError):
-    """Why a row is not modelled, in one line."""
+    """Reason why a row is not modelled, in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmodelled:
-    """A row that is not predicted, and why."""
+    """A row without a prediction, and the reason."""
 
     file: str
     row: int
@@ -51,7 +51,7 @@ class Unmodelled:
 
 
 class CsvRow(BaseModel):
-    """A row of a table; columns without a field are not read."""
+    """A row of a table; columns without a field are ignored."""
 
     model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
 
@@ -59,7 +59,7 @@ class CsvRow(BaseModel):
 
 
 def must(be: Callable[[str], bool], fault: str) -> AfterValidator:
-    """Return a validator of words; `fault` is what to say of others, {!r} being the word."""
+    """Return a validator of words; `fault` is the message for others, with {!r} for the word."""
 
     def check(text: str) -> str:
         if not be(text):
@@ -77,8 +77,8 @@ def parsed(file: str, model: type[AnyRow], cells: Cells) -> AnyRow:
     """Return the `cells` of a row of `file` with their types.
 
     Raises:
-        MeasuredError: columns are missing; all are named.
-        NotModelledError: a cell is not what its column says; the first such column is named.
+        MeasuredError: columns are missing; the message lists all of them.
+        NotModelledError: a cell is invalid; the message names the first such column.
     """
     try:
         return model.model_validate(cells)
@@ -88,17 +88,17 @@ def parsed(file: str, model: type[AnyRow], cells: Cells) -> AnyRow:
     if missing:
         raise MeasuredError(f"{file}: no column {', '.join(missing)}")
     first = faults[0]
-    if first["type"] == "value_error":  # of a validator of ours
+    if first["type"] == "value_error":  # raised by a validator of this package
         raise NotModelledError(str(first["ctx"]["error"]))
     reason = REASONS.get(first["type"], first["msg"])
     raise NotModelledError(f"{first['loc'][0]} {first['input']!r} {reason}")
 
 
 def word(column: str, text: str, known: Mapping[str, Found]) -> Found:
-    """Return what `known` has for the word in a cell.
+    """Return the value in `known` of the word in a cell.
 
     Raises:
-        NotModelledError: it has nothing for it.
+        NotModelledError: `known` does not have the word.
     """
     if text not in known:
         raise NotModelledError(f"{column} {text!r} is not one of {', '.join(known)}")
@@ -111,13 +111,13 @@ def read_rows(
     build: Callable[[int, Cells], Iterable[Found]],
     check: Callable[[Found], None],
 ) -> tuple[list[Found], list[Unmodelled]]:
-    """Return what `build` makes of the lines of `file`, and the lines of which it makes nothing.
+    """Return the results of `build` for the lines of `file`, and the lines without a result.
 
     Args:
         file: the name of the table.
-        rows: below the header, which is line 1.
-        build: takes the number of a line, and its cells; may raise NotModelledError.
-        check: the same of one of its results, which is then left out by itself.
+        rows: rows below the header, which is line 1.
+        build: function of the line number and its cells; may raise NotModelledError.
+        check: function of one result; may raise NotModelledError to exclude that result.
 
     Raises:
         MeasuredError: a column is missing.

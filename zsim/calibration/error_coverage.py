@@ -1,4 +1,4 @@
-"""Measured coverage of the rules for errors: each publication is judged by rules of the others."""
+"""Measured coverage of error rules: each publication is judged by rules fitted to the others."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,16 +10,16 @@ from zsim.calibration.error_fit import ErrorFit, ErrorRow, FitRow, fitted_fit
 from zsim.prediction.error_rule import LEVEL, ErrorInterval
 
 MISSED = 2 / (1 - LEVEL)
-"""Factor of the distance of an error outside of its interval in the interval score (Gneiting and
+"""Factor of the distance of an error from its interval in the interval score (Gneiting and
 Raftery 2007, "Strictly Proper Scoring Rules, Prediction, and Estimation")."""
 
 BINS = 10
-"""Bins of probability of the reliability table."""
+"""Number of probability bins in the reliability table."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOutRow:
-    """A row, and the interval that the rules of all other publications state of it."""
+    """A row, and its interval by the rules fitted to all other publications."""
 
     group: str
     error: float
@@ -34,12 +34,12 @@ class LeftOutRow:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Bounds of the logarithm of the predicted over the published value."""
+        """Bounds of the logarithm of the ratio of predicted to published value."""
         return -log(self.interval.high), -log(self.interval.low)
 
     @property
     def score(self) -> float:
-        """Return the interval score: width, and what an error lies outside of it."""
+        """Interval score: the width, plus a penalty for an error outside the interval."""
         low, high = self.bounds
         return high - low + MISSED * (max(0.0, low - self.error) + max(0.0, self.error - high))
 
@@ -50,9 +50,9 @@ class ErrorCoverage:
 
     Attributes:
         rows, groups: numbers of rows and of publications.
-        inside, inside_groups: share of rows inside, and its mean over publications.
+        inside, inside_groups: fraction of rows inside, and its mean over publications.
         score, score_groups: mean interval score of rows, and its mean over publications.
-        half_width: median of the half-widths.
+        half_width: median half-width of the intervals.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class ErrorCoverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """Runs with a probability of fitting in one bin, and the share that fitted."""
+    """Runs with a probability of fitting in one bin, and the fraction of them that fit."""
 
     least: float
     most: float
@@ -78,12 +78,12 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """Probabilities of fitting beside outcomes, each sweep left out of the fit.
+    """Probabilities of fitting compared with outcomes; each sweep is held out of the fit.
 
     Attributes:
-        runs, ran: numbers of runs, and of those that fitted.
+        runs, ran: number of runs, and of runs that fit.
         brier: mean squared difference of probability and outcome.
-        always: the same of a probability that is the share of runs that fitted.
+        always: the same for a constant probability, the fraction of runs that fit.
     """
 
     runs: int
@@ -128,7 +128,7 @@ def by_kind(rows: Sequence[LeftOutRow]) -> list[ErrorCoverage]:
 
 
 def fit_report(rows: Sequence[FitRow]) -> FitReport:
-    """Return the probabilities of fitting of `rows`, each group left out of the fit."""
+    """Return the probabilities of fitting of `rows`, with each group held out of the fit."""
     found: list[tuple[float, bool]] = []
     for group in sorted({row.group for row in rows}):
         rule = fitted_fit([row for row in rows if row.group != group])

@@ -1,8 +1,8 @@
 """Fit of the rule for errors: ridge regression, quantile of scores, probability of fitting.
 
-Each publication counts: in the regression a row of a publication with n rows has the weight
-1 / sqrt(n); in the quantile of scores, of G publications each has the share 1 / (G + 1) of the
-weight, evenly over its rows, and the rest is the publication that is asked about.
+Publications are weighted. In the regression, a row of a publication with n rows has the weight
+1 / sqrt(n). In the quantile of scores, each of G publications has the weight 1 / (G + 1), evenly
+over its rows; the remaining weight is that of the predicted publication.
 """
 
 from collections import Counter
@@ -18,19 +18,19 @@ from zsim.prediction.error_columns import Columns
 from zsim.prediction.error_rule import LEVEL, ErrorRule, FitRule
 
 RIDGE = 3.0
-"""Weight of the squared weights of columns."""
+"""Factor of the squared weights of columns in the regression."""
 
 LEAST = 0.01
-"""Added to absolute errors before their logarithm: a prediction may be right by chance."""
+"""Constant added to absolute errors before their logarithm: an error may be 0 by chance."""
 
 FIT_RIDGE = 1e-3
-"""Weight of the squared slope: without one it has no end where predictions separate all runs."""
+"""Factor of the squared slope; without it the slope diverges if predictions separate all runs."""
 
 ROUNDS = 60
 """Steps of Newton's method; it converges in about ten."""
 
 DIGITS = 10
-"""Digits of fitted numbers that ship; platforms differ beyond."""
+"""Significant digits of fitted numbers in the package; platforms differ beyond."""
 
 Vector: TypeAlias = NDArray[np.float64]
 
@@ -40,9 +40,9 @@ class ErrorRow:
     """A row that the rule is fitted to, or judged by.
 
     Attributes:
-        group: the publication; rows of one are never fitted and judged by.
-        error: logarithm of the predicted over the published value.
-        columns: of the run, or of the two.
+        group: the publication; rows of one publication are never in both the fit and the judgement.
+        error: logarithm of the ratio of predicted to published value.
+        columns: columns of the run, or of the two runs.
     """
 
     group: str
@@ -52,7 +52,7 @@ class ErrorRow:
 
 @dataclass(frozen=True, slots=True)
 class FitRow:
-    """A run that fitted or ran out of memory, with what it was predicted to need."""
+    """A run that fit or ran out of memory, and its predicted memory."""
 
     group: str
     needed_bytes: int
@@ -61,7 +61,7 @@ class FitRow:
 
 
 class ErrorFit:
-    """Fits of the rule to rows, all of them or without a publication.
+    """Fits of the rule to all rows, or to all rows except one publication.
 
     Attributes:
         groups: the publications.
@@ -72,8 +72,9 @@ class ErrorFit:
     ) -> None:
         """Prepare fits to `rows`.
 
-        Without `is_symmetric` errors on one side may be larger. A column whose name begins as
-        `widest` says and that no row has counts as the widest of those that begin so.
+        Without `is_symmetric`, errors on one side may be larger. `widest` are prefixes of column
+        names: an unseen column with such a prefix gets the largest weight of columns with the same
+        prefix.
         """
         self.groups = sorted({row.group for row in rows})
         self._names = sorted({name for row in rows for name in row.columns})
@@ -104,7 +105,7 @@ class ErrorFit:
         )
 
     def rule(self, *, without: str | None = None) -> ErrorRule:
-        """Return the rule that is fitted to all rows, or to those of all other publications."""
+        """Return the rule fitted to all rows, or to those of all publications except `without`."""
         fitted = [at for at, name in enumerate(self.groups) if name != without]
         weights = self._weights(fitted)
         rows = np.isin(self._group, fitted)
@@ -126,9 +127,9 @@ class ErrorFit:
         )
 
     def _weights(self, fitted: Sequence[int]) -> Vector:
-        """Return the weights of a ridge regression to the rows of some groups."""
+        """Return the weights of a ridge regression on the rows of some groups."""
         penalty = RIDGE * np.eye(self._matrix.shape[1])
-        penalty[0, 0] = 0.0  # errors have some scale, whatever the columns
+        penalty[0, 0] = 0.0  # the scale of errors is free, whatever the columns
         squares = self._squares[list(fitted)].sum(axis=0)
         found: Vector = np.linalg.solve(squares + penalty, self._products[list(fitted)].sum(axis=0))
         return found
@@ -143,9 +144,9 @@ class ErrorFit:
 
 
 def quantile_of(scores: Sequence[float], groups: Sequence[object], level: float = LEVEL) -> float:
-    """Return the score that one more group's are within with the chance `level`.
+    """Return the score that another group's scores are below with the probability `level`.
 
-    The largest where there are too few groups.
+    With too few groups, return the largest score.
     """
     counts = Counter(groups)
     reached = 0.0
@@ -157,9 +158,9 @@ def quantile_of(scores: Sequence[float], groups: Sequence[object], level: float 
 
 
 def _skew(scaled: Vector, counts: Vector) -> float:
-    """Return the factor between the two sides of the most likely two-sided exponential.
+    """Return the square root of the ratio of scales of the most likely two-sided exponential.
 
-    Its scales are as the square roots of the means of scores above and below.
+    These scales are proportional to the square roots of the mean scores above and below 0.
     """
     above = float((np.maximum(scaled, 0) / counts).sum())
     below = float((np.maximum(-scaled, 0) / counts).sum())
@@ -167,7 +168,7 @@ def _skew(scaled: Vector, counts: Vector) -> float:
 
 
 def fitted_fit(rows: Sequence[FitRow]) -> FitRule:
-    """Return the probability of fitting by the most likely logistic curve."""
+    """Fit the probability of fitting in memory as a logistic curve, by maximum likelihood."""
     outcomes = np.array([float(row.ran) for row in rows])
     spare = [log(row.usable_bytes / row.needed_bytes) for row in rows]
     matrix = np.column_stack([np.ones(len(rows)), np.array(spare)])

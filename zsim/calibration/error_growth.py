@@ -1,4 +1,4 @@
-"""The growth of errors with the number of GPUs: settings that were published on several."""
+"""Growth of errors with the number of GPUs, from settings published on several numbers."""
 
 import json
 from collections import defaultdict
@@ -11,7 +11,7 @@ from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import PredictedRun
 
 SHARED = ("tensor", "pipeline", "context")
-"""Axes that a setting keeps on any number of GPUs."""
+"""Parallel axes whose degrees a setting keeps on any number of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,9 @@ class ErrorGrowth:
     """Differences of signed errors between the most and the fewest GPUs of a setting.
 
     Attributes:
-        settings: how many were published on several numbers of GPUs.
-        median, furthest: of their differences, as fractions.
-        fewest, most: GPUs.
+        settings: number of settings published on several numbers of GPUs.
+        median, furthest: median and largest of the differences, as fractions.
+        fewest, most: smallest and largest number of GPUs.
     """
 
     settings: int
@@ -32,7 +32,7 @@ class ErrorGrowth:
 
 
 def growth(found: Iterable[PredictedRun]) -> ErrorGrowth | None:
-    """Return how errors grow with GPUs; None if no setting is on several numbers of them."""
+    """Return the growth of errors with GPUs; None if no setting has several numbers of GPUs."""
     by_setting: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for each in found:
         by_setting[_setting(each.run)][_gpus(each.run)] = each.off
@@ -54,7 +54,7 @@ def _gpus(run: Published) -> int:
 
 
 def _setting(run: Published) -> str:
-    """Return all of a run but how many replicas and shards there are."""
+    """Return all values of a run except the numbers of replicas and shards."""
     parallel = _parallel(run)
     kept = {name: parallel.get(name, 1) for name in SHARED}
     kept["replicated"] = parallel.get("replicate", 1) > 1
@@ -62,7 +62,7 @@ def _setting(run: Published) -> str:
 
 
 def _zero(run: Published) -> object:
-    """Return how states are cut, without the size of buckets, which may be a shard."""
+    """Return the ZeRO settings without the bucket size, which may depend on the shard."""
     zero = run.scenario.get("zero")
     if not isinstance(zero, dict):
         return zero

@@ -1,4 +1,4 @@
-"""Rows that the rules for errors are fitted to and judged by, from the table of published runs."""
+"""Rows of published runs that the error rules are fitted to and judged by."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,21 +11,21 @@ from zsim.prediction.error_rule import ErrorRules
 from zsim.prediction.evidence import JudgedRun, MemoryOutcome
 
 MOST_CHANGED = 3
-"""Choices in which two runs of a pair may differ."""
+"""Maximum number of choices in which two runs of a pair differ."""
 
 ANOTHER = "another "
-"""Beginning of the names of columns that say what two runs differ in."""
+"""Prefix of the names of columns for differences between two runs."""
 
 SAME = (
     *("model.vocab_size", "model.attention_heads", "model.key_value_heads"),
     *("model.intermediate_size", "model.tied_embeddings"),
     *("cluster.node", "cluster.topology", "cluster.fabric", "cluster.nics_per_node"),
 )
-"""Keys of the model and the cluster that two runs of a pair share, beside their features."""
+"""Keys of the model and the cluster that two runs of a pair share, in addition to features."""
 
 
 def rules_of(runs: Sequence[JudgedRun], outcomes: Sequence[MemoryOutcome]) -> ErrorRules:
-    """Return the rules that are fitted to these runs."""
+    """Return the rules fitted to these runs."""
     return ErrorRules(
         time=ErrorFit(time_rows(runs)).rule(),
         ratio=ratio_fit([row for row, _ in ratio_rows(runs)]).rule(),
@@ -35,7 +35,7 @@ def rules_of(runs: Sequence[JudgedRun], outcomes: Sequence[MemoryOutcome]) -> Er
 
 
 def ratio_fit(rows: Sequence[ErrorRow]) -> ErrorFit:
-    """Return fits to pairs: no run of a pair is the first, and unknown choices are the widest."""
+    """Return fits to pairs, which have no order; unknown choices get the widest intervals."""
     return ErrorFit(rows, is_symmetric=True, widest=(ANOTHER,))
 
 
@@ -52,7 +52,7 @@ def time_rows(runs: Sequence[JudgedRun]) -> list[ErrorRow]:
 def peak_rows(runs: Sequence[JudgedRun]) -> list[ErrorRow]:
     """Return a row for each peak of memory.
 
-    Peaks are of four publications, so its groups are sweeps: runs of one model on one machine.
+    Peaks are from four publications, so the groups are sweeps: runs of one model on one machine.
     """
     return [
         ErrorRow(
@@ -66,14 +66,14 @@ def peak_rows(runs: Sequence[JudgedRun]) -> list[ErrorRow]:
 
 
 def fit_rows(outcomes: Sequence[MemoryOutcome]) -> list[FitRow]:
-    """Return a row for each run that is known to have fitted, or not."""
+    """Return a row for each run with a known outcome in memory."""
     return [FitRow(each.group, each.needed_bytes, each.usable_bytes, each.ran) for each in outcomes]
 
 
 def ratio_rows(runs: Sequence[JudgedRun]) -> list[tuple[ErrorRow, int]]:
-    """Return a row for each pair of runs that differ in few choices, and in how many.
+    """Return a row for each pair of runs that differ in few choices, and the number of choices.
 
-    Runs that stall are left out, as published times alone say.
+    Runs that stall, according to published times alone, are excluded.
     """
     return list(_pairs(runs))
 

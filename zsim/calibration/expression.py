@@ -1,7 +1,7 @@
 """Expressions in files of published tables: arithmetic and comparisons on named values.
 
-Such a file ships with zsim. An expression has no attributes, no loops and no functions but those
-that its reader names.
+Only packaged files have expressions. They have no attributes, no loops, and no functions except
+those that the reader provides.
 """
 
 import ast
@@ -27,18 +27,18 @@ ALLOWED = (
     ast.operator,
     ast.unaryop,
 )
-"""Parts of Python's grammar that an expression may have."""
+"""Parts of Python's grammar that are allowed in an expression."""
 
 
 class ExpressionError(ValueError):
-    """An expression that is not one; the message has its text."""
+    """Invalid expression; the message has its text."""
 
 
 def evaluated(text: str, names: Mapping[str, object]) -> object:
     """Return the value of the expression `text`, whose names are looked up in `names`.
 
     Raises:
-        ExpressionError: it has parts that are not allowed, or a name that is not known.
+        ExpressionError: it has parts that are not allowed, or an unknown name.
     """
     try:
         found: object = eval(_compiled(text), {"__builtins__": {}}, names)

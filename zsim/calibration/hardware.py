@@ -1,6 +1,6 @@
 """Data sheets of the hardware in published measurements: nominal bandwidths, never fitted.
 
-A row names its hardware in free text. Here is how that text is read, and what the machine has.
+A row names its hardware in free text. This module parses that text and knows the hardware.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 GB = 10**9
 
 UNNAMED = "unnamed"
-"""A GPU that a source does not name."""
+"""Name of a GPU that a source does not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +17,10 @@ class Hardware:
     """A kind of GPU in its usual node. Bandwidths are bytes per second, per direction.
 
     Attributes:
-        domain: GPUs that one NVSwitch domain joins.
-        nic_bytes_per_s: of the NICs of such a domain, together, where the source names no other.
-        reduces: whether the switch can reduce (third generation NVSwitch and later).
-        nics: parts of those NICs that each serve the GPUs nearest to them.
+        domain: number of GPUs in one NVSwitch domain.
+        nic_bytes_per_s: bandwidth of all NICs of such a domain, if the source names no other.
+        reduces: True if the switch can reduce (third generation NVSwitch and later).
+        nics: number of groups of these NICs, each for the GPUs nearest to it.
     """
 
     gpu_bytes_per_s: int
@@ -31,17 +31,17 @@ class Hardware:
 
     @property
     def is_rack(self) -> bool:
-        """True if the domain is many nodes."""
+        """True if the domain spans many nodes."""
         return self.domain > 16
 
 
-# NVLink: A100 600 GB/s both ways, H100, H200 and H20 900, B200 1800 (NVIDIA's data sheets of each).
-# NICs of a node: DGX A100 8 x 200 Gb/s, DGX H100 and B200 8 x 400 Gb/s, GB200 NVL72 one of
-# 400 Gb/s per GPU (NVIDIA's system user guides). Looked up: the DGX B200 user guide, which gives 8
-# GPUs 14.4 TB/s of NVLink and 8 NICs of 400 Gb/s; and for GB200 a system description in MLCommons'
-# inference results v6.1, by which each GPU has 18 links as B200 has, and each tray of 4 four
-# ConnectX-7. Without a named GPU: four ranks on each of four HDR nodes are what the one publication
-# of that kind reaches, so 4 x 200 Gb/s.
+# NVLink: A100 600 GB/s in both directions together, H100, H200 and H20 900, B200 1800 (NVIDIA's
+# data sheets of each). NICs of a node: DGX A100 8 x 200 Gb/s, DGX H100 and B200 8 x 400 Gb/s, GB200
+# NVL72 one of 400 Gb/s per GPU (NVIDIA's system user guides). Checked: the DGX B200 user guide,
+# which lists 14.4 TB/s of NVLink for 8 GPUs and 8 NICs of 400 Gb/s; and for GB200 a system
+# description in MLCommons' inference results v6.1, where each GPU has 18 links like B200, and each
+# tray of 4 has four ConnectX-7. An unnamed GPU has 4 x 200 Gb/s: the only such publication reaches
+# that with four ranks on each of four HDR nodes.
 GPUS = {
     "gb200": Hardware(
         gpu_bytes_per_s=900 * GB, domain=72, nic_bytes_per_s=72 * 50 * GB, reduces=True, nics=72
@@ -55,9 +55,9 @@ GPUS = {
     UNNAMED: Hardware(gpu_bytes_per_s=300 * GB, domain=8, nic_bytes_per_s=100 * GB, reduces=False),
 }
 
-# What clouds put into a node: AWS p4d and p4de 400 Gb/s, p5, p5en and p6-b200 3,200 Gb/s of EFA
+# NICs of a node in clouds: AWS p4d and p4de 400 Gb/s, p5, p5en and p6-b200 3,200 Gb/s of EFA
 # (AWS's pages of these instances); Google a3-megagpu-8g 1,600 Gb/s (its page of machine types);
-# Azure ND A100 v4 8 x 200 Gb/s (its page of sizes). p5 under Kubernetes (EKS) was measured apart.
+# Azure ND A100 v4 8 x 200 Gb/s (its page of sizes). p5 under Kubernetes (EKS) is a separate system.
 CLOUDS = (
     (r"p4de?\b", "aws_p4", 50 * GB),
     (r"p5en\b", "aws_p5en", 400 * GB),
@@ -69,23 +69,23 @@ CLOUDS = (
 )
 
 OWN_TRANSPORT = ("aws_", "gcp_")
-"""Beginnings of systems that do not speak InfiniBand verbs: EFA, TCPXO."""
+"""Prefixes of systems without InfiniBand verbs: EFA, TCPXO."""
 
 
 def gpu_in(text: str) -> str:
-    """Return the kind of GPU that `text` names: a key of GPUS, "unnamed" if none is."""
+    """Return the kind of GPU in `text`: a key of GPUS, or "unnamed"."""
     found = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}(?![0-9])", text.lower())]
     return found[0] if found else UNNAMED
 
 
 def memory_gb_in(text: str) -> int | None:
-    """Return the gigabytes of memory that a GPU's name has ("H100 95.04GiB", "a100_80gb")."""
+    """Return the gigabytes of memory in a GPU's name ("H100 95.04GiB", "a100_80gb"), or None."""
     found = re.search(r"(\d+)(?:\.\d+)?[ _]?gi?b", text.lower())
     return None if found is None else int(found.group(1))
 
 
 def system_in(text: str, otherwise: str, gpu: str) -> tuple[str, int]:
-    """Name of the cloud in `text`, else `otherwise` in plain words; bytes/s of a node's NICs."""
+    """Return the cloud in `text`, else the words of `otherwise`; and a node's NIC bytes/s."""
     for pattern, name, nic_bytes_per_s in CLOUDS:
         if re.search(pattern, text.lower()):
             return name, nic_bytes_per_s
@@ -94,10 +94,10 @@ def system_in(text: str, otherwise: str, gpu: str) -> tuple[str, int]:
 
 
 def speaks_verbs(system: str, gpu: str) -> bool:
-    """Tell whether ordinary InfiniBand nodes are judged by what was measured on this system.
+    """Return True if measurements on this system represent ordinary InfiniBand nodes.
 
-    Not where the transport is a cloud's own, where a rack is the node, or where the NICs are not
-    known by a data sheet.
+    They do not if the cloud has its own transport, if the node is a rack, or if the data sheet of
+    the NICs is unknown.
     """
     own = system.startswith(OWN_TRANSPORT)
     return not own and gpu != UNNAMED and not GPUS[gpu].is_rack

@@ -1,7 +1,7 @@
 """Published figures of offload that need no schedule: formulas, copies, CPU kernels and drives.
 
-A row says what is asked in words and numbers, and the answer is in the unit that was printed.
-Nothing is simulated here: rates are those that equal flows share (`zsim.compute.host_rate`).
+A row asks with words and numbers, and the answer is in the printed unit. Nothing is simulated here:
+rates are those of equal flows that share links (`zsim.compute.host_rate`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,15 +28,15 @@ from zsim.units import (
 )
 
 Values = Mapping[str, object]
-"""What a row sets, by key."""
+"""Values of a row, by key."""
 FindNode = Callable[[str], Cluster]
-"""A node that ships, by its name."""
+"""Function that returns a packaged node by its name."""
 
 _Found = TypeVar("_Found")
 
 TIB, GIB, GIGA = 2**40, 2**30, 1e9
 V100_FLOPS = 70e12
-"""What ZeRO-Infinity takes a V100 to reach at most, section 4."""
+"""Peak of a V100 as assumed by ZeRO-Infinity, section 4."""
 
 
 def fitted(values: Iterable[float]) -> float:
@@ -46,7 +46,7 @@ def fitted(values: Iterable[float]) -> float:
 
 
 def rounded(value: float, decimals: int) -> float:
-    """Return `value` as it is printed with so many decimals (less than 0: in tens), half up."""
+    """Return `value` rounded half up to `decimals` decimals (negative: tens, hundreds, ...)."""
     return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP))
 
 
@@ -59,7 +59,7 @@ def _size(values: Values) -> TransformerSize:
 
 
 def _needed(values: Values, intensity: float) -> float:
-    """Return GB/s for half the peak, of GPUs so many times as fast as a V100."""
+    """Return the GB/s needed for half the peak, on GPUs `times` times as fast as a V100."""
     peak = V100_FLOPS * _whole(values, "times")
     return offload.needed_bytes_per_s(intensity=intensity, share=0.5, peak_flops=peak) / GIGA
 
@@ -80,14 +80,14 @@ FORMULAS: Mapping[str, Callable[[Values], float]] = {
         )
     ),
 }
-"""Formulas by name; figure 2a has 64 sequences a node, 32 with checkpoints and 4 for each GPU."""
+"""Formulas by name; figure 2a has 64 sequences per node, 32 with checkpoints and 4 per GPU."""
 
 
 def formula_value(values: Values) -> float:
-    """Return what a formula says, in the unit of the table.
+    """Return the value of a formula, in the unit of the table.
 
     Raises:
-        NotModelledError: there is no such formula.
+        NotModelledError: the formula is unknown.
     """
     return _known(values, "formula", FORMULAS)(values)
 
@@ -101,11 +101,11 @@ COPIES: Mapping[str, tuple[HostFlow, ...]] = {
 
 
 def copy_gb_per_s(values: Values, node: FindNode) -> float:
-    """Return GB/s of each of so many equal flows of a node, of copies of `size` where it is said.
+    """Return the GB/s of each of the equal flows of a node, for copies of `size` if given.
 
     Raises:
-        NotModelledError: the row asks for what is not known.
-        ClusterError: the node does not have it.
+        NotModelledError: a value of the row is unknown.
+        ClusterError: the node has no such hardware.
     """
     cluster = node(_word(values, "node"))
     flows = dict.fromkeys(_known(values, "direction", COPIES), _whole(values, "gpus"))
@@ -123,15 +123,15 @@ KERNELS: Mapping[str, tuple[HostKernel, ...]] = {
     "unscale": (HostKernel.UNSCALE,),
     "adam, cast, copy": (HostKernel.ADAM, HostKernel.CAST),
 }
-"""Kernels in a row; the last also copies 16-bit parameters to one GPU."""
+"""Consecutive kernels; the last entry also copies 16-bit parameters to one GPU."""
 
 
 def kernel_s(values: Values, node: FindNode) -> float:
-    """Return seconds of kernels on one of so many sockets, or on all where `sockets` is 0.
+    """Return the seconds of kernels on `sockets` sockets, or on all if it is 0.
 
     Raises:
-        NotModelledError: the row asks for what is not known.
-        ClusterError: the node does not have it.
+        NotModelledError: a value of the row is unknown.
+        ClusterError: the node has no such hardware.
     """
     cluster, elements = node(_word(values, "node")), _whole(values, "elements")
     kernels = _known(values, "kernel", KERNELS)
@@ -147,14 +147,14 @@ def kernel_s(values: Values, node: FindNode) -> float:
 
 
 def drive_gb_per_s(values: Values, node: FindNode) -> float:
-    """Return GB/s of a read or write, to host memory or to a GPU.
+    """Return the GB/s of a read or write, to host memory or to a GPU.
 
-    Through a host buffer a GPU gets its bytes by a copy after each read, one after the other, where
-    the path is `bounce`; by GDS straight.
+    With the path `bounce`, a copy through a host buffer follows each read, without overlap; with
+    GDS (`direct`), bytes go straight to the GPU.
 
     Raises:
-        NotModelledError: the row asks for what is not known.
-        ClusterError: the node does not have it, or reaches no GPU.
+        NotModelledError: a value of the row is unknown.
+        ClusterError: the node has no such hardware, or no path to a GPU.
     """
     cluster = node(_word(values, "node"))
     drives = cluster.drives

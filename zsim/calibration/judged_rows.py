@@ -1,4 +1,4 @@
-"""Rows of the table of judged runs: which published rows judge, and what is predicted of them."""
+"""Rows of the table of published runs: select published rows that judge, with predictions."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,18 +12,18 @@ from zsim.prediction.evidence import JudgedRun, MemoryOutcome, flat
 from zsim.prediction.run_features import RunFeatures
 
 DIGITS = 6
-"""Digits of seconds in the table."""
+"""Significant digits of seconds in the table."""
 
 
 def judges(run: Published) -> bool:
-    """Return whether `run` is a row of the table: it has a step time, which fitted no constant."""
+    """Return True if `run` judges predictions: it has a step time that was not used in a fit."""
     if run.step_time_s is None or not run.ways:
         return False
     return run.judged or TABLES[run.file].judges
 
 
 def judged_row(run: Published, forecast: RunForecast, features: RunFeatures) -> JudgedRun:
-    """Return the row of `run`, whose way `forecast.way` was predicted and has `features`."""
+    """Return the row of `run`, with the `forecast` of its scenario and its `features`."""
     assert run.step_time_s is not None
     tables, has_peak = run.ways[forecast.way], run.peak_bytes is not None
     return JudgedRun(
@@ -43,9 +43,9 @@ def judged_row(run: Published, forecast: RunForecast, features: RunFeatures) -> 
 def memory_outcomes_of(
     runs: Sequence[Published], forecasts: Sequence[RunForecast | str | None]
 ) -> list[MemoryOutcome]:
-    """Return the runs with a published peak, and those that memory may have ended.
+    """Return the outcomes of runs with a published peak, and of those that memory may have ended.
 
-    These are runs without a result that no run with one dominates (`zsim.calibration.memory_fit`).
+    The latter have no result, and no run with one dominates them (`zsim.calibration.memory_fit`).
     """
     made = [
         (run, forecast)
@@ -67,7 +67,7 @@ def memory_outcomes_of(
 
 
 def sweep_of(run: Published) -> str:
-    """Return the name that the table has for the sweep of `run`."""
+    """Return the name of the sweep of `run` in the table."""
     return sha256("\0".join(map(str, run.sweep)).encode()).hexdigest()[:8]
 
 
@@ -77,13 +77,13 @@ def rounded(seconds: float) -> float:
 
 
 def different(ships: Iterable[JudgedRun], made: Iterable[JudgedRun]) -> tuple[int, int]:
-    """Return how many rows ship and are not made any more, and how many are new."""
+    """Return the number of packaged rows that were not made again, and the number of new rows."""
     old, new = (Counter(map(_key, runs)) for runs in (ships, made))
     return (old - new).total(), (new - old).total()
 
 
 def _key(run: JudgedRun) -> tuple[object, ...]:
-    """Return all of a row, as a key."""
+    """Return all values of a row, as a key."""
     settings = tuple(sorted((name, str(value)) for name, value in run.settings.items()))
     figures = (run.step_s, run.predicted_step_s, run.peak_bytes, run.predicted_peak_bytes)
     return (run.publication, run.citation, run.sweep, run.stalls, figures, run.features, settings)

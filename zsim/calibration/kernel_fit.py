@@ -1,11 +1,10 @@
-"""From times of kernels to constants, one file for each kind of GPU.
+"""Fit constants of kernels to measured times, one file for each kind of GPU.
 
-What is made small is the mean of |log(predicted / measured)|. Constants of products are searched
-together, the share of every other kind alone. Rows are held out by their shape, a quarter at a
-time, and predicted by constants fitted to the rest; what is written is fitted to all of them.
-
-A GPU starts from the constants of its sibling and keeps those of which its rows say nothing. Where
-only one direction of a kind has rows, the other keeps the sibling's ratio to it.
+The fit minimizes the mean of |log(predicted / measured)|. Constants of products are searched
+together, the fraction of every other kind alone. To measure errors, a quarter of the shapes at a
+time is held out and predicted by constants fitted to the rest; the written constants are fitted to
+all rows. A GPU starts from the constants of its sibling, and keeps those without rows. If only one
+direction of a kind has rows, the other keeps the sibling's ratio to it.
 """
 
 from collections import Counter
@@ -44,8 +43,8 @@ START = KernelProfile(
     },
     launch=EAGER,
 )
-"""Where a search begins: about what NVIDIA's libraries reach. What the host spends is not fitted:
-times of single kernels do not show it."""
+"""Start of a search: about the speed of NVIDIA's libraries. Host time is not fitted, since times of
+single kernels do not show it."""
 
 SIBLINGS = {
     "a100": "",
@@ -59,7 +58,7 @@ SIBLINGS = {
     "h100_2025": "h100",
     "b200": "h100",
 }
-"""The GPU that each takes after, in the order of fitting: one that is fitted before."""
+"""GPU whose constants each GPU starts from, in the order of fitting: siblings are fitted before."""
 
 VINTAGES: Mapping[str, str] = {
     "a100": "PyTorch 1.13 to 2.1, 2023",
@@ -71,7 +70,7 @@ VINTAGES: Mapping[str, str] = {
     "h100_2025": "PyTorch with FlashAttention-2, early 2025",
     "b200": "PyTorch 2.10 with Transformer Engine 2.11, May 2026",
 }
-"""Software of the runs and kernels that constants rest on, and its time; others are of a sibling's.
+"""Software and date of the runs and kernels of each profile; other profiles use a sibling's.
 """
 
 OF_PRODUCTS = (
@@ -92,12 +91,12 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "tile_64x64": (0.1, 1.0),
     "product_memory": (0.3, 1.0),
 }
-"""Least and most that a constant may be; any other share lies between 1 % and twice the peak, since
-caches save traffic. What is fixed above some microseconds is the benchmark's host, not the GPU."""
+"""Minimum and maximum of a constant; other fractions are between 1 % and twice the peak, since
+caches save traffic. A fixed time above some microseconds is the benchmark's host, not the GPU."""
 
 SHARE = (0.01, 2.0)
 FEW = 20
-"""With fewer rows of products only their share of the peak is fitted."""
+"""Minimum rows of products for fitting more than their fraction of the peak."""
 
 FINEST = 0.005
 """Scale of the last search: kernels alone are timed more exactly than collectives and steps."""
@@ -106,12 +105,12 @@ FOLDS = 4
 
 
 def predicted_s(row: KernelRow, by: KernelProfile) -> float:
-    """Return seconds that the constants give for `row`."""
+    """Return the predicted seconds of `row` with the constants."""
     return sum(fitted_s(kernel, chip_of(row.gpu).peaks, by) for kernel in row.kernels)
 
 
 def error(row: KernelRow, by: KernelProfile) -> float:
-    """Return how far the prediction is off, as a fraction of the measured time."""
+    """Return the absolute error of the prediction, as a fraction of the measured time."""
     return abs(predicted_s(row, by) / row.seconds - 1)
 
 
@@ -154,7 +153,7 @@ def _taken_from(sibling: str, found: Mapping[str, FittedKernels]) -> str:
 
 
 def fitted(rows: Sequence[KernelRow], start: KernelProfile) -> KernelProfile:
-    """Return `start` with every constant of which `rows` speak moved to where it fits them best."""
+    """Return `start` with the constants that `rows` determine fitted to them."""
     products = [row for row in rows if _kind(row) == KernelKind.MATMUL]
     free = OF_PRODUCTS if len(products) >= FEW else ("product",)
     found = _searched(products, start, free) if products else start
@@ -174,7 +173,7 @@ def fitted(rows: Sequence[KernelRow], start: KernelProfile) -> KernelProfile:
             ratio = getattr(found, known) / getattr(start, known)
             found = replace(found, **{other: getattr(start, other) * ratio})
     like = {f"softmax_{way}": getattr(found, f"norm_{way}") for way in ("forward", "backward")}
-    return replace(found, **like)  # both go over rows twice, and nobody lists softmax
+    return replace(found, **like)  # both read rows twice, and no table has softmax
 
 
 def _kind(row: KernelRow) -> KernelKind:

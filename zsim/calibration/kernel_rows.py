@@ -1,8 +1,8 @@
-"""Published times of kernels: rows of a table in, kernels with their seconds out, or why not.
+"""Read published times of kernels from the rows of a table.
 
-Three tables are known, by the name of their file and their columns. A row that says more than the
-GPU's peak is named and left out, since its time is not what the column says; nothing is left out
-for being predicted badly.
+Three tables are known, by the name of their file and their columns. A row that exceeds the GPU's
+peak is excluded with a reason, since its time cannot be what the column claims. No row is excluded
+because of a large error.
 """
 
 import re
@@ -32,20 +32,20 @@ from zsim.model.kernel import Kernel, KernelKind, flash_attention, matmul, strea
 PRODUCTS, OPERATORS, PEAKS = "gemm_h100", "operator_times_a100_gh200", "matmul_peaks"
 
 VOCABULARY = 50_304
-"""Columns of the last layer in the table of operators: GPT-NeoX's tokens, padded to 128."""
+"""Columns of the last layer in the table of operators: GPT-NeoX's vocabulary, padded to 128."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """A kind of GPU as its vendor describes it: peaks of half formats, processors."""
+    """Data sheet of a kind of GPU: peaks of 16-bit formats, and multiprocessors."""
 
     peaks: Peaks
     processors: int
 
 
 # NVIDIA's data sheets and architecture whitepapers: dense half-precision peak, memory bandwidth,
-# streaming multiprocessors. GH200 with 96 GB HBM3 (its source says 120 GB, which is CPU memory).
-# H100 with HBM2e as torchtitan describes it: 2.4 TB/s.
+# streaming multiprocessors. GH200 with 96 GB HBM3 (its source states 120 GB, which is CPU memory).
+# H100 with HBM2e according to torchtitan: 2.4 TB/s.
 CHIPS = {
     "v100": Chip(peaks=Peaks(flops=125e12, bytes=0.9e12), processors=80),
     "a100": Chip(peaks=Peaks(flops=312e12, bytes=2.039e12), processors=108),
@@ -60,17 +60,17 @@ OF_LATER_SOFTWARE = {
     "h100_2026": "h100",
     "h100_hbm2e_2025": "h100_hbm2e",
 }
-"""Profiles of a chip that has another one of earlier software, and that chip."""
+"""Profiles with newer software on the same chip as another profile, and that profile."""
 
 
 def chip_of(profile: str) -> Chip:
-    """Return the chip that the constants of `profile` are of."""
+    """Return the chip of the profile `profile`."""
     return CHIPS[OF_LATER_SOFTWARE.get(profile, profile)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """One measured time, of one kernel or of several that follow each other."""
+    """One measured time, of one kernel or of several consecutive kernels."""
 
     file: str
     row: int
@@ -82,7 +82,7 @@ class KernelRow:
 
 
 def _gpu(text: str) -> str:
-    """Return the chip that `text` names."""
+    """Return the chip in `text`."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
     for name in sorted(CHIPS, key=len, reverse=True):
         if name in plain and not (name == "b200" and "gb200" in plain):
@@ -130,7 +130,7 @@ class _PeakRow(CsvRow):
 class _Operator(CsvRow):
     """An operator on `b` sequences of `length` tokens; `dim` wide, over `h` heads and `mp` ranks.
 
-    Which of the last three there are depends on the operator.
+    The last three depend on the operator.
     """
 
     operator: Annotated[
@@ -148,7 +148,7 @@ class _Operator(CsvRow):
     bwd_us: Positive
 
     def stated(self, column: str) -> int:
-        """Return one of the last three, which the operator needs."""
+        """Return a value of the last three columns, which the operator needs."""
         value: int | None = getattr(self, column)
         if value is None:
             raise NotModelledError(f"{column} '' is not a whole number")
@@ -156,18 +156,18 @@ class _Operator(CsvRow):
 
 
 class Build(Protocol):
-    """Makes the kernels of one way of an operator from a row."""
+    """Function that builds the kernels of an operator from a row."""
 
     def __call__(self, row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
-        """Return those of backward, or of forward."""
+        """Return the kernels of backward or of forward."""
         ...
 
 
 def read(file: str, rows: Iterable[Cells]) -> tuple[list[KernelRow], list[Unmodelled]]:
-    """Return the times in the table `file`, and the rows that are none.
+    """Return the times in the table `file`, and the unusable rows.
 
     Raises:
-        MeasuredError: the table is not known, or a column is missing.
+        MeasuredError: the table is unknown, or a column is missing.
     """
     if file not in READERS:
         raise MeasuredError(f"{file}: not one of {', '.join(READERS)}")
@@ -220,11 +220,11 @@ def _operator(number: int, cells: Cells) -> Iterable[KernelRow]:
 
 
 SEVERAL = ("RMSlayernorm", "optimizer", "firstStage_optimizer", "middleStage_optimizer")
-"""Operators of several kernels."""
+"""Operators of several unknown kernels."""
 
 
 def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Build:
-    """Return a linear layer, sizes in multiples of the hidden size; ranks share its `cut`."""
+    """Return the builder of a linear layer; sizes in hidden sizes, ranks split `cut`."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         hidden, ranks = row.stated("dim"), row.stated("mp")
@@ -243,7 +243,7 @@ def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Build:
 
 
 def _scores(*, inner: bool) -> Build:
-    """Return products of plain attention: scores, or with `inner` those of their softmax."""
+    """Return the builder of products in plain attention: scores, or `inner`: of softmax."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         heads, length = row.stated("h"), row.length
@@ -270,7 +270,7 @@ def _flash(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
 def _moving(
     kind: KernelKind, streams: tuple[int, int], columns: float = 1.0, *, dtype: DType = DType.FP16
 ) -> Build:
-    """Return a kernel over so many times the hidden size for each token; 0 is the vocabulary."""
+    """Return the builder of a kernel on `columns` hidden sizes per token; 0: vocabulary."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         wide = columns * row.stated("dim") if columns else VOCABULARY
@@ -282,7 +282,7 @@ def _moving(
 
 
 UNCUT = (KernelKind.NORM, KernelKind.ELEMENTWISE, KernelKind.EMBEDDING)
-"""Kinds that work on whole hidden states on every rank of a tensor axis."""
+"""Kinds of kernels on whole hidden states, on every rank of a tensor axis."""
 
 OPERATORS_KNOWN: dict[str, Build] = {
     "linear1": _linear(3, 1, "rows"),
@@ -300,7 +300,7 @@ OPERATORS_KNOWN: dict[str, Build] = {
     "embedding": _moving(KernelKind.EMBEDDING, (2, 2)),
     "parallel_cross_entropy_128": _moving(KernelKind.CROSS_ENTROPY, (3, 2), 0, dtype=DType.FP32),
 }
-"""Operators of GPT-NeoX, by name: queries and keys are turned together."""
+"""Operators of GPT-NeoX, by name; RoPE rotates queries and keys together."""
 
 READERS: dict[str, Callable[[int, Cells], Iterable[KernelRow]]] = {
     PRODUCTS: _product,

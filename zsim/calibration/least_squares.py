@@ -1,10 +1,9 @@
 """The search that every fit shares: robust least squares within bounds, by scipy.
 
-What is made small is the weighted sum of sqrt(r^2 + scale^2) over the residuals r: nearly |r|, in
-which a few wild rows do not pull on the rest, and smooth at 0 (Charbonnier's pseudo-Huber loss).
-Predictions have kinks, where the fastest algorithm or tile is another one. The scale therefore
-starts wide, as do the steps of the slopes, and narrows; each search begins where the one before
-ended.
+It minimizes the weighted sum of sqrt(r^2 + scale^2) over the residuals r (Charbonnier's
+pseudo-Huber loss): nearly |r|, so that outliers pull little on the rest, and smooth at 0.
+Predictions have kinks where the fastest algorithm or tile changes. So the scale and the steps of
+the slopes start wide and become narrower; each search starts from the result of the one before.
 """
 
 from collections.abc import Callable
@@ -20,16 +19,16 @@ Residuals: TypeAlias = Callable[[Array], Array]
 Slopes: TypeAlias = Callable[[Array, float], Array]
 """Derivatives of residuals at a vector, over a step of some length; a row for each residual."""
 
-_least_squares: Any = least_squares  # scipy is not typed, and defaults say less than its manual
+_least_squares: Any = least_squares  # scipy is not typed
 
 SCALES = (0.3, 0.1, 0.02)
-"""Residuals below the last are as good as none."""
+"""Scales of the loss; residuals below the last are negligible."""
 
 HOLD = 1e-4
-"""Weight of staying at the start: else constants on which no residual depends would drift."""
+"""Weight of staying at the start; else constants without effect on residuals would drift."""
 
 MOST_CALLS = 100
-"""Evaluations of the residuals at one scale, those for slopes not counted."""
+"""Maximum evaluations of the residuals at one scale, excluding those for slopes."""
 
 TOLERANCE = 1e-4
 
@@ -43,15 +42,15 @@ def minimized(
     slopes: Slopes | None = None,
     scales: tuple[float, ...] = SCALES,
 ) -> Array:
-    """Return the vector within `bounds` that makes the weighted residuals least.
+    """Return the vector within `bounds` that minimizes the weighted residuals.
 
     Args:
-        residuals: of a vector, one for each of `weights`.
-        start: where the search begins; moved into the bounds if it is outside.
-        bounds: least and most of each place of the vector.
-        weights: what each residual counts.
-        slopes: derivatives of the residuals; by default differences along every place.
-        scales: of the loss, one search each.
+        residuals: function of a vector; returns one residual for each of `weights`.
+        start: start of the search, clipped to the bounds.
+        bounds: minimum and maximum of each element of the vector.
+        weights: weight of each residual.
+        slopes: derivatives of the residuals; default finite differences along every element.
+        scales: scales of the loss, one search for each.
     """
     home: Array = np.clip(start, *bounds)
     found, along = home, slopes or partial(differences, residuals, bounds)
@@ -76,17 +75,17 @@ def minimized(
 
 
 def _loss(squares: Array, *, scale: float, weights: Array) -> Array:
-    """Return the loss of squared residuals and its first derivative, as scipy asks for them.
+    """Return the loss of squared residuals and its first derivative, in scipy's format.
 
-    The second derivative is left at 0, which makes every step one of weighted least squares: where
-    most residuals are far from 0 the true curvature nearly vanishes, and steps would be wild.
+    The second derivative is set to 0, so every step is weighted least squares: with most residuals
+    far from 0, the true curvature nearly vanishes, and steps would be erratic.
     """
     root = np.sqrt(squares + scale**2)
     return np.stack([2 * weights * (root - scale), weights / root, np.zeros_like(root)])
 
 
 def differences(residuals: Residuals, bounds: tuple[Array, Array], at: Array, step: float) -> Array:
-    """Return the slopes of `residuals` over `step` to both sides of `at`, or as far as `bounds`."""
+    """Return the slopes of `residuals` over `step` to both sides of `at`, clipped to `bounds`."""
     columns: list[Array] = []
     for place, (low, high) in enumerate(zip(*bounds, strict=True)):
         ahead, behind = at.copy(), at.copy()

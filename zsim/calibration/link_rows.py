@@ -1,9 +1,9 @@
-"""Links that others timed by themselves: what there is where nobody published a collective.
+"""Published times of links, for GPUs without published collectives.
 
-Such a table says, of nodes of one kind, what a chunk takes from GPU to GPU and from node to node:
-a latency and a time for its bytes. That gives the bandwidths and what crossing adds to a hop. Steps
-of protocols, kernels and hosts are those of the measured GPU that is nearest: without a switch that
-reduces, as shares of the links and in seconds as they are there.
+Such a table has, for nodes of one kind, the time of a chunk from GPU to GPU and from node to node:
+a latency and a time for its bytes. These determine the bandwidths and the extra latency between
+nodes. Constants of protocols, kernels and hosts come from the nearest measured GPU without a
+reducing switch: its fractions of link bandwidths, and its times in seconds.
 """
 
 import re
@@ -29,7 +29,7 @@ LINK_TABLES = {"link_alpha_beta_v100": "v100"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedLinks:
-    """One row: a chunk within a node and between two nodes, the latter over one NIC."""
+    """One row: a chunk within a node, and between two nodes over one NIC."""
 
     gpus_per_node: int
     nics_per_node: int
@@ -41,7 +41,7 @@ class TimedLinks:
 
 
 class _Link(CsvRow):
-    """Times in microseconds: `alpha` before a chunk, `beta` of its bytes."""
+    """Times in microseconds: `alpha` before a chunk, `beta` for its bytes."""
 
     topology: str
     gpus_per_node: Whole
@@ -53,10 +53,10 @@ class _Link(CsvRow):
 
 
 def read_links(file: str, rows: Iterable[Cells]) -> list[TimedLinks]:
-    """Return the rows of the table `file`. Those of which lanes differ give the fastest.
+    """Return the rows of the table `file`; if the lanes of a row differ, the fastest counts.
 
     Raises:
-        MeasuredError: a column is missing, or a value is none.
+        MeasuredError: a column is missing, or a value is invalid.
     """
     found: list[TimedLinks] = []
     for number, cells in enumerate(rows, start=2):
@@ -85,10 +85,10 @@ def _links(row: _Link) -> TimedLinks:
 
 
 def scaled(gpu: str, links: Sequence[TimedLinks], nearest: Profiles) -> Profiles | None:
-    """Return a profile of `gpu` from `links` and, in all else, the constants of `nearest`.
+    """Return a profile of `gpu` from `links`, with all other constants from `nearest`.
 
-    The largest chunk counts, in which latencies weigh least, of nodes like those of `gpu`; None if
-    there are no such nodes.
+    It uses the largest chunk, where latencies matter least, of nodes like those of `gpu`; None if
+    there are none.
     """
     hardware = GPUS[gpu]
     fitting = [each for each in links if each.gpus_per_node == hardware.domain]

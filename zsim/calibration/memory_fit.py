@@ -1,8 +1,8 @@
-"""Published runs that fit or did not, beside predictions: runs that ended without a result.
+"""Predictions of memory compared with published runs that ended without a result.
 
-A run without a result may have run out of memory, crashed or taken too long. Where a run of the
-same model with no more tensor ranks and no smaller micro-batch has a result, memory is not why: a
-successful run dominates it, and nothing is asked of it.
+A run without a result may have run out of memory, crashed or taken too long. If a run of the same
+model with at most as many tensor ranks and at least as large a micro-batch has a result, memory is
+not the reason: the successful run dominates it, and it is excluded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,24 @@ from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import RunForecast
 
 NEAR = 0.05
-"""A run without a result may be predicted this far below the limit."""
+"""Fraction below the limit at which a run without a result may be predicted."""
 
 ABOVE = 0.1
-"""A run with a result must not be predicted further above it."""
+"""Fraction above the limit that no run with a result may be predicted to exceed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Predictions of which runs of a file fit, beside what they did.
+    """Predictions of which runs of a file fit, compared with the outcomes.
 
-    The limit is what a rank may reserve: memory of its GPU less the context and buffers of NCCL.
+    The limit is the memory that a rank may reserve: that of its GPU minus that of CUDA and NCCL.
 
     Attributes:
-        without: runs without a result that are modelled and that no successful one dominates.
-        refused: those of them that are predicted above the limit, or within `NEAR` of it.
-        results: runs with a result that are modelled.
-        wrong: those of them that are predicted more than `ABOVE` above the limit.
-        not_begun: runs without a result that the trainer itself begins not; they are no `without`.
+        without: number of modelled runs without a result that no successful run dominates.
+        refused: number of these that are predicted above the limit, or within `NEAR` of it.
+        results: number of modelled runs with a result.
+        wrong: runs with a result that are predicted more than `ABOVE` above the limit.
+        not_begun: number of runs without a result that the trainer refuses; not in `without`.
     """
 
     file: str
@@ -44,7 +44,7 @@ class MemoryFit:
 def fit(
     file: str, runs: Sequence[Published], forecasts: Sequence[RunForecast | str | None]
 ) -> MemoryFit | None:
-    """Return the fit of `runs` of `file`; None where every run has a result."""
+    """Return the fit of `runs` of `file`; None if every run has a result."""
     made = [
         (run, forecast)
         for run, forecast in zip(runs, forecasts, strict=True)
@@ -68,7 +68,7 @@ def fit(
 
 
 def undominated(runs: Sequence[Published]) -> list[Published]:
-    """Return runs without a result that no successful one of the same file dominates."""
+    """Return the runs without a result that no successful run of the same file dominates."""
     hardest = [(_model(run), *_hardness(run)) for run in runs if not run.failed]
     return [
         run
@@ -82,7 +82,7 @@ def _model(run: Published) -> str:
 
 
 def _hardness(run: Published) -> tuple[int, int]:
-    """Return tensor ranks, of which fewer are harder, and sequences of a micro-batch."""
+    """Return tensor ranks (fewer are harder), and sequences of a micro-batch (more are harder)."""
     parallel = cast("Mapping[str, int]", run.scenario["parallel"])
     train = cast("Mapping[str, int]", run.scenario["train"])
     return parallel.get("tensor", 1), train["micro_batch_size"]

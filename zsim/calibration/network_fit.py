@@ -1,8 +1,8 @@
-"""The fit of networks: one set of constants for a GPU, and exceptions of systems, found together.
+"""Fit of networks: shared constants of a GPU and exceptions of systems, found together.
 
-What is made small is the sum over measured configurations of |log(predicted / measured)|, plus a
-price on every constant that leaves its start, and a higher one on every exception that a system
-takes for itself. Each configuration that was measured several times counts once, by its median.
+The fit minimizes the sum over measured configurations of |log(predicted / measured)|, plus a price
+for every constant that differs from its start, and a higher price for every exception of a
+system. A configuration that was measured several times counts once, by its median.
 """
 
 from collections import defaultdict
@@ -21,14 +21,14 @@ from zsim.network.algorithm import direct
 
 SMALL_BYTES = 64 * 2**10
 SMALL_WEIGHT = 0.15  # below 64 KiB a benchmark measures its host more than its network
-PRICE = 0.03  # of leaving the start by a factor e, in rows that are wrong by as much
+PRICE = 0.03  # of a change by a factor e, in rows with an error of a factor e
 EXCEPTION_PRICE = 0.1
-ROUND = SCALES[-1]  # exceptions below it are none
+ROUND = SCALES[-1]  # smaller exceptions are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFit:
-    """Constants shared by all systems, and of each system; `loss` says how well they do."""
+    """Constants shared by all systems, constants of each system, and the `loss` of the fit."""
 
     shared: NetworkProfile
     systems: Mapping[str, NetworkProfile]
@@ -42,9 +42,9 @@ def fitted(
     exceptions: Collection[str] = EXCEPTIONS,
     free: Collection[str] | None = None,
 ) -> NetworkFit:
-    """Return constants that fit `rows` best, from `start` on; a system may differ in `exceptions`.
+    """Return constants fitted to `rows`, from `start`; a system may differ in `exceptions`.
 
-    A system that is the only one has none. Only the constants in `free` move, if it is given.
+    A single system has no exceptions. If `free` is given, only the constants in it are fitted.
     """
     by_system: defaultdict[str, list[Measurement]] = defaultdict(list)
     for row in rows:
@@ -60,9 +60,9 @@ def fitted(
 def _choices(
     start: NetworkProfile, all_points: Mapping[str, Sequence[Point]]
 ) -> list[NetworkProfile]:
-    """Return starts that differ in the group size from which the switch reduces.
+    """Return starts that differ in the minimum group size for in-switch reduction.
 
-    There is one alone if the rows cannot tell.
+    If the rows do not determine it, return one start.
     """
     told = any(p.shape.ranks_per_node in {4, 5} for found in all_points.values() for p in found)
     if not start["nvls"] or not told:
@@ -71,14 +71,14 @@ def _choices(
 
 
 class _Problem:
-    """The unknowns as a vector of logarithms: shared constants, then what each system may change.
+    """The unknowns as a vector of logarithms: shared constants, then exceptions of each system.
 
     Attributes:
         names: constants that are searched.
-        columns: for each system, the place in the vector of each of its constants: a place of its
-            own where it may differ, else that of all.
-        prices: matrix that gives how far the vector is from `home`, and systems from what is
-            shared.
+        columns: for each system, the index in the vector of each of its constants: an index of its
+            own for an exception, else that of the shared constant.
+        prices: matrix that computes the distance of the vector from `home`, and of exceptions from
+            shared constants.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class _Problem:
         )
 
     def solved(self) -> NetworkFit:
-        """Return the fit. Exceptions that hardly differ are dropped."""
+        """Return the fit without exceptions that hardly differ."""
         low, high = self.limits[self.of_place].T
         found = minimized(
             self.residuals,
@@ -132,7 +132,7 @@ class _Problem:
         )
 
     def beginning(self) -> Array:
-        """Return where the search begins: at the start, but launches as fast as was measured."""
+        """Return the start vector: that of the profile, but with the fastest measured launches."""
         vector: Array = self.home[self.of_place]
         if "launch_s" not in self.names:
             return vector
@@ -155,14 +155,14 @@ class _Problem:
         return found
 
     def residuals(self, vector: Array) -> Array:
-        """Return the errors of all systems, then how far constants have moved."""
+        """Return the errors of all systems, then the changes of constants."""
         errors = [self.errors(vector[own], system) for system, own in enumerate(self.columns)]
         moved = self.prices @ vector
         moved[: len(self.names)] -= self.home
         return np.concatenate([*errors, moved])
 
     def slopes(self, at: Array, step: float) -> Array:
-        """Return the derivatives of the residuals; a system depends on its own columns alone."""
+        """Return the derivatives of the residuals; a system depends only on its own columns."""
         blocks: list[Array] = []
         low, high = self.limits.T
         for system, own in enumerate(self.columns):

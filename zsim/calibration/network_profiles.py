@@ -1,12 +1,12 @@
-"""From measurements to profiles: one fit for each kind of GPU, one for what each system changes.
+"""Fit profiles to measurements: shared constants of each kind of GPU, and exceptions of systems.
 
-To see how far the constants carry, each group of rows - a file, hardware, collective and size of
-group - is held out once: everything is fitted again without it, and it is predicted. The constants
-that are written are fitted to all rows. The kind of GPU with most rows comes first; the others
-start from its constants, but for those of its hosts and fabrics, and keep those of which their own
-rows say nothing. What crosses nodes is InfiniBand unless a system measured something else: GPUs
-differ there less than transports do. A GPU of which only links were timed is scaled from the one
-with most rows whose switch does not reduce either.
+To measure errors, each group of rows - a file, hardware, collective and group size - is held out
+once: everything is fitted without it, and it is predicted. The written constants are fitted to all
+rows. The kind of GPU with the most rows is fitted first; the others start from its constants
+(except for hosts and fabrics), and keep constants without own rows. Between nodes, InfiniBand is
+assumed unless a system measured another transport: GPUs differ less there than transports. A GPU
+with only link measurements is scaled from the GPU with the most rows whose switch does not reduce
+either.
 """
 
 from collections import Counter
@@ -39,10 +39,10 @@ def calibrated(
     report: Callable[[str], None],
     holds_out: bool = True,
 ) -> list[Profiles]:
-    """Return profiles of every kind of GPU in `rows` and `links`, which are by kind of GPU.
+    """Return profiles of every kind of GPU in `rows` and `links` (by kind of GPU).
 
-    `report` is told what is being done, and how each fabric is predicted from the others. Without
-    `holds_out` no group is held out, which takes most of the time.
+    `report` receives progress, and the errors of predicting each fabric from the others. Without
+    `holds_out`, no group is held out, which saves most of the time.
     """
     found: list[Profiles] = []
     stated = {row.system: row for row in map(stated_fabric, rows) if row}
@@ -76,7 +76,7 @@ def calibrated(
 
 
 def _with_waits(profiles: Profiles) -> Profiles:
-    """Return `profiles` with the constants that only training shows."""
+    """Return `profiles` with the constants that only training determines."""
     systems = {
         name: system.changed(**IN_TRAINING.get((profiles.gpu, name), {}))
         for name, system in profiles.systems.items()

@@ -1,4 +1,4 @@
-"""Predictions beside published measurements: errors by file, by hardware and by size."""
+"""Compare predictions with published measurements: errors by file, by hardware and by size."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -13,24 +13,24 @@ from zsim.network.tuner import alone_s
 
 MEDIUM_BYTES, LARGE_BYTES = 64 * 2**10, 16 * 2**20
 SIZE_CLASSES = {"16 MiB and more": "large", "64 KiB to 16 MiB": "medium"}
-"""Classes of size for which errors are kept, with their name in a profile."""
+"""Size classes with stored errors, and their names in a profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedMeasurement:
-    """A measurement and what is predicted for it, in seconds."""
+    """A measurement and its prediction in seconds."""
 
     measurement: Measurement
     predicted_s: float
 
     @property
     def error(self) -> float:
-        """Error of the prediction, as a fraction of the measured time."""
+        """Absolute error of the prediction, as a fraction of the measured time."""
         return abs(self.predicted_s / self.measurement.seconds - 1)
 
 
 def size_class(size_bytes: int) -> str:
-    """Return the class, of three, in which errors of this size are listed."""
+    """Return the size class, one of three, of a message."""
     if size_bytes < MEDIUM_BYTES:
         return "below 64 KiB"
     return "64 KiB to 16 MiB" if size_bytes < LARGE_BYTES else "16 MiB and more"
@@ -55,7 +55,7 @@ def judged(profiles: Profiles, rows: Collection[Measurement]) -> list[JudgedMeas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Errors of `rows` predictions, as fractions of what was measured."""
+    """Errors of `rows` predictions, as fractions of the measured values."""
 
     rows: int
     median: float
@@ -68,13 +68,13 @@ class NetworkVerdict:
     """Errors of the predictions for one file.
 
     Attributes:
-        rows: rows of the file, modelled or not.
-        errors: of all that are modelled; None if none is.
-        by_class: the same by (hardware, class of size).
-        unmodelled: the rows that are not, each with the reason.
-        in_band: share of predictions inside the published band, where there is one.
-        covered: of published bands across nodes, how many the predicted band of the cluster's
-            fabric covers, and how many there are.
+        rows: number of rows, modelled or not.
+        errors: errors of all modelled rows; None if there are none.
+        by_class: the same by (hardware, size class).
+        unmodelled: unmodelled rows with the reason.
+        in_band: fraction of predictions inside the published band; None without bands.
+        covered: number of published bands across nodes that the predicted band of the cluster's
+            fabric covers, and number of all such bands.
     """
 
     file: str
@@ -92,7 +92,7 @@ def verdict(
     left: Sequence[Unmodelled],
     profiles: Mapping[str, Profiles],
 ) -> NetworkVerdict:
-    """Predict `rows`, each with the profile of its kind of GPU; `left` were not readable."""
+    """Predict `rows`, each with the profile of its GPU; `left` are the unreadable rows."""
     found: list[JudgedMeasurement] = []
     unmodelled = list(left)
     for row in rows:
@@ -116,7 +116,7 @@ def verdict(
 
 
 def errors_of(errors: Sequence[float]) -> Errors:
-    """Return median, mean and 90th percentile of `errors`, of which there is at least one."""
+    """Return median, mean and 90th percentile of `errors`, which must not be empty."""
     p90 = quantiles(errors, n=10, method="inclusive")[-1] if len(errors) > 1 else errors[0]
     return Errors(rows=len(errors), median=median(errors), mean=fmean(errors), p90=p90)
 
@@ -138,7 +138,7 @@ def _covered(rows: Sequence[Measurement], profiles: Mapping[str, Profiles]) -> t
 
 
 def _covers(profiles: Profiles, row: Measurement) -> bool:
-    """Return whether the fastest and the slowest that its fabric may be hold what `row` says."""
+    """Return True if the predicted band of the fabric contains the published band of `row`."""
     assert row.band is not None
     fastest_s, slowest_s = (
         judged(replace(profiles, shared=each, systems={}), [row])[0].predicted_s

@@ -1,8 +1,8 @@
-"""Figures of a paper, with what was published of each run, and predictions beside them.
+"""Figures of papers: published values of each run, and errors of predictions.
 
-A file has the tables that all runs share, and figures; each row of a figure sets the keys that the
-figure names, and rows with certain values what `when` says of these. What is compared is
-throughput, the largest model that fits, or a figure of hardware, whose keys are those of
+A file has tables that all runs share, and figures. Each row of a figure sets the keys that the
+figure lists; `when` adds settings to rows with certain values. The compared quantity is throughput,
+the largest model that fits, or a hardware figure. Hardware figures use the keys of
 `zsim.calibration.host_figures` and need no scenario.
 """
 
@@ -21,45 +21,45 @@ from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import apply
 
 PIECE_BYTES = 2 << 30
-"""Pieces that GPU memory was cut into before figure 6b was measured: larger allocations failed
-(Rajbhandari et al. 2021, section 8.5: 2 GB)."""
+"""Size of the pieces that GPU memory was split into before figure 6b was measured, so that larger
+allocations failed (Rajbhandari et al. 2021, section 8.5: 2 GB)."""
 
 WORST = 5
-"""Rows that are named because they are predicted worst."""
+"""Number of listed rows with the largest errors."""
 
 
 class PaperError(ValueError):
-    """A file of figures that cannot be used: the field and what is wrong with it."""
+    """Invalid file of figures; the message has the field and the problem."""
 
 
 class FigureQuantity(StrEnum):
-    """Quantity that is compared."""
+    """Compared quantity."""
 
     THROUGHPUT = "throughput"
     """10^12 model FLOPs per second and GPU."""
     BLOCK_THROUGHPUT = "block throughput"
-    """10^12 FLOPs per second and GPU as ZeRO-Infinity counts them (section 4): 8 for each parameter
-    of the blocks (12 for each layer and squared width) and token, recomputation among them."""
+    """10^12 FLOPs per second and GPU as counted by ZeRO-Infinity (section 4): 8 for each parameter
+    of the blocks (12 for each layer and squared width) and token, including recomputation."""
     FORMULA_THROUGHPUT = "formula throughput"
-    """10^12 FLOPs per second and GPU as Narayanan et al. 2021 count them (equation 3): a step has
-    96 B s l h^2 (1 + s / 6h + V / 16lh), recomputation among them."""
+    """10^12 FLOPs per second and GPU as counted by Narayanan et al. 2021 (equation 3): a step has
+    96 B s l h^2 (1 + s / 6h + V / 16lh), including recomputation."""
     STEP_TIME = "step time"
-    """Seconds of a step of the optimizer."""
+    """Seconds of an optimizer step."""
     BACKWARD = "backward"
-    """Seconds from the first operation of backward to its last, with what is reduced and copied."""
+    """Seconds from the first to the last operation of backward, including reductions and copies."""
     STEP_TIME_RATIO = "step time ratio"
-    """Step time with `otherwise` over that without."""
+    """Step time with `otherwise` divided by the step time without."""
     LARGEST = "largest"
-    """Parameters of the largest model that fits, by layers."""
+    """Parameters of the largest model that fits, searched by layers."""
     LARGEST_SHAPE = "largest shape"
-    """Parameters of the largest one that fits of the shapes `among` which the paper trained."""
+    """Parameters of the largest model that fits, of the trained shapes in `among`."""
     WIDEST = "widest"
-    """The largest hidden size, doubled from 4,096 on, that trains on devices whose memory is in
-    pieces of `PIECE_BYTES`: no buffer is larger than one, and all fit."""
+    """Largest hidden size that trains on memory split into pieces of `PIECE_BYTES`: no buffer is
+    larger than a piece, and all fit. Sizes are 4,096 and its doubles."""
     STATES = "states"
     """Parameters of the largest model whose states alone fit."""
     FORMULA = "formula"
-    """What a formula of the paper says, in the unit that is printed."""
+    """Value of a formula of the paper, in the printed unit."""
     COPY = "copy"
     """10^9 bytes per second between host memory, or drives, and each of some GPUs."""
     KERNEL = "kernel"
@@ -69,7 +69,7 @@ class FigureQuantity(StrEnum):
 
     @property
     def needs_scenario(self) -> bool:
-        """Return whether rows are scenarios; else they set keys of `host_figures`."""
+        """True if rows are scenarios; False if they set keys of `host_figures`."""
         return self not in {
             FigureQuantity.FORMULA,
             FigureQuantity.COPY,
@@ -83,7 +83,7 @@ THROUGHPUTS = (
     FigureQuantity.BLOCK_THROUGHPUT,
     FigureQuantity.FORMULA_THROUGHPUT,
 )
-"""Quantities that a step time follows from: the FLOPs of a step are those that are counted."""
+"""Quantities that determine a step time: the counted FLOPs are those of a step."""
 
 
 class _FigureTable(BaseModel):
@@ -137,12 +137,12 @@ class PaperRun:
     """A row of a figure.
 
     Attributes:
-        ways: tables of scenarios; the first that fits is what was run. Of a figure without
-            scenarios what the row sets, by key.
-        fitted: it was used to fit a constant, and does not judge.
-        decimals: those with which it was printed, where a formula must give the very digits.
-        peak_bytes: what the allocator reserved at the peak of the step that `published` has the
-            time of, on the GPU that reserved most; None where it was not published.
+        ways: scenario tables in order; the first that fits is the run. For a figure without
+            scenarios, the values of the row by key.
+        fitted: True if the row was used to fit a constant; it then does not judge predictions.
+        decimals: printed decimals, if the digits of a formula must match exactly.
+        peak_bytes: peak reserved memory of the published step, on the GPU with the largest peak;
+            None if not published.
     """
 
     label: str
@@ -158,9 +158,9 @@ class PaperFigure:
     """A figure or a table of a paper.
 
     Attributes:
-        ordered: the order of its rows is published.
-        again: its rows are those of another figure, predicted in another way: a second answer,
-            which no table of judged runs has.
+        ordered: True if the order of its rows was published.
+        again: True if its rows are those of another figure with other settings; the table of
+            published runs excludes them.
     """
 
     name: str
@@ -176,7 +176,7 @@ class Paper:
     """Content of a file.
 
     Attributes:
-        pipelines: its rows are runs of training on many nodes, which are judged by themselves.
+        pipelines: True if its rows are training runs on many nodes, which are judged separately.
     """
 
     publication: str
@@ -185,7 +185,7 @@ class Paper:
 
 
 def parse(text: str) -> Paper:
-    """Return the figures in TOML `text`.
+    """Return the figures in the TOML `text`.
 
     Raises:
         PaperError: a key is missing, unknown or of the wrong kind.
@@ -246,7 +246,7 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
 
 
 def _second(table: _SecondAnswer, file: _File) -> PaperFigure:
-    """Return a figure of the file with more settings."""
+    """Return a figure of the file with additional settings."""
     for each in file.figure:
         if each.name == table.figure:
             more = {
@@ -277,7 +277,7 @@ def _tables(base: Mapping[str, Any], settings: Sequence[str]) -> Mapping[str, ob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """A row beside its prediction; `way` counts from 0 which of its scenarios fits."""
+    """A row with its prediction; `way` is the index of its scenario that fits."""
 
     run: PaperRun
     value: float
@@ -285,7 +285,7 @@ class Predicted:
 
     @property
     def off(self) -> float:
-        """Error as a fraction of what was published; less than 0 if too small."""
+        """Relative error of the prediction; negative if it is too small."""
         return self.value / self.run.published - 1
 
 
@@ -294,7 +294,7 @@ class FigureVerdict:
     """Errors of the predictions for a figure.
 
     Attributes:
-        judged: errors of the rows that were not used to fit anything; None if there is none.
+        judged: errors of the rows that were not used in a fit; None if there are none.
         unmodelled: labels of rows without a prediction, with the reason.
     """
 
@@ -306,7 +306,7 @@ class FigureVerdict:
 
     @property
     def worst(self) -> tuple[Predicted, ...]:
-        """The rows furthest off, worst first."""
+        """The rows with the largest errors, the largest first."""
         return tuple(sorted(self.predicted, key=lambda each: -abs(each.off))[:WORST])
 
     @property
@@ -323,7 +323,7 @@ class FigureVerdict:
 
 
 def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> FigureVerdict:
-    """Compare `figure` with values and ways, or with lines that say why there is no value."""
+    """Compare `figure` with predicted values and scenario indices, or with reasons for none."""
     found: list[Predicted] = []
     left: list[tuple[str, str]] = []
     for run, answer in zip(figure.runs, answers, strict=True):

@@ -1,4 +1,4 @@
-"""Predictions for many measured configurations at once; what no constant changes is kept."""
+"""Predictions for many measured configurations at once; parts without constants are cached."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One configuration, measured once or often; `seconds` is the median."""
+    """One configuration, measured once or several times; `seconds` is the median."""
 
     collective: Collective
     shape: GroupShape
@@ -33,7 +33,7 @@ class Point:
 
 
 def points(rows: Collection[Measurement]) -> list[Point]:
-    """Return configurations in `rows`, in order of appearance. Systems are told apart."""
+    """Return the configurations in `rows`, separately by system, in order of appearance."""
     found: defaultdict[tuple[str, str, Collective, GroupShape, int, Bandwidths], list[float]]
     found = defaultdict(list)
     for row in rows:
@@ -48,7 +48,7 @@ def points(rows: Collection[Measurement]) -> list[Point]:
 
 
 class Predictor:
-    """Predicts what `tuner.alone_s` says of each of `all_points`."""
+    """Predicts the result of `tuner.alone_s` for each of `all_points`."""
 
     def __init__(self, all_points: Sequence[Point]) -> None:
         self._count = len(all_points)
@@ -78,7 +78,7 @@ class Predictor:
         )
 
     def seconds(self, profile: NetworkProfile) -> Array:
-        """Return the seconds of each point, with the constants of `profile`."""
+        """Return the seconds of each point with the constants of `profile`."""
         considered = {each: self._considered(profile, each) for each in algorithms().values()}
         best = np.full(self._count, np.inf)
         for algorithm, protocol, numbers, found in self._ways:
@@ -93,7 +93,7 @@ class Predictor:
         return seconds
 
     def _considered(self, profile: NetworkProfile, algorithm: Algorithm) -> Flags:
-        """Return for which points the tuner considers an algorithm."""
+        """Return the mask of points for which the tuner considers an algorithm."""
         found = np.zeros(self._count, dtype=np.bool_)
         for ranks, there in self._ranks.items():
             if algorithm.is_considered(profile, ranks):

@@ -1,4 +1,4 @@
-"""Publications that fitted constants rest on, so that those of one alone can be named."""
+"""Publications that fitted constants depend on, to name constants with a single publication."""
 
 from collections.abc import Iterable
 
@@ -12,9 +12,9 @@ from zsim.cluster.profile.trainer_costs import TRAINERS
 def rests_on(
     kernels: Iterable[FittedKernels], networks: Iterable[Profiles]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the publications that each group of constants was fitted to, by the group's name.
+    """Return the publications that each group of constants was fitted to, by name of the group.
 
-    Constants that a profile takes from another one are named there.
+    Constants that a profile takes from another profile are listed there.
     """
     found = {f"host, {name}": each.rests_on for name, each in TRAINERS.items()}
     for each in kernels:

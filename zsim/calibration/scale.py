@@ -1,8 +1,8 @@
-"""How fabrics carry collectives of many nodes: the clusters that tell, and what others get of them.
+"""Constants of fabrics for collectives on many nodes, and their transfer to other clusters.
 
-Few clusters were measured on many nodes, and they differ by more than anything else here. So each
-is a fabric with a name, which every profile has. Of a fabric that nobody measured so, the middle
-one is predicted, and the least and the most congested one are its band.
+Few clusters were measured on many nodes, and they differ more than anything else here. So each is a
+named fabric that every profile has. For any other fabric, the median one is predicted, and the
+least and the most congested one are its band.
 """
 
 from collections import Counter
@@ -20,14 +20,14 @@ from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.band import slowed
 
 AT_SCALE = ("nccl_issue_1218", "nccl_issue_1229", "ultrascale_playbook")
-"""Systems that were measured on 32 and more nodes."""
+"""Systems that were measured on 32 or more nodes."""
 
 Fabrics = Mapping[str, Mapping[str, float]]
 """Constants of fabrics at scale (SCALE and "tail"), by name, the least congested first."""
 
 
 def tells_scale(row: Measurement) -> bool:
-    """Return whether the system of `row` was measured on many nodes, in single values."""
+    """Return True if the system of `row` was measured on many nodes, as single values."""
     return row.file in SCALED and row.shape.nodes > 1 and row.system in AT_SCALE
 
 
@@ -36,8 +36,8 @@ def fabrics_of(
 ) -> Fabrics:
     """Return the fabrics of clusters that were measured on many nodes.
 
-    Three constants of each are fitted to its collectives over several nodes, or congestion alone
-    where there are fewer of them; all else is that of its GPU and of a `usual` fabric.
+    Three constants of each are fitted to its collectives over several nodes; with fewer rows, only
+    congestion. All other constants are those of its GPU and of a `usual` fabric.
     """
     clusters: dict[str, dict[str, float]] = {}
     for profiles in found:
@@ -55,9 +55,9 @@ def fabrics_of(
 
 
 def _tail(profiles: Profiles, rows: Sequence[Measurement]) -> float:
-    """Return how many times as long crossing takes in the slowest runs that were published.
+    """Return the slowdown of communication between nodes in the slowest published runs.
 
-    It is the least with which every run that has a band is predicted to be as slow as that.
+    It is the smallest factor with which all rows with a band are predicted as slow as its slow end.
     """
     tail = 1.0
     for row in rows:
@@ -72,16 +72,16 @@ def _slowed_s(profiles: Profiles, row: Measurement, times: float) -> float:
 
 
 def middle(fabrics: Fabrics) -> dict[str, float]:
-    """Return the congestion of a fabric that nobody measured: the median."""
+    """Return the congestion of a fabric without measurements: the median."""
     if not fabrics:
         return {}
     return {"congestion": median(each["congestion"] for each in fabrics.values())}
 
 
 def usual_fabric(found: Sequence[Profiles], rows: Sequence[Measurement]) -> dict[str, float]:
-    """Return the constants of an ordinary fabric, between two nodes.
+    """Return the constants of an ordinary fabric between two nodes.
 
-    That is the geometric mean over systems with verbs that were timed often enough across nodes.
+    They are the geometric mean over InfiniBand systems with enough measurements across nodes.
     """
     crossing = Counter((row.gpu, row.system) for row in rows if row.shape.nodes > 1)
     swept = {each for each, count in crossing.items() if count > len(SCALE)}
@@ -98,10 +98,10 @@ def usual_fabric(found: Sequence[Profiles], rows: Sequence[Measurement]) -> dict
 def hops_at_scale(
     found: Sequence[Profiles], fast: Sequence[Measurement], usual: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return what a hop between nodes costs a large message, from the fastest runs on many nodes.
+    """Return the cost of a hop between nodes of a large message, from the fastest runs.
 
-    While nobody else is on the fabric there is no congestion, and hops alone grow with the nodes.
-    Sweeps over two nodes have two of them, and cannot tell them from bytes.
+    Without other traffic there is no congestion, so only hops grow with the number of nodes. Sweeps
+    over two nodes always have two hops and cannot separate them from bytes.
     """
     for profiles in found:
         own = [row for row in fast if row.gpu == profiles.gpu]
@@ -120,12 +120,12 @@ def with_fabrics(
     *,
     seen: Mapping[str, object],
 ) -> Profiles:
-    """Return `profiles` with what its own rows do not tell of crossing nodes.
+    """Return `profiles` with constants of fabrics that its own rows do not determine.
 
-    What was never measured across nodes gets the `usual` fabric, so do the shared constants,
-    unless the node of this GPU is a rack. What was measured across no more than two gets the
-    congestion of the middle of `fabrics`; and every fabric is there by its name. A system in `seen`
-    has said what its NICs carry, and keeps that.
+    Systems never measured across nodes, and the shared constants, get the `usual` fabric, unless
+    the node of this GPU is a rack. Systems measured on two nodes get the congestion of the median
+    of `fabrics`. Every fabric is added by its name. A system in `seen` keeps its published NIC
+    bandwidth.
     """
     if GPUS[profiles.gpu].is_rack:
         return profiles
@@ -152,10 +152,10 @@ def with_fabrics(
 def _with_hops(
     profiles: Profiles, system: str, rows: Sequence[Measurement], usual: Mapping[str, float]
 ) -> NetworkProfile:
-    """Return `system` with `usual` hops of large messages, if it speaks verbs and `rows` allow it.
+    """Return `system` with `usual` hops of large messages, if it uses InfiniBand and `rows` fit.
 
-    Bytes and what crossing costs once are fitted again beside them. Rows do not allow it that are
-    then a quarter further off, which is to say that they tell their hops.
+    The bandwidth and the base cost of crossing nodes are fitted again with these hops. If the
+    errors then grow by more than a quarter, the rows determine the hops, and `system` is unchanged.
     """
     own = profiles.systems[system]
     if "far_fill_s" not in usual or not speaks_verbs(system, profiles.gpu):
@@ -170,7 +170,7 @@ def _with_hops(
 
 
 def left_out(found: Sequence[Profiles], rows: Sequence[Measurement], fabrics: Fabrics) -> list[str]:
-    """Return, a line for each fabric, how well the others alone predict it."""
+    """Return a line for each fabric: how well the other fabrics predict it."""
     lines: list[str] = []
     for name in fabrics:
         others = {other: each for other, each in fabrics.items() if other != name}

@@ -1,7 +1,7 @@
-"""Choices among published settings: the one that predictions rank first, beside the best one.
+"""Choices among published settings: the setting that predictions rank first, and the fastest one.
 
-A group is of one model on so many GPUs of a kind, in one publication. What its rows have in common
-is what a planner would be given; what they differ in is what he would choose.
+A group has one model, one number and kind of GPUs, and one publication. The values that its rows
+share are the inputs of a planner; the values that differ are its choices.
 """
 
 from collections import defaultdict
@@ -10,34 +10,36 @@ from dataclasses import dataclass
 from math import prod
 
 LEAST_SETTINGS = 10
-"""Settings that a group needs to count: among fewer there is little to choose."""
+"""Minimum number of settings of a group: among fewer there is little to choose."""
 
 NEAR = 0.1
-"""A choice is good where its published rate is within so much of the published best."""
+"""A choice is good if its published rate is within this fraction of the published best."""
 
 TIGHT = 0.97
-"""Share of the usable memory beyond which a run is at the edge of it. Peaks are predicted within
-3 % in the median (docs/validation.md). Of five published runs of 8B that are predicted to take more
-three took three to eight times as long as predicted: an allocator that finds no memory gives back
-its cache and begins again."""
+"""Fraction of the usable memory above which a run is at the edge of memory.
+
+The median error of predicted peaks is 3 % (docs/validation.md). Of five published runs of 8B that
+are predicted to use more, three took three to eight times as long as predicted: an allocator
+without free memory releases its cache and starts again.
+"""
 
 AXES = ("data", "tensor", "pipeline", "replicate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSetting:
-    """A setting that somebody ran, and what is predicted of it.
+    """A published setting and its prediction.
 
     Attributes:
         publication: name of the table, or of the publication.
-        hardware, model: what was run, and on what.
-        gpus: how many.
-        name: the setting in words.
-        tokens: of a step.
-        step_s: published; None where it ended without a result.
-        predicted_s: None where it is predicted not to fit, or is not predicted.
-        slower: how many times as long as predicted judged runs like it took, of other sweeps.
-        is_tight: whether it is predicted to be at the edge of memory.
+        hardware, model: hardware and model of the run.
+        gpus: number of GPUs.
+        name: text of the setting.
+        tokens: tokens of a step.
+        step_s: published step time; None for a run without a result.
+        predicted_s: predicted step time; None if it is predicted not to fit, or not predicted.
+        slower: median ratio of published to predicted times of similar runs in other sweeps.
+        is_tight: True if it is predicted to be at the edge of memory.
     """
 
     publication: str
@@ -53,26 +55,26 @@ class PublishedSetting:
 
     @property
     def group(self) -> tuple[str, str, str, int]:
-        """Key of what one choice is made among."""
+        """Key of the settings that one choice is made among."""
         return (self.publication, self.hardware, self.model, self.gpus)
 
     @property
     def rate(self) -> float:
-        """Published tokens a second; 0 without a result."""
+        """Published tokens per second; 0 without a result."""
         return 0.0 if self.step_s is None else self.tokens / self.step_s
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Key by which settings are ranked, the first last: memory to spare, tokens a second.
+        """Sort key, the best last: free memory, then expected tokens per second.
 
-        Of these as many are expected as judged runs like it had of their prediction.
+        The expected rate is the predicted one divided by the slowdown of similar published runs.
         """
         rate = 0.0 if self.predicted_s is None else self.tokens / self.predicted_s / self.slower
         return (bool(rate) and not self.is_tight, rate)
 
     @property
     def error(self) -> float | None:
-        """Error of the predicted step time as a fraction; None where one of the two lacks."""
+        """Relative error of the predicted step time; None if either is unknown."""
         if self.step_s is None or self.predicted_s is None:
             return None
         return self.predicted_s / self.step_s - 1
@@ -80,13 +82,13 @@ class PublishedSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChoice:
-    """What is chosen in a group, and what would have been best.
+    """The setting chosen in a group, and the fastest setting.
 
     Attributes:
-        settings: how many have a result.
-        chosen: the setting that is predicted fastest, of those with a result.
-        of_all: the same of all, also of those that ended without one; None if none is predicted.
-        best: the setting that was fastest.
+        settings: number of settings with a result.
+        chosen: the setting ranked first among those with a result.
+        of_all: the setting ranked first among all, including those without a result.
+        best: the fastest setting.
     """
 
     settings: int
@@ -96,22 +98,22 @@ class SettingChoice:
 
     @property
     def share(self) -> float:
-        """Published rate of what was chosen over the best."""
+        """Published rate of the choice divided by that of the best."""
         return self.chosen.rate / self.best.rate
 
     @property
     def is_good(self) -> bool:
-        """True if it is within a tenth of the best."""
+        """True if the choice is within a tenth of the best."""
         return self.share >= 1 - NEAR
 
     @property
     def runs(self) -> bool:
-        """True if what would be chosen of all settings has a result."""
+        """True if the choice among all settings has a result."""
         return self.of_all.step_s is not None
 
 
 def choices(settings: Iterable[PublishedSetting]) -> list[SettingChoice]:
-    """Return the choice of each group that has enough settings with a result."""
+    """Return the choice of each group with enough settings with a result."""
     groups: defaultdict[tuple[str, str, str, int], list[PublishedSetting]] = defaultdict(list)
     for each in settings:
         groups[each.group].append(each)
@@ -135,17 +137,17 @@ def _choice(own: Sequence[PublishedSetting]) -> SettingChoice | None:
 
 
 def is_tight(taken_bytes: int, usable_bytes: int) -> bool:
-    """Tell whether so many bytes of those that are usable leave next to nothing."""
+    """Return True if `taken_bytes` leave almost no free memory."""
     return taken_bytes > TIGHT * usable_bytes
 
 
 def gpus_of(settings: Mapping[str, object]) -> int:
-    """Return the GPUs of a run whose values by dotted key are `settings`."""
+    """Return the number of GPUs of a run with `settings` by dotted key."""
     return prod(_number(settings, f"parallel.{axis}") for axis in AXES)
 
 
 def tokens_of(settings: Mapping[str, object]) -> int:
-    """Return the tokens of a step of such a run."""
+    """Return the tokens of a step of a run with `settings` by dotted key."""
     keys = ("train.micro_batch_size", "train.gradient_accumulation_steps", "model.sequence_length")
     replicas = (f"parallel.{axis}" for axis in ("data", "replicate"))
     return prod(_number(settings, key) for key in (*keys, *replicas))
@@ -162,7 +164,7 @@ WORDS = {
 
 
 def name_of(settings: Mapping[str, object]) -> str:
-    """Return what such a run sets, in words."""
+    """Return the text of a run with `settings` by dotted key."""
     parts = [f"{word} {settings[key]}" for key, word in WORDS.items() if key in settings]
     if settings.get("activations.checkpointing") == "full":
         parts.append("checkpoints")

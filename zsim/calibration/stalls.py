@@ -1,8 +1,8 @@
-"""Runs that stall: far slower than runs like them on other numbers of nodes.
+"""Runs that stall: far slower than similar runs on other numbers of nodes.
 
-What is compared was published, and nothing that is predicted: the time of a turn, which is one of
-the places that micro-batches take in a pipeline (as many as there are micro-batches and stages,
-less one). It is as long on any number of nodes, but for what happens once a step.
+Only published times are compared, no predictions. A turn is one of the slots of micro-batches in a
+pipeline (the number of micro-batches plus stages minus one). Except for work done once per step,
+its time is the same on any number of nodes.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 SLOWER = 2
-"""A run stalls if a turn takes more than so many times the shortest one on other nodes."""
+"""A run stalls if its turn takes more than this multiple of the shortest on other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +18,9 @@ class Turn:
     """A published turn.
 
     Attributes:
-        alike: what runs that are compared have in common.
-        nodes: on which it was run.
-        seconds: that it took.
+        alike: key that is equal for comparable runs.
+        nodes: number of nodes.
+        seconds: duration of the turn.
     """
 
     alike: Hashable
@@ -29,7 +29,7 @@ class Turn:
 
 
 def stalled(turns: Iterable[tuple[int, Turn]]) -> frozenset[int]:
-    """Return the lines of the turns, given with them, that stall."""
+    """Return the line numbers of the turns that stall."""
     groups: defaultdict[Hashable, list[tuple[int, Turn]]] = defaultdict(list)
     for line, turn in turns:
         groups[turn.alike].append((line, turn))

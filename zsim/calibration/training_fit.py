@@ -1,8 +1,8 @@
-"""From published runs of training to what kernels reach in training, one set for each GPU.
+"""Fit the speed of kernels in training to published runs, one set of constants for each GPU.
 
-A run's time is the time of its kernels alone, each class over its share, and a rest: launches that
-a kernel waits for, communication that is not hidden, copies. The rest comes from a simulation. What
-is made small is the mean of |log(predicted / measured)|, each file weighing the same. Sweeps that
+A run's time is the time of its kernels alone, each class divided by its constant, plus a rest:
+launches that a kernel waits for, exposed communication, copies. The rest comes from a simulation.
+The fit minimizes the mean of |log(predicted / measured)|, with equal weights of files. Sweeps that
 judge are never fitted.
 """
 
@@ -19,31 +19,31 @@ from zsim.compute.fitted_model import Peaks, work_s
 from zsim.model.kernel import Kernel
 
 MANY = 20
-"""Runs from which every constant is fitted; fewer say one thing."""
+"""Minimum runs for fitting every constant; with fewer, one common factor is fitted."""
 
 ALL_FREE = tuple((name,) for name in SHARES)
 ONE_FREE = (MATRIX,)
-"""Constants that move together. A GPU of few runs has the matrix units of its sibling and the same
-libraries; what differs is how fast its power limit lets them run."""
+"""Groups of constants with a common factor. A GPU with few runs has the matrix units and libraries
+of its sibling; the difference is the clock under its power limit."""
 
 AS_ALONE: Mapping[str, tuple[str, ...]] = {"h100_2025": ("Ultra-Scale Playbook",)}
-"""Profiles whose kernels reach in training what they reach alone, and who published the runs.
+"""Profiles whose kernels are as fast in training as alone, and the publications of the runs.
 
-nanotron's rows of 3B that are bound by compute take 0.92 to 1.07 of that time."""
+Compute-bound rows of 3B of nanotron take 0.92 to 1.07 of that time."""
 
 SHARE_BOUNDS = (0.3, 3.0)
-"""Least and most of a constant: a share outside these is another kernel."""
+"""Minimum and maximum of a constant: outside, the kernel must be a different one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A published run and what was simulated of it.
+    """A published run and its simulated parts.
 
     Attributes:
-        file: table that it is from.
-        seconds: published.
-        alone_s: seconds of work of each class of kernels where they run alone, by share.
-        rest_s: all else of the step, and what collectives take from kernels.
+        file: table of the run.
+        seconds: published step time.
+        alone_s: seconds of work of each class of kernels alone, by the name of the constant.
+        rest_s: seconds of the rest of the step, including the slowdown of kernels by collectives.
     """
 
     file: str
@@ -52,7 +52,7 @@ class Observed:
     rest_s: float
 
     def predicted_s(self, by: InTraining) -> float:
-        """Return seconds that constants give."""
+        """Return the predicted seconds with the constants `by`."""
         work = sum(value / by.constant(name) for name, value in self.alone_s.items())
         return work + self.rest_s
 
@@ -60,7 +60,7 @@ class Observed:
 def alone_s(
     kernels: Mapping[Kernel, int], peaks: Mapping[Kernel, Peaks], by: KernelProfile
 ) -> dict[str, float]:
-    """Return seconds of work of `kernels`, each so many times, by the share that they have."""
+    """Return the seconds of work of `kernels` (with counts), by the name of their constant."""
     sums = dict.fromkeys(SHARES, 0.0)
     for kernel, count in kernels.items():
         sums[share_of(kernel)] += count * work_s(kernel, peaks[kernel], by)
@@ -68,7 +68,7 @@ def alone_s(
 
 
 def fitted(observed: Sequence[Observed], start: InTraining) -> InTraining:
-    """Return `start` with as many constants moved as there are runs to say where to."""
+    """Return `start` with all constants fitted to the runs, or with one common factor if few."""
     if not observed:
         return start
     free = ALL_FREE if len(observed) >= MANY else ONE_FREE
@@ -96,7 +96,7 @@ def fitted(observed: Sequence[Observed], start: InTraining) -> InTraining:
 
 
 def _limit(free: Sequence[Sequence[str]], start: InTraining, *, end: int) -> Array:
-    """Return the least (`end` 0) or most (1) by which each group may move, as logarithms."""
+    """Return the minimum (`end` 0) or maximum (1) of the factor of each group, as logarithms."""
     nearest = (max, min)[end]
     return np.log(
         [nearest(SHARE_BOUNDS[end] / start.constant(name) for name in names) for names in free]

@@ -1,18 +1,19 @@
-"""Tables of published runs of training: each row as the scenario of a run, with its figures.
+"""Tables of published training runs: each row as a scenario with its published figures.
 
-A file of `zsim/calibration/runs` describes the tables of one publication: their columns, what the
-publication or its trainer's scripts state (`[stated]`, with the source), words of cells (`[words]`)
-and the scenario of a row. A string that begins with "= " is an expression
-(`zsim.calibration.expression`) on columns, stated values and the names of `[let]`; where its value
-is `none`, the key is left out. A table has:
+A file of `zsim/calibration/runs` describes the tables of one publication: their columns, values
+that the publication or its scripts state (`[stated]`, with the source), words of cells (`[words]`)
+and the scenario of a row. A string that starts with "= " is an expression
+(`zsim.calibration.expression`) on columns, stated values and the names of `[let]`; if its value is
+`none`, the key is omitted. A table has:
 
-- `files`, `publication`: names of the CSV files without the ending, and of who published them.
-- `judges`: files to whose rows no constant is fitted. `fits_kernels = true`: `zsim calibrate` fits
-  shares of kernels in training to the others. `reserved = false`: peaks are of allocated memory.
+- `files`, `publication`: names of the CSV files without suffix, and of the publication.
+- `judges`: files whose rows are never used in a fit. With `fits_kernels = true`, `zsim calibrate`
+  fits the speed of kernels in training to the others. `reserved = false`: peaks are of allocated
+  memory.
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
-- `unmodelled`: conditions under which a row is not modelled, and why.
-- `scenario`, `way`: the tables of the scenario, and changes of which the first that fits ran.
-- `run`: fields of `Published`, and `turn`: what runs on other nodes are compared by.
+- `unmodelled`: conditions under which a row is not modelled, and the reason.
+- `scenario`, `way`: the tables of the scenario, and changes; the first change that fits is the run.
+- `run`: fields of `Published`, and `turn`: the values to compare runs on other nodes by.
 """
 
 import re
@@ -52,33 +53,33 @@ KINDS: Mapping[str, tuple[Any, Any]] = {
 """Types of cells, by the name of their kind."""
 
 NEAR_GB = 6
-"""Most gigabytes between a GPU's memory and its name, which may leave out what a driver takes."""
+"""Maximum difference in GB between a GPU's memory and its name, which may omit driver memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """A file, by its name without the ending, and the form of its rows."""
+    """A file, by its name without suffix, and the description of its rows."""
 
     file: str
     form: Mapping[str, Any]
 
     @property
     def publication(self) -> str:
-        """Return the short name of who published the rows."""
+        """Short name of the publication of the rows."""
         return str(self.form["publication"])
 
     @property
     def judges(self) -> bool:
-        """Return True if no constant is fitted to any row."""
+        """True if no constant is fitted to any row."""
         return self.file in self.form.get("judges", ())
 
     @property
     def fits_kernels(self) -> bool:
-        """Return True if constants of kernels in training are fitted to rows that do not judge."""
+        """True if constants of kernels in training are fitted to the rows that do not judge."""
         return bool(self.form.get("fits_kernels", False))
 
     def read(self, rows: Iterable[Cells]) -> list[Published]:
-        """Return every row of the file, those that are not modelled with the reason.
+        """Return every row of the file; an unmodelled row has a reason.
 
         Raises:
             MeasuredError: a column is missing.
@@ -133,7 +134,7 @@ class RunTable:
 
 
 class _Scope(dict[str, Any]):
-    """Values by name, for expressions: cells, stated values, functions and names of `[let]`."""
+    """Values by name for expressions: cells, stated values, functions and names of `[let]`."""
 
     def __init__(self, form: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
         stated = {name: value for name, (value, _) in form.get("stated", {}).items()}
@@ -153,13 +154,13 @@ class _Scope(dict[str, Any]):
         return self[name]
 
     def value(self, given: object) -> object:
-        """Return `given`, or the value of the expression that it is."""
+        """Return `given`, or its value if it is an expression."""
         if isinstance(given, str) and given.startswith("= "):
             return evaluated(given.removeprefix("= "), self)
         return given
 
     def filled(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `table` with the values of its expressions; keys without one are left out."""
+        """Return `table` with the values of its expressions; omit keys whose value is none."""
         found: dict[str, Any] = {}
         for key, given in table.items():
             value = self.filled(given) if isinstance(given, dict) else self.value(given)
@@ -168,12 +169,12 @@ class _Scope(dict[str, Any]):
         return found
 
     def _word(self, column: str, text: str | None = None) -> object:
-        """Return the value of the word in `column`, or of `text` in its place."""
+        """Return the value of the word in `column`, or of `text` instead."""
         known: Mapping[str, object] = self._form["words"][column]
         return word(column, self[column] if text is None else text, known)
 
     def _system(self, text: str) -> Mapping[str, Any]:
-        """Return the first of `[[system]]` that has the GPU in `text`, and its memory if given."""
+        """Return the first of `[[system]]` with the GPU in `text`, and with its memory if given."""
         gpu, memory_gb = gpu_in(text), memory_gb_in(text)
         known = self._form["system"]
         for each in known:
@@ -184,7 +185,7 @@ class _Scope(dict[str, Any]):
         raise NotModelledError(f"gpu {text!r} is not one of {names}")
 
     def _day(self, text: str) -> str:
-        """Return the day in ISO's form on which `text` was published, as `[dates]` has it.
+        """Return the ISO date of the publication of `text`, from `[dates]`.
 
         A page has the month in its name; a commit is listed by its first digits.
         """
@@ -232,7 +233,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "words_of": str.format,
     "whole": _whole,
 }
-"""Functions of expressions beside `word`, `system` and `day`."""
+"""Functions of expressions, in addition to `word`, `system` and `day`."""
 
 
 def _row_model(columns: Mapping[str, str]) -> type[CsvRow]:
@@ -253,7 +254,7 @@ def _ways(scope: _Scope, form: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the values of `change`, table by table."""
+    """Return `base` with the values of `change`, merged table by table."""
     found = dict(base)
     for key, value in change.items():
         found[key] = _merged(found.get(key, {}), value) if isinstance(value, dict) else value
@@ -271,4 +272,4 @@ def _tables() -> dict[str, RunTable]:
 
 
 TABLES: dict[str, RunTable] = _tables()
-"""The tables of published runs that are known, by the name of their file."""
+"""All tables of published runs, by the name of their file."""

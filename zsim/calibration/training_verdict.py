@@ -1,4 +1,4 @@
-"""Predicted runs of training beside published ones: how far off, by file and by hardware."""
+"""Compare predicted training runs with published ones: errors by file and by hardware."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,11 +10,11 @@ from zsim.calibration.network_verdict import Errors, errors_of
 from zsim.calibration.published import Published
 
 WORST = 5
-"""Rows that are named because they are predicted worst."""
+"""Number of listed rows with the largest errors."""
 
 
 class Quantity(StrEnum):
-    """Quantity that is compared."""
+    """Compared quantity."""
 
     STEP_TIME = "step time"
     """Seconds of an optimizer step."""
@@ -30,10 +30,10 @@ class RunForecast:
     """Prediction for a run.
 
     Attributes:
-        usable_bytes: what a rank may reserve: memory of its GPU less what CUDA and NCCL take.
-        fits: whether every rank has the memory that it reserves.
-        way: which of the scenarios of the run it is of, counted from 0.
-        kept_bytes: the most that a rank has alive beside buffers of collectives, or less.
+        usable_bytes: memory that a rank may reserve: that of its GPU minus that of CUDA and NCCL.
+        fits: True if every rank has the memory that it reserves.
+        way: index of the predicted scenario among those of the run.
+        kept_bytes: lower bound of the peak of a rank without the buffers of collectives.
     """
 
     step_time_s: float
@@ -46,7 +46,7 @@ class RunForecast:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that a rank would reserve; where it runs out, at least those it would hold."""
+        """Bytes that a rank would reserve; at least its allocations if it runs out of memory."""
         if self.fits:
             return self.peak_reserved_bytes
         return max(self.peak_reserved_bytes, self.peak_allocated_bytes)
@@ -54,7 +54,7 @@ class RunForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedRun:
-    """A published figure, in seconds or bytes, and what is predicted for it."""
+    """A published value in seconds or bytes, and its prediction."""
 
     run: Published
     published: float
@@ -62,7 +62,7 @@ class PredictedRun:
 
     @property
     def off(self) -> float:
-        """Error as a fraction of what was published; less than 0 if too small."""
+        """Relative error of the prediction; negative if it is too small."""
         return self.predicted / self.published - 1
 
 
@@ -71,20 +71,20 @@ class TrainingVerdict:
     """Errors of the predictions for one file.
 
     Attributes:
-        rows: rows of the file that publish the quantity or, where runs without a result are asked
-            for too, ended without one; modelled or not.
-        without: rows without a result that are modelled.
-        all, judged, fitted: errors of all that are modelled, of those in sweeps that judge, and of
-            the others, which may have been fitted; None if there is none.
-        by_hardware: errors of those that judge, by hardware.
-        by_part, by_extent: the same by part of the file, where it has several, and by extent.
-        steady: errors of those that judge and do not stall; None if no row of the file stalls.
+        rows: number of rows with the quantity, and of rows without a result if these are included;
+            modelled or not.
+        without: number of modelled rows without a result.
+        all, judged, fitted: errors of all modelled rows, of those in sweeps that judge, and of the
+            others, which may have been used in a fit; None if there are none.
+        by_hardware: errors of the rows that judge, by hardware.
+        by_part, by_extent: the same by part of the file, if it has several, and by extent.
+        steady: errors of the rows that judge and do not stall; None if no row stalls.
         steady_by_part: the same by part and extent.
-        stalled: lines of the rows that stall, whether they judge or not.
-        worst: the rows furthest off, worst first.
-        comparisons: every row that is modelled.
-        unmodelled: the rows that are not, each with the reason.
-        whole: every row judges, and none may have been fitted.
+        stalled: line numbers of all rows that stall.
+        worst: the rows with the largest errors, the largest first.
+        comparisons: all modelled rows with a result.
+        unmodelled: unmodelled rows with the reason.
+        whole: True if every row judges, and none was used in a fit.
     """
 
     file: str
@@ -107,17 +107,17 @@ class TrainingVerdict:
 
     @property
     def modelled(self) -> int:
-        """Rows that are modelled."""
+        """Number of modelled rows."""
         return len(self.comparisons) + self.without
 
 
 def published(run: Published, quantity: Quantity) -> float | None:
-    """Return what was published of `run`, in seconds or bytes."""
+    """Return the published value of `run` in seconds or bytes; None if there is none."""
     return run.step_time_s if quantity is Quantity.STEP_TIME else run.peak_bytes
 
 
 def predicted(run: Published, quantity: Quantity, forecast: RunForecast) -> float:
-    """Return what is predicted for `run`, in seconds or bytes."""
+    """Return the predicted value of `run` in seconds or bytes."""
     if quantity is Quantity.STEP_TIME:
         return forecast.step_time_s
     return forecast.needed_bytes if run.reserved else forecast.peak_allocated_bytes
@@ -133,7 +133,7 @@ def verdict(
 ) -> TrainingVerdict:
     """Compare `runs` of `file` with their forecasts; with `whole`, every row judges.
 
-    Instead of a forecast there may be a line that says why there is none; None where a run is not
+    A forecast may be a string, the reason why there is none; it is None if the run is not
     modelled.
     """
     found: list[PredictedRun] = []
@@ -182,7 +182,7 @@ def _errors(found: Iterable[PredictedRun]) -> Errors | None:
 def _errors_by(
     found: Iterable[PredictedRun], names: Callable[[PredictedRun], Sequence[str]]
 ) -> dict[str, Errors]:
-    """Return errors of those that have a name, by name; what has none is left out."""
+    """Return errors by name; skip runs without a name."""
     by_name: defaultdict[str, list[PredictedRun]] = defaultdict(list)
     for each in found:
         for name in filter(None, names(each)):

@@ -1,10 +1,10 @@
 """Cuts between some GPUs of a cluster and the others, and the narrowest of them.
 
-A cut is the most that the first GPUs, in the order of ranks, can send to all others at once (by
-max-flow and min-cut, the bandwidth of the links that part them). Groups of nodes that lie in the
-same way to the cut are alike: they become one vertex with all their links together. What is
-carried does not change by that (a flow averaged over what is alike is a flow), and a cluster of any
-size has some hundred vertices. An explicit fabric has a vertex for each node and switch.
+A cut is the maximum bandwidth from the first GPUs, in the order of ranks, to all others (by
+max-flow and min-cut, the bandwidth of the links between them). Groups of nodes in the same
+position relative to the cut are equivalent and become one vertex with the sum of their links.
+This keeps the maximum flow (a flow averaged over equivalent vertices is a flow), and any cluster
+has only about a hundred vertices. An explicit fabric has a vertex for each node and switch.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ TOP: Vertex = ("top",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The links between `gpus` GPUs and all others; `gpus` are not more than the others.
+    """The links between `gpus` GPUs and all others; `gpus` is at most half of all GPUs.
 
     Attributes:
         level: the group that is cut off: "gpu", "board", "node", "domain", a tier, "nodes" of an
             explicit fabric, or "half".
-        where: what is parted from what.
-        bytes_per_s: what all links of the cut carry in one direction.
+        where: text about the position of the cut.
+        bytes_per_s: bandwidth of all links of the cut in one direction.
     """
 
     level: str
@@ -39,14 +39,14 @@ class Cut:
 
     @property
     def bytes_per_s_per_gpu(self) -> Fraction:
-        """Return what is left to each GPU of the smaller side when all send across."""
+        """Bandwidth of each GPU of the smaller side when all send across the cut."""
         return Fraction(self.bytes_per_s, self.gpus)
 
 
 def cuts(cluster: Cluster) -> tuple[Cut, ...]:
-    """Return a cut around one of each kind of group, from a GPU up, and at last the bisection.
+    """Return a cut around one group of each kind, from a GPU up, and the bisection last.
 
-    Empty for a cluster of one GPU.
+    The result is empty for a cluster of one GPU.
     """
     per_node, ranks = cluster.gpus_per_node, cluster.ranks
     groups = {1: ("gpu", "out of a GPU")}
@@ -76,7 +76,7 @@ def cuts(cluster: Cluster) -> tuple[Cut, ...]:
 
 
 def bisection(cluster: Cluster) -> Cut:
-    """Return the cut between the first half of the nodes (in one node: GPUs) and the rest."""
+    """Return the cut between the first half of the nodes (on one node, GPUs) and the rest."""
     whole = cluster.gpus_per_node if cluster.nodes > 1 else 1
     gpus = cluster.ranks // whole // 2 * whole
     sent = carried(cluster, gpus)
@@ -84,12 +84,12 @@ def bisection(cluster: Cluster) -> Cut:
 
 
 def narrowest(found: tuple[Cut, ...]) -> Cut:
-    """Return the cut of `found` with the least for each GPU; of equal ones the first."""
+    """Return the cut of `found` with the least bandwidth per GPU; the first of equal ones."""
     return min(found, key=lambda cut: cut.bytes_per_s_per_gpu)
 
 
 def carried(cluster: Cluster, gpus: int) -> int:
-    """Bytes per second that the first `gpus` GPUs can send to all others, which there are."""
+    """Return the bytes per second from the first `gpus` GPUs to the others, at least one."""
     import networkx as nx
 
     graph = _Parted(cluster, gpus).graph
@@ -97,10 +97,10 @@ def carried(cluster: Cluster, gpus: int) -> int:
 
 
 class _Parted:
-    """The graph of classes of a cluster, parted after its first `gpus` GPUs.
+    """The graph of equivalent groups of a cluster, cut after its first `gpus` GPUs.
 
-    A group of nodes is known by `key`: for it and each larger group around it, whether its GPUs are
-    all before the cut (-1), all behind (1) or some of both (0), and whether it lacks nodes.
+    A group of nodes has a `key`: for it and each larger group around it, the position of its GPUs
+    (-1 before the cut, 1 after it, 0 on both sides), and whether it has fewer nodes than others.
     """
 
     def __init__(self, cluster: Cluster, gpus: int) -> None:
@@ -126,7 +126,7 @@ class _Parted:
             self._add(("end", edge.source), ("end", edge.target), edge.link.bytes_per_s)
 
     def _key(self, node: int, size: int) -> Vertex:
-        """Return the class of the group of `size` nodes that `node` is in."""
+        """Return the class of the group of `size` nodes that contains `node`."""
         if self._explicit:
             return (size, node // size)
         nodes, per_node = self._cluster.nodes, self._cluster.gpus_per_node
@@ -141,7 +141,7 @@ class _Parted:
         return (size, *key)
 
     def _add_nodes(self, node: int, count: int) -> None:
-        """`count` nodes like `node`: GPUs, NVSwitch, PCIe switches, and NICs up to the fabric."""
+        """Add `count` nodes like `node`: GPUs, NVSwitch, PCIe switches, and NICs."""
         cluster = self._cluster
         key = self._key(node, 1)
         domain = self._key(node, cluster.nodes_per_domain)
@@ -164,13 +164,13 @@ class _Parted:
             self._add(below, self._above_nic(node, nic), cluster.nic_link.bytes_per_s * count)
 
     def _above_nic(self, node: int, nic: int) -> Vertex:
-        """Return what NIC number `nic` of `node` is plugged into."""
+        """Return the vertex above the NIC at index `nic` of `node`."""
         if self._explicit:
             return ("end", f"node{node}")
         return self._switch(0, node, nic % self._rails)
 
     def _switch(self, tier: int, node: int, rail: int) -> Vertex:
-        """Return the switch of a tier above `node`, on a rail; past the last tier the top."""
+        """Return the switch of a tier above `node`, on a rail; the top after the last tier."""
         fabric = self._cluster.fabric
         rail = rail if fabric.kind.has_rails(tier) else 0
         if tier == len(fabric.tiers):
@@ -178,7 +178,7 @@ class _Parted:
         return (tier, self._key(node, fabric.tiers[tier].nodes_below), rail)
 
     def _add_tier(self, number: int) -> None:
-        """Add the links up from all switches of a tier."""
+        """Add the uplinks of all switches of a tier."""
         tier = self._cluster.fabric.tiers[number]
         each = self._cluster.uplink_bytes_per_s(number) / self._rails
         for node in range(0, self._cluster.nodes, tier.nodes_below):
@@ -190,14 +190,14 @@ class _Parted:
                 self._add(below, above, each)
 
     def _add(self, one: Vertex, other: Vertex, bytes_per_s: int | Fraction) -> None:
-        """Add a link between two vertices, beside those that are there."""
+        """Add the bandwidth of a link between two vertices to that of existing links."""
         if self.graph.has_edge(one, other):
             bytes_per_s += self.graph.edges[one, other]["capacity"]
         self.graph.add_edge(one, other, capacity=bytes_per_s)
 
 
 def _explicit_cuts(cluster: Cluster) -> Iterator[Cut]:
-    """Yield the narrowest cuts between any two nodes of listed links (Gomory and Hu 1961)."""
+    """Yield the narrowest cuts between nodes of an explicit fabric (Gomory and Hu 1961)."""
     import networkx as nx
 
     graph: nx.Graph[str] = nx.Graph()

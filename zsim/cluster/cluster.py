@@ -1,4 +1,4 @@
-"""A cluster: GPUs, the links between them, how many of each. A value, not a graph."""
+"""A cluster: GPUs, the links between them, and their numbers. It is a value, not a graph."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -28,10 +28,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Operations per second that kernels of one format reach.
+    """Operations per second of kernels in one format.
 
-    `peak` is the vendor's number, for utilisation; `matmul` and `elementwise` are what kernels are
-    predicted to reach. Libraries may use matrix units for products alone whose extents are all
+    `peak` is the vendor's number, used for utilization. `matmul` and `elementwise` are predicted
+    rates of kernels. Libraries may use matrix units only for products whose extents are all
     multiples of `multiple`.
     """
 
@@ -47,19 +47,19 @@ class Rate:
                 raise ClusterError(f"rate of {self.dtype}: {name} must be more than 0")
 
     def peak_of(self, shape: tuple[int, ...]) -> int:
-        """Return the peak of products of `shape` (batch, m, n, k), with matrix units or without."""
+        """Return the peak of products of `shape` (batch, m, n, k); lower if unaligned."""
         off = any(extent % self.multiple for extent in shape[1:])
         return self.elementwise if off and len(shape) == 4 else self.peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Memory of a GPU that a training process takes beside its tensors, in bytes.
+    """GPU memory of a training process in addition to its tensors, in bytes.
 
     Attributes:
-        context_bytes: the CUDA context with the kernels that are loaded.
-        workspace_bytes: what cuBLAS works in.
-        communicator_bytes: buffers of NCCL, for each communicator that a rank is in.
+        context_bytes: the CUDA context with the loaded kernels.
+        workspace_bytes: the workspace of cuBLAS.
+        communicator_bytes: NCCL buffers of each communicator of a rank.
     """
 
     context_bytes: int = 0
@@ -72,7 +72,7 @@ class Overheads:
                 raise ClusterError(f"overheads: {name} {getattr(self, name)} must be at least 0")
 
     def total_bytes(self, communicators: int) -> int:
-        """All of it, of a rank that is in so many communicators."""
+        """Return the overhead of a rank with this number of communicators."""
         return self.context_bytes + self.workspace_bytes + communicators * self.communicator_bytes
 
 
@@ -80,14 +80,14 @@ class Overheads:
 class Gpu:
     """One accelerator: memory, its bandwidth, and rates by format.
 
-    `memory_bytes` is what the vendor prints, `visible_bytes` what the driver shows where that is
-    known; `overheads` is what tensors do not get of it. `launch` is what its host spends to issue
-    operations; constants of `kernels` have their own.
+    `memory_bytes` is the vendor's number, `visible_bytes` that of the driver, if known;
+    `overheads` are subtracted from it. `launch` is the host time to issue operations; fitted
+    constants in `kernels` have their own launch costs.
 
-    `collective_share` is the share of its multiprocessors that the kernel of one collective
-    occupies, also while it waits for its peers: 0 until somebody has measured it. With `kernels`,
-    fitted constants, kernels take what these say of their shapes, and of `rates` the peaks count
-    alone. With `measured`, everything takes the times that were measured on ranks like it.
+    `collective_share` is the fraction of its multiprocessors that the kernel of one collective
+    occupies, also while it waits for its peers; 0 if not measured. With `kernels` (fitted
+    constants), kernel times follow from these constants and the peaks in `rates`. With
+    `measured`, all times come from measurements on such ranks.
     """
 
     name: str
@@ -113,24 +113,24 @@ class Gpu:
             )
 
     def usable_bytes(self, communicators: int) -> int:
-        """Return what is left for the tensors of a rank that is in so many communicators."""
+        """Return the bytes for the tensors of a rank with this number of communicators."""
         visible = self.memory_bytes if self.visible_bytes is None else self.visible_bytes
         return max(0, visible - self.overheads.total_bytes(communicators))
 
     @property
     def launch_costs(self) -> LaunchCosts:
-        """Return what its host spends: by the fitted constants, if it has some."""
+        """Host time to issue operations: from the fitted constants, if there are any."""
         return self.launch if self.kernels is None else self.kernels.launch
 
     def timed_by(self, kernels: KernelProfile) -> "Gpu":
-        """Return this GPU with fitted constants of its kernels."""
+        """Return this GPU with the fitted constants `kernels`."""
         return replace(self, kernels=kernels)
 
     def rate(self, dtype: DType) -> Rate:
-        """Rates of `dtype`.
+        """Return the rates of `dtype`.
 
         Raises:
-            ClusterError: the GPU has none for it.
+            ClusterError: the GPU has no rates for it.
         """
         for rate in self.rates:
             if rate.dtype is dtype:
@@ -141,7 +141,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link, per direction: bytes per second and latency of one hop."""
+    """A link: bytes per second of each direction, and latency of one hop."""
 
     bytes_per_s: int
     latency_ps: int = 0
@@ -153,13 +153,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Switches that have others above them, seen as one for each group of nodes.
+    """Switches with other switches above, modelled as one switch for each group of nodes.
 
     Attributes:
         name: "leaf" or "spine".
         nodes_below: nodes below one group; on rails, the nodes that share the leaves of all rails.
-        oversubscription: capacity from below over capacity to above: 1 is none, 2 halves.
-        latency_ps: what going up from here and coming down again takes longer, in all.
+        oversubscription: capacity from below over capacity to above; 1 is full bandwidth, 2 half.
+        latency_ps: total latency added by going up from here and down again.
     """
 
     name: str
@@ -180,7 +180,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricEdge:
-    """Both directions of one link of a fabric that is given link by link, by the names of its ends.
+    """One bidirectional link of an explicit fabric, by the names of its ends.
 
     `node3` is node 3 with all its NICs; every other name is a switch.
     """
@@ -195,8 +195,8 @@ class Fabric:
     """The fabric between NICs. The top (core, spine, or the single switch) limits nothing.
 
     Attributes:
-        tiers: below the top, from the nodes up; a single switch has none.
-        edges: all links, of a kind that is given link by link.
+        tiers: tiers below the top, from the nodes up; empty for a single switch.
+        edges: all links of an explicit fabric.
     """
 
     kind: FabricKind = SINGLE_SWITCH
@@ -222,29 +222,29 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Equal nodes of equal GPUs. GPUs of a domain meet on a switch; nodes meet on a fabric.
+    """Equal nodes of equal GPUs. A switch joins the GPUs of a domain; a fabric joins nodes.
 
     Attributes:
-        switch_link: from a GPU to the switch of its domain (NVLink to NVSwitch).
-        nic_link: from a NIC to the fabric, one of `nics_per_node`.
-        cites: where each number comes from, by key.
-        fabric: what is between the NICs.
-        nodes_per_domain: nodes whose GPUs one NVSwitch joins: 1, or more in a rack of NVLink.
-        pcie_link: from a GPU to the PCIe switch that it shares with its NIC.
-        gpus_per_pcie_switch: GPUs on one PCIe switch, which goes up over one link as fast as a
-            GPU's: an assumption, that it has as many lanes up as each GPU has.
-        gpus_per_root_port: GPUs whose PCIe switches share one link, as fast, to the CPUs; None
-            where each switch has its own.
-        copies: what copies between host memory and GPUs reach of these links.
-        host: CPU memory of a node, where it is known.
-        drives: local drives of a node, where they are known.
-        board_link: what the two baseboards send each other, where a node has two: each has half of
-            the GPUs and of the NICs. Its latency comes on top of the way within a board.
+        switch_link: link of a GPU to the switch of its domain (NVLink to NVSwitch).
+        nic_link: link of a NIC to the fabric; a node has `nics_per_node` of them.
+        cites: source of each number, by key.
+        fabric: the fabric between the NICs.
+        nodes_per_domain: nodes joined by one NVSwitch domain: 1, or more in an NVLink rack.
+        pcie_link: link of a GPU to the PCIe switch that it shares with its NIC.
+        gpus_per_pcie_switch: GPUs on one PCIe switch. Its uplink is assumed to be as fast as the
+            link of one GPU.
+        gpus_per_root_port: GPUs whose PCIe switches share one link of the same speed to the CPUs;
+            None if each switch has its own.
+        copies: measured rates of copies between host memory and GPUs.
+        host: CPU memory of a node; None if unknown.
+        drives: local drives of a node; None if unknown.
+        board_link: link between the two baseboards of a node, each with half of the GPUs and NICs.
+            Its latency is added to that within a board.
         network: fitted constants of collectives; without them, rings at the speed of links.
-        has_switch: whether the GPUs of a node meet on a switch. Where they do not, each two have an
-            equal part of their links to each other, and `switch_link` is all of a GPU's together.
-        over_pcie: whether GPUs of a node reach each other over PCIe alone, of which `switch_link`
-            is a slot: nothing is reduced on the way.
+        has_switch: True if the GPUs of a node meet on a switch. Else each pair of GPUs has an equal
+            share of their links, and `switch_link` is the sum of a GPU's links.
+        over_pcie: True if the GPUs of a node are joined only by PCIe; `switch_link` is then a PCIe
+            slot, without in-network reduction.
     """
 
     name: str
@@ -328,9 +328,9 @@ class Cluster:
         return -(-self.nodes // self.nodes_per_domain)
 
     def link_share(self, ranks: int | Fraction) -> Fraction:
-        """Return the part of a GPU's links that leads to others of a group with `ranks` on a node.
+        """Return the fraction of a GPU's links that lead to its group with `ranks` ranks on a node.
 
-        Where there is no switch, two GPUs have no more than the links between them.
+        Without a switch, two GPUs have only the links between them.
         """
         others = self.gpus_per_node - 1
         if self.has_switch or ranks <= 1 or not others:
@@ -349,11 +349,11 @@ class Cluster:
 
     @property
     def node_bytes_per_s(self) -> int:
-        """Return what all NICs of a node send together."""
+        """Bytes per second that all NICs of a node send together."""
         return self.nics_per_node * self.nic_link.bytes_per_s
 
     def uplink_bytes_per_s(self, tier: int) -> Fraction:
-        """Return what a full group of the fabric's tier number `tier` sends up, over all rails."""
+        """Return the uplink bandwidth of a full group of tier `tier`, over all rails."""
         found = Fraction(self.fabric.tiers[tier].nodes_below * self.node_bytes_per_s)
         for each in self.fabric.tiers[: tier + 1]:
             found /= each.oversubscription
@@ -361,7 +361,7 @@ class Cluster:
 
 
 def unknown_cluster(name: str, ranks: int, *, memory_bytes: int) -> Cluster:
-    """Return ranks of which nothing is known but their memory: real ones need no rates or links."""
+    """Return ranks with known memory alone; real ranks need no rates or links."""
     link = Link(bytes_per_s=1)
     return Cluster(
         name=name,

@@ -1,6 +1,6 @@
-"""Kinds of fabrics: how the NICs of different nodes (or domains) meet.
+"""Kinds of fabrics: how the NICs of different nodes (or domains) are connected.
 
-A kind is what all fabrics of it have in common; `zsim.cluster.files.fabric` reads files of each.
+A kind holds the properties that its fabrics share; `zsim.cluster.files.fabric` reads fabric files.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -12,13 +12,13 @@ class FabricKind:
     """One kind of fabric.
 
     Attributes:
-        name: as files of fabrics say it.
-        has_tiers: it may have tiers of switches; needs_tiers: it has at least one.
-        has_edges: it is given link by link, with no tiers.
-        leaf_rails: each leaf is one switch for every rail (number of a NIC in its node).
+        name: name of the kind in fabric files.
+        has_tiers: it may have tiers of switches; needs_tiers: it has at least one tier.
+        has_edges: it is a list of links, without tiers.
+        leaf_rails: each leaf has one switch for every rail (index of a NIC in its node).
         rails_meet: NICs of different rails reach each other over the fabric.
-        above_nics: what NICs are plugged into where there are no tiers.
-        summary: the fabric in words, in which {edges} is the number of links listed; or the name.
+        above_nics: name of the level above the NICs if there are no tiers.
+        summary: text about the fabric, where {edges} is the number of links; if empty, the name.
     """
 
     name: str
@@ -34,12 +34,12 @@ class FabricKind:
         return self.name
 
     def as_json(self) -> object:
-        """Return the form of the kind in files of jobs: its name, or all of it if it is new."""
+        """Return the JSON of the kind in job files: its name, or all its fields if it is new."""
         return self.name if self in SHIPPED else asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> "FabricKind":
-        """Return the kind that `as_json` made `value` from."""
+        """Return the kind from the JSON that `as_json` returned."""
         for kind in SHIPPED:
             if value == kind.name:
                 return kind
@@ -55,11 +55,11 @@ class FabricKind:
 
     @property
     def on_rails(self) -> bool:
-        """True if bytes leave a node on the rail on which they enter the other."""
+        """True if bytes leave a node on the same rail on which they enter the other node."""
         return self.leaf_rails or not self.rails_meet
 
     def has_rails(self, tier: int) -> bool:
-        """Return whether a group of tier number `tier` is one switch for each rail."""
+        """Return True if a group of the tier at index `tier` has one switch for each rail."""
         return not self.rails_meet or (self.leaf_rails and not tier)
 
 
@@ -77,7 +77,7 @@ RAIL_OPTIMIZED = FabricKind(
 RAIL_ONLY = FabricKind(
     name="rail_only", has_tiers=True, rails_meet=False, above_nics="switch of its rail"
 )
-"""One network for each NIC number; what changes rails does it inside a node."""
+"""One network for each NIC number; bytes change rails only inside a node."""
 
 EXPLICIT = FabricKind(
     name="explicit", has_edges=True, above_nics="fabric", summary="{edges} links as listed"

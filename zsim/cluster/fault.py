@@ -1,6 +1,6 @@
-"""Faults of a cluster, and jobs that share it. Values; the simulation says what they cost.
+"""Faults of a cluster, and other jobs on it. They are values; the simulation applies them.
 
-Times count from the start of the first step. A factor says how many times slower something is.
+Times start at the first step. A factor is how many times slower something is.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from math import inf
 
 
 class FaultError(ValueError):
-    """A fault that cannot be; the message starts with the name of the field."""
+    """Invalid fault; the message starts with the name of the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """From `start_ps` until just before `end_ps`; without an end, for ever."""
+    """From `start_ps` until just before `end_ps`; None means forever."""
 
     start_ps: int = 0
     end_ps: int | None = None
@@ -26,7 +26,7 @@ class Window:
             raise FaultError(f"end: {self.end_ps} must be later than the start, {self.start_ps}")
 
     def holds(self, at_ps: int) -> bool:
-        """Return whether `at_ps` lies in it."""
+        """Return True if `at_ps` is in the window."""
         return self.start_ps <= at_ps and (self.end_ps is None or at_ps < self.end_ps)
 
 
@@ -69,10 +69,10 @@ class SlowSwitchLink(_Slower):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowUplinks(_Slower):
-    """What group number `group` of a tier sends up and gets down is divided by `factor`.
+    """Divide the bandwidth between group `group` of a tier and the tier above by `factor`.
 
-    `tier` counts from the nodes. Where the group has a switch for each rail, the one of `rail` is
-    slow, or without a rail all of them.
+    `tier` counts from the nodes. If the group has a switch for each rail, only the switch of
+    `rail` is slow, or all if `rail` is None.
     """
 
     tier: int
@@ -90,7 +90,7 @@ class SlowEdge(_Slower):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadNic:
-    """One NIC does not work; its GPUs use the next one of the node that does."""
+    """One NIC does not work; its GPUs use the next working NIC of the node."""
 
     node: int
     nic: int
@@ -110,9 +110,9 @@ class DeadSwitchLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadUplinks:
-    """All links up from a group of a tier, or from its switch of one rail, do not work.
+    """All uplinks of a group of a tier, or of its switch of one rail, do not work.
 
-    On rails the group's nodes use other rails; elsewhere it is cut off.
+    On rails, the nodes of the group use other rails; elsewhere the group is disconnected.
     """
 
     tier: int
@@ -123,7 +123,7 @@ class DeadUplinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadEdge:
-    """One link of an explicit fabric does not work; bytes take the fewest hops that are left."""
+    """One link of an explicit fabric does not work; bytes take the shortest remaining path."""
 
     source: str
     target: str
@@ -132,11 +132,11 @@ class DeadEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter:
-    """Every kernel of every rank takes its own time: log-normal, with median 1.
+    """Random duration of every kernel of every rank: a log-normal factor with median 1.
 
-    `deviation` is that of the logarithm, so about the relative one. Drawn from the seed of the run
-    and the rank, step and operation, in no order. No two ranks are alike then: the simulation costs
-    as much as it has ranks.
+    `deviation` is the standard deviation of the logarithm, so about the relative one. The factor
+    depends only on the seed of the run, the rank, the step and the operation. All ranks then
+    differ, so the cost of the simulation grows with the number of ranks.
     """
 
     deviation: float
@@ -156,7 +156,7 @@ Fault = SlowGpu | Slow | Dead | Jitter
 class Neighbour:
     """Another job: a ring over the nodes from `first_node` to `last_node`, through all their NICs.
 
-    Every NIC sends and receives `bytes_per_s` if it can; what the links lack is shared fairly.
+    Every NIC sends and receives `bytes_per_s` if possible; overloaded links are shared fairly.
     """
 
     first_node: int

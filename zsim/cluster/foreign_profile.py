@@ -1,7 +1,7 @@
-"""Fitted constants of one kind of GPU on a cluster of another, by their names.
+"""Detect constants fitted to one kind of GPU on a cluster with another GPU, by their names.
 
-Shares of a peak or of a bandwidth that one GPU reaches say little of another. Nothing prevents it,
-since people name their GPUs freely: whoever states how far to trust a prediction asks here first.
+Fractions of a peak or bandwidth on one GPU do not transfer well to another. zsim allows them, since
+users name their GPUs freely; code that reports the error of a prediction checks for them here.
 """
 
 import re
@@ -9,18 +9,19 @@ import re
 from zsim.cluster.cluster import Cluster
 
 SOFTWARE_WORDS = ("timed",)
-"""Parts of profile names that name software or a measurement; years count too."""
+"""Parts of profile names that refer to software or a measurement; years count, too."""
 
 
 CARD_WORDS = frozenset(("pcie", "nvl"))
-"""Parts of GPU names that name a card: its clocks, memory and links are not those of the module."""
+"""Parts of GPU names of PCIe cards, whose clocks, memory and links differ from the module's."""
 
 
 def is_for(profile: str, gpu: str) -> bool:
-    """Return True if the constants called `profile` are of the GPU called `gpu`.
+    """Return True if the constants called `profile` are for the GPU called `gpu`.
 
-    Its name has all parts of theirs: h100_hbm2e is for H100-SXM5-96GB-HBM2e; h100/aws_p5 names a
-    system after the GPU. Constants of a module are not for a card: h100 is not for H100-PCIe-80GB.
+    The name of the GPU must contain all parts of the profile's: h100_hbm2e is for
+    H100-SXM5-96GB-HBM2e. A system after a slash is ignored, as in h100/aws_p5. Constants of a
+    module are not for a card: h100 is not for H100-PCIe-80GB.
     """
     there = set(re.split(r"[^a-z0-9]+", gpu.lower()))
     kind, _, _ = profile.lower().partition("/")
@@ -31,10 +32,10 @@ def is_for(profile: str, gpu: str) -> bool:
 
 
 def foreign_profiles(cluster: Cluster) -> dict[str, str]:
-    """Return constants of `cluster` that are of other GPUs: their names, by key of a scenario.
+    """Return the constants of `cluster` that were fitted to other GPUs: names by scenario key.
 
-    Measured times replace constants, so a measured GPU has none. Constants without a name come from
-    nowhere in particular.
+    A measured GPU has none, since measured times replace constants. Constants without a name are
+    not reported.
     """
     gpu = cluster.gpu
     if gpu.measured is not None:

@@ -1,8 +1,8 @@
-"""What copies, kernels on host threads and drive traffic of a node share, as links.
+"""Shared links of the host side of a node: for copies, kernels on host threads, and drives.
 
-Beside the PCIe links that bytes pass (`zsim.cluster.links`): measured rates of copies for each root
-port, the bandwidth of host memory, the cores of the CPUs, and the drives. A link that both
-directions or several kinds of traffic share has one number for all of them.
+They are in addition to the PCIe links of `zsim.cluster.links`: measured copy rates of each root
+port, the bandwidth of host memory, the cores of the CPUs, and the drives. A link shared by both
+directions, or by several kinds of traffic, has one number for all of them.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ IO_REQUESTS = "I/O requests"
 
 
 class HostWork(StrEnum):
-    """Work that offloading gives to the host side of a node."""
+    """Work of offloading on the host side of a node."""
 
     KERNELS = "kernels on the host"
     COPIES = "copies to and from the host"
@@ -53,19 +53,19 @@ class HostFlow(StrEnum):
 
     @property
     def work(self) -> HostWork:
-        """Return what it is to the host side."""
+        """Kind of work of this traffic."""
         if self in (HostFlow.COPY_OUT, HostFlow.COPY_IN):
             return HostWork.COPIES
         return HostWork.KERNELS if self is HostFlow.KERNEL else HostWork.FILES
 
     @property
     def writes_drives(self) -> bool:
-        """Return whether it writes to drives."""
+        """True if the traffic writes to drives."""
         return self in {HostFlow.WRITE, HostFlow.WRITE_DIRECT}
 
 
 class Level(StrEnum):
-    """Places of which each has a link of its own."""
+    """Places that have links of their own."""
 
     RANK = "rank"
     PCIE_SWITCH = "PCIe switch"
@@ -74,7 +74,7 @@ class Level(StrEnum):
 
 
 Hop = tuple[str, Level]
-"""The name of a link on the way, and what it belongs to."""
+"""Name of a link on a path, and the place that it belongs to."""
 
 
 def host_links(cluster: Cluster) -> Iterator[LinkClass]:
@@ -116,10 +116,10 @@ def _link(
 
 
 def path(cluster: Cluster, flow: HostFlow) -> tuple[Hop, ...]:
-    """Return the links that `flow` of a rank takes; nothing for copies where no PCIe is described.
+    """Return the links on the path of `flow` of a rank; empty for copies without known PCIe.
 
     Raises:
-        ClusterError: the node lacks what the flow needs.
+        ClusterError: the node has no hardware for the flow.
     """
     match flow:
         case HostFlow.COPY_OUT | HostFlow.COPY_IN:
@@ -155,18 +155,18 @@ def _copy(cluster: Cluster, *, outward: bool) -> Iterator[Hop]:
 
 def _drives(cluster: Cluster, flow: HostFlow) -> tuple[Hop, ...]:
     drives = need_drives(cluster)
-    drives.rate(writes=False)  # what the time of drives is counted by
+    drives.rate(writes=False)  # this rate is the unit of drive time
     drives.rate(writes=flow.writes_drives)
     way = TO_DRIVES if flow.writes_drives else FROM_DRIVES
     return (way, Level.NODE), (DRIVES_BUSY, Level.NODE), (IO_REQUESTS, Level.RANK)
 
 
 def load_of(cluster: Cluster, flow: HostFlow, link: str) -> Fraction:
-    """Return what a byte of `flow` takes of `link`, in bytes of its bandwidth.
+    """Return the bandwidth of `link` that a byte of `flow` uses, in bytes.
 
-    A drive is busy with a written byte as many times longer than with a read one as it writes
-    slower, and not with two at once: ZeRO-Infinity (arXiv 2104.07857), figure 5c, whose steps
-    overlap reads and writes and take as long as both together.
+    A written byte keeps a drive busy longer than a read one, by the ratio of read to write
+    bandwidth, and reads and writes do not overlap: in ZeRO-Infinity (arXiv 2104.07857), figure
+    5c, steps that overlap both take the sum of their times.
     """
     if link == DRIVES_BUSY and flow.writes_drives:
         drives = need_drives(cluster)
@@ -175,10 +175,10 @@ def load_of(cluster: Cluster, flow: HostFlow, link: str) -> Fraction:
 
 
 def need_cpu(cluster: Cluster) -> Host:
-    """Return the host of a node whose CPUs are described.
+    """Return the host of a node with known CPUs.
 
     Raises:
-        ClusterError: they are not.
+        ClusterError: the host or its CPUs are unknown.
     """
     host = cluster.host
     if host is None or host.cpu is None:
@@ -193,7 +193,7 @@ def need_drives(cluster: Cluster) -> Drives:
     """Return the drives of a node.
 
     Raises:
-        ClusterError: it has none.
+        ClusterError: the node has no drives.
     """
     if cluster.drives is None:
         raise ClusterError(f"drives: {cluster.name} describes none, NVMe needs them")

@@ -1,4 +1,4 @@
-"""The CPU side of a node: memory, processors, copies to and from GPUs, and local drives."""
+"""The host side of a node: memory, processors, copies to and from GPUs, and local drives."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +18,7 @@ class HostKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
-    """The processors of a node, and what its kernels reach of the host memory's bandwidth.
+    """The processors of a node, and the fraction of memory bandwidth that their kernels reach.
 
     Attributes:
         adam_share: Adam in one pass over all states (DeepSpeed's CPU Adam), with all cores.
@@ -40,15 +40,15 @@ class Cpu:
                 raise ClusterError(f"cpu: {name} {share} must be more than 0 and at most 1")
 
     def share(self, kernel: HostKernel) -> Fraction:
-        """Return the part of the host memory's bandwidth that `kernel` reaches on all cores."""
+        """Return the fraction of the host memory's bandwidth that `kernel` reaches on all cores."""
         return self.adam_share if kernel is HostKernel.ADAM else self.elementwise_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The memory of a node's CPUs, its bandwidth, and what of it may be pinned.
+    """The memory of a node's CPUs, its bandwidth, and the maximum of pinned memory.
 
-    Without `pinned_bytes` all of it may be; without `cpu` nothing runs on host threads.
+    Without `pinned_bytes` all memory may be pinned; without `cpu` nothing runs on host threads.
     """
 
     memory_bytes: int
@@ -70,12 +70,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRates:
-    """Copies between pinned host memory and GPUs behind one root port, as measured.
+    """Measured copies between pinned host memory and GPUs behind one root port.
 
     Attributes:
         to_gpu_bytes_per_s, from_gpu_bytes_per_s: one direction while the other is idle.
         both_ways_bytes_per_s: each direction while both are busy.
-        latency_ps: what a copy takes beside its bytes.
+        latency_ps: time of a copy in addition to its bytes.
     """
 
     to_gpu_bytes_per_s: int
@@ -99,12 +99,12 @@ class CopyRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drives:
-    """The equal local NVMe drives of a node; bytes and, where known, rates of one.
+    """The equal local NVMe drives of a node; numbers are for one drive.
 
     Attributes:
-        latency_ps: of one small read, from the request to the data.
-        stripe_bytes: neighbouring bytes on one drive, where files are striped over all (RAID 0).
-        endurance_bytes: what may be written to a drive in its life, as its vendor rates it.
+        latency_ps: latency of one small read, from the request to the data.
+        stripe_bytes: contiguous bytes on one drive, if files are striped over all (RAID 0).
+        endurance_bytes: bytes that may be written to a drive in its life, as rated by the vendor.
     """
 
     count: int
@@ -132,14 +132,14 @@ class Drives:
 
     @property
     def total_bytes(self) -> int:
-        """Return what all of them hold."""
+        """Capacity of all drives together."""
         return self.count * self.capacity_bytes
 
     def rate(self, *, writes: bool) -> int:
         """Return bytes per second of one drive.
 
         Raises:
-            ClusterError: nobody has published it.
+            ClusterError: the rate was not published.
         """
         found = self.write_bytes_per_s if writes else self.read_bytes_per_s
         if found is None:

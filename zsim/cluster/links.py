@@ -1,6 +1,6 @@
-"""The links of a cluster by class: what each joins, how many there are, how fast they are.
+"""The links of a cluster by class: their ends, number and speed.
 
-This is the only list of them: tables and pictures show it, and the simulation numbers it.
+It is the only list of links: tables and pictures show it, and the simulation numbers its links.
 """
 
 import re
@@ -19,7 +19,7 @@ FROM_ROOT_TO_HOST, FROM_HOST_TO_ROOT = "root->host", "host->root"
 BOARD = "board->board"
 TO_NIC, FROM_NIC = "switch->nic", "nic->switch"
 NETWORK = "network"
-"""Above the last tier."""
+"""Name of the level above the last tier."""
 _NODE = re.compile(r"node(\d+)")
 
 
@@ -28,14 +28,13 @@ class LinkClass:
     """Equal links between `source` and `target`.
 
     Attributes:
-        count: how many there are.
-        link: one of them, per direction, in whole bytes per second; `bytes_per_s` is exact.
-        hops: names of what they are on the way, by direction: those of a NIC carry the same bytes
-            at the same rate, so they limit as one. Both directions of a name are told apart by
-            number.
-        loads: how many of each of `hops` may carry different bytes. There are `multiple` links of
-            each load.
-        carries_bytes: whether what it carries is counted in bytes; else it stands for busy time.
+        count: number of links.
+        link: one link, per direction, in whole bytes per second; `bytes_per_s` is exact.
+        hops: names of the hops on a path, by direction. Hops of a NIC carry the same bytes at the
+            same rate, so they count as one limit. A number distinguishes both directions of a name.
+        loads: number of links of each name in `hops` with a different load. Each load has
+            `multiple` links.
+        carries_bytes: True if its traffic is counted in bytes; False if it represents busy time.
     """
 
     source: str
@@ -52,11 +51,11 @@ class LinkClass:
 def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
     """Yield all classes of links, from the GPUs up.
 
-    Links of GPUs to their switch and to PCIe are numbered by rank; of PCIe switches to the host, or
-    to the root port that several share, each as fast as a GPU's, by node and switch; between
-    boards, two by node; NICs, by node and bundle; uplinks of each tier, by group and perhaps rail,
-    also where a group lacks nodes.
-    Each edge of a fabric that is given link by link is a class of its own.
+    Links of GPUs to their switch and to PCIe are numbered by rank. Links of PCIe switches to the
+    host, or to a shared root port, are as fast as a GPU's, and numbered by node and switch. Links
+    between boards are two per node. NICs are numbered by node and bundle; uplinks of each tier by
+    group (also an incomplete one) and by rail, if it has rails. Each edge of an explicit fabric is
+    a class.
     """
     ranks, nodes = cluster.ranks, cluster.nodes
     yield _equal("GPU", "NVSwitch", ranks, cluster.switch_link, hops=((TO_SWITCH,), (FROM_SWITCH,)))
@@ -104,7 +103,7 @@ def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
 
 
 def summed_up(classes: Iterable[LinkClass]) -> tuple[LinkClass, ...]:
-    """Return classes with those as one that join the same and are as fast, in order."""
+    """Merge classes with the same ends and speed, in order of their first."""
     counts: Counter[tuple[str, str, Link]] = Counter()
     firsts: dict[tuple[str, str, Link], LinkClass] = {}
     for each in classes:
@@ -133,7 +132,7 @@ def _end(name: str) -> str:
 
 
 def above_nics(cluster: Cluster) -> str:
-    """Return what NICs are plugged into."""
+    """Return the name of the level above the NICs."""
     fabric = cluster.fabric
     if fabric.tiers:
         return fabric.tiers[0].name
@@ -141,27 +140,27 @@ def above_nics(cluster: Cluster) -> str:
 
 
 def top_name(cluster: Cluster) -> str:
-    """Return the level above the last tier: what is above leaves is spines, above these cores."""
+    """Return the name of the top level: cores above spines, else spines."""
     return "core" if len(cluster.fabric.tiers) > 1 else "spine"
 
 
 def rails(cluster: Cluster, tier: int) -> int:
-    """Return the switches of a tier over one group of nodes: one for each rail, or one in all."""
+    """Return the switches of a tier above one group of nodes: one for each rail, or one in all."""
     return cluster.nics_per_node if has_rails(cluster, tier) else 1
 
 
 def has_rails(cluster: Cluster, tier: int) -> bool:
-    """Return whether a group of `tier` is one switch for each rail."""
+    """Return True if a group of `tier` has one switch for each rail."""
     return cluster.fabric.kind.has_rails(tier)
 
 
 def rail_count(cluster: Cluster) -> int:
-    """Return the bundles of NICs of a node: those that serve the same GPUs are one."""
+    """Return the bundles of NICs of a node; NICs that serve the same GPUs are one bundle."""
     return min(cluster.gpus_per_node, cluster.nics_per_node)
 
 
 def edges_in_use(cluster: Cluster) -> list[FabricEdge]:
-    """Return the edges of the fabric without those of nodes that the cluster does not have."""
+    """Return the edges of the fabric, except those of nodes beyond the cluster."""
     return [
         edge
         for edge in cluster.fabric.edges

@@ -1,1 +1,1 @@
-"""The search for the best setting: which there are, which cannot win, which is tried next."""
+"""The search for the best setting: the candidates, their bounds, and the order of trials."""

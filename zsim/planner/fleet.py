@@ -1,4 +1,4 @@
-"""GPUs that may be used, and how they are dealt out to axes."""
+"""GPUs that a setting may use, and their division into parallel axes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ Changes = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """GPUs of one kind: how many, how many of them are on a node, and the changes that say so."""
+    """GPUs of one kind: their number, the GPUs per node, and the changes that select them."""
 
     gpus: int
     gpus_per_node: int
@@ -17,13 +17,13 @@ class Fleet:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the GPUs are on."""
+        """Number of nodes of the GPUs."""
         return -(-self.gpus // self.gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """Ranks of the axes beside the data axis, and of it those that share a sequence."""
+    """Degrees of the axes other than data; `context` ranks of the data axis share a sequence."""
 
     tensor: int
     pipeline: int
@@ -31,7 +31,7 @@ class Degrees:
     context: int = 1
 
     def data(self, gpus: int) -> int | None:
-        """Return the ranks that are left for the data axis; None if the axes do not fill GPUs."""
+        """Return the degree of the data axis; None if the axes do not divide the GPUs."""
         data, left = divmod(gpus, self.tensor * self.pipeline * self.replicate)
         if left or data % self.context:
             return None

@@ -1,12 +1,12 @@
-"""Settings that nothing beats: the Pareto front of several figures, all of which are minimized."""
+"""Pareto front of several figures that are all minimized."""
 
 from collections.abc import Sequence
 
 
 def front(figures: Sequence[tuple[float, ...]]) -> list[int]:
-    """Return the places of those that no other is at least as good as in all; best first figure.
+    """Return the indices of the Pareto front, sorted by the first figure.
 
-    Of equal ones the first stays.
+    Of equal entries, only the first is kept.
     """
     order = sorted(range(len(figures)), key=lambda place: (figures[place], place))
     found: list[int] = []

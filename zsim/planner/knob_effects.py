@@ -1,4 +1,4 @@
-"""Options of runtimes by what their values change: memory, or lower bounds of a step."""
+"""Options of runtimes by the effect of their values: on memory, or on lower bounds of a step."""
 
 ADDS = frozenset(
     {
@@ -10,11 +10,12 @@ ADDS = frozenset(
         "fsdp2.forward_prefetch",
     }
 )
-"""Options whose other values gather sooner or free later than their defaults do.
+"""Options whose other values gather earlier or free later than their defaults.
 
-What a rank has alive beside buffers of collectives is as much, or more: where that fills the
-memory, it does with these values. Of buffers a model of few layers may need less: one that keeps
-what it gathered gathers nothing while it reduces. So where these lack memory nothing is certain.
+With these values, a rank keeps at least as much memory outside buffers of collectives: if that
+fills the memory by default, it does with these values, too. Buffers may shrink for a model of few
+layers: a rank that keeps gathered parameters gathers nothing during reductions. So if only buffers
+exceed the memory, these values may still fit.
 """
 
 LEANER = frozenset(
@@ -28,8 +29,8 @@ LEANER = frozenset(
         "deepspeed.zero_hpz_partition_size",
     }
 )
-"""Options with values that lower bounds of a step below those of their defaults: they send or copy
-less, or slow kernels beside them for less time."""
+"""Options with values whose lower bound of a step is below that of their defaults: they send or
+copy less, or slow down concurrent kernels for less time."""
 
 GATHERING_LESS = frozenset({"nanotron.tp_recompute_allgather"})
-"""Options with values that lower them by collectives of the tensor axis."""
+"""Options with values that lower the bound by collectives of the tensor axis."""

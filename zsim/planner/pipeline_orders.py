@@ -1,4 +1,4 @@
-"""Orders of a pipeline among which a search chooses, beside one forward, one backward."""
+"""Pipeline schedules that a search considers in addition to 1F1B."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -8,20 +8,20 @@ FSDP2_SCHEDULE = "zero.fsdp2.pipeline_schedule"
 MEGATRON_CHUNK = "zero.megatron.num_layers_per_virtual_pipeline_stage"
 
 FSDP2_ORDERS = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
-"""With two chunks of layers on each stage, as many as there are by default."""
+"""Schedules with two chunks of layers on each stage, the default number."""
 
 IN_TWO_PARTS = frozenset(FSDP2_ORDERS[1:])
-"""Those whose backwards are in two parts."""
+"""Schedules with a backward in two parts."""
 
 LAYERS_OF_CHUNK = (4, 2, 1)
-"""Layers of a chunk of Megatron-LM, as in NVIDIA's recipes for H100 (github.com/NVIDIA/
-dgxc-benchmarking, v25.02). Smaller chunks leave stages idle for less time and send more often."""
+"""Layers of a chunk in Megatron-LM, as in NVIDIA's recipes for H100 (github.com/NVIDIA/
+dgxc-benchmarking, v25.02). Smaller chunks make bubbles shorter and send more often."""
 
 
 def _fsdp2(pipeline: int, layers: int) -> Iterator[Changes]:
     del pipeline, layers
     for each in FSDP2_ORDERS:
-        # What is freed after forward is not modelled with several chunks.
+        # zsim does not model freeing parameters after forward with several chunks.
         yield {FSDP2_SCHEDULE: each, "zero.fsdp2.reshard_after_forward": False}
 
 
@@ -36,13 +36,13 @@ _ORDERS: Mapping[str, tuple[str, Callable[[int, int], Iterator[Changes]]]] = {
     "fsdp2": (FSDP2_SCHEDULE, _fsdp2),
     "megatron": (MEGATRON_CHUNK, _megatron),
 }
-"""The option that names the order, and all orders but the default, by runtime."""
+"""The option that selects the schedule, and all schedules except the default, by runtime."""
 
 
 def orders(runtime: str, *, pipeline: int, layers: int, fixed: Changes) -> tuple[Changes, ...]:
-    """Return what each order changes, that of the default first, as far as `fixed` leaves it open.
+    """Return the changes of each schedule, the default first, that are compatible with `fixed`.
 
-    `layers` are those of the whole model.
+    `layers` is the number of layers of the whole model.
     """
     if pipeline == 1 or runtime not in _ORDERS:
         return ({},)
@@ -56,15 +56,16 @@ def orders(runtime: str, *, pipeline: int, layers: int, fixed: Changes) -> tuple
 
 
 def order_of(changes: Changes) -> object:
-    """Return the name of the order among changes; None for the default."""
+    """Return the schedule among changes; None for the default."""
     return next((changes[name] for name, _ in _ORDERS.values() if name in changes), None)
 
 
 def goes_with(changes: Changes, *, checkpoints: str, context: int) -> bool:
-    """Tell whether what a group changes is modelled with checkpoints and ranks of a sequence.
+    """Return True if the changes of a group are modelled with these checkpoints and context ranks.
 
-    A backward of two parts runs nothing again and shares no sequence (`zsim.runtimes.fsdp2`), and
-    products of Megatron-LM that run beside collectives are of blocks that are not run again.
+    A backward in two parts supports no recomputation and no shared sequences
+    (`zsim.runtimes.fsdp2`). Products of Megatron-LM that overlap collectives support no
+    recomputation of blocks.
     """
     if changes.get(FSDP2_SCHEDULE) in IN_TWO_PARTS:
         return checkpoints == "none" and context == 1

@@ -6,13 +6,13 @@ from zsim.planner.pipeline_orders import order_of
 from zsim.planner.space import SettingGroup
 
 FIRST_RUNTIME = "fsdp2"
-"""Runtime whose plain settings are simulated before other runtimes'."""
+"""Runtime whose plain settings are simulated before those of other runtimes."""
 
 STAGES = frozenset({1, 3})
 CHECKPOINTING = frozenset({"none", "full"})
 
 MOST_TENSOR = 8
-"""Largest degree of the tensor axis in a plain setting."""
+"""Maximum degree of the tensor axis in a plain setting."""
 
 PIPELINE = 4
 """Degree of the pipeline axis in the last plain setting of a runtime."""
@@ -22,13 +22,13 @@ _Key = tuple[str, int, str]
 
 
 def plain_settings(groups: Sequence[SettingGroup]) -> list[list[int]]:
-    """Return the places of groups whose defaults are plain settings, in the order to simulate them.
+    """Return the indices of groups whose defaults are plain settings, in the order to simulate.
 
     A plain setting keeps all states on the device, uses all GPUs, and has the smallest micro-batch
-    and the default order of its pipeline. Each runtime has one for each stage 3 and 1 and with full
-    and no checkpointing. The first list has them with as few tensor and pipeline ranks as may fit,
-    the second with the tensor ranks of a node, the third with stages of a pipeline on top. Where
-    the question fixes other values, those are plain.
+    and the default order of its pipeline. Each runtime has one for each of the stages 3 and 1, with
+    full and with no checkpointing. The first list has as few tensor and pipeline ranks as possible,
+    the second the tensor ranks of a node, the third also pipeline stages. If the question fixes
+    other values, these are plain.
     """
     alike = _smallest(groups)
     found: list[list[int]] = [[], [], []]
@@ -49,7 +49,7 @@ def _order(key: _Key) -> tuple[object, ...]:
 
 
 def _smallest(groups: Sequence[SettingGroup]) -> dict[_Key, dict[tuple[int, int], int]]:
-    """Return the place of the plainest group by runtime, stage and checkpoints, and by degrees."""
+    """Return the index of the plainest group by (runtime, stage, checkpointing), and by degrees."""
     gpus = max((each.fleet.gpus for each in groups), default=0)
     usable = [
         (place, group)
@@ -80,7 +80,7 @@ def _size(group: SettingGroup) -> tuple[object, ...]:
 
 
 def _degrees(known: Set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the degrees of tensor and pipeline ranks: fewest, of a node, with a pipeline."""
+    """Yield tensor and pipeline degrees: the fewest, those of a node, and those with a pipeline."""
     yield min(known, key=lambda each: (each[0] * each[1], each))
     tensor = max((each for each, _ in known if each <= MOST_TENSOR), default=0)
     yield tensor, min((stages for each, stages in known if each == tensor), default=0)

@@ -1,15 +1,15 @@
-"""Knobs of each runtime, and the values of them that a search tries."""
+"""Knobs of each runtime, and their values that a search tries."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from zsim.planner.fleet import Degrees, Fleet
 
 Knobs = Mapping[str, Sequence[object]]
-"""Values of options by name; the first is the default, which is not written down."""
+"""Values of options by name; the first is the default, which settings omit."""
 
 
 def no_knobs(fleet: Fleet, stage: int, degrees: Degrees) -> Knobs:
-    """Return none: a runtime that is not in `KNOBS` has its defaults."""
+    """Return no knobs: a runtime that is not in `KNOBS` uses its defaults."""
     del fleet, stage, degrees
     return {}
 
@@ -26,7 +26,7 @@ def _fsdp1(fleet: Fleet, stage: int, degrees: Degrees) -> Knobs:
 
 def _fsdp2(fleet: Fleet, stage: int, degrees: Degrees) -> Knobs:
     del stage
-    if degrees.pipeline > 1:  # a stage reduces once, and prefetches nothing
+    if degrees.pipeline > 1:  # a stage reduces once, without prefetching
         return {"reshard_after_forward": (True, False)}
     inner = fleet.gpus_per_node // degrees.tensor
     spreads = fleet.nodes > 1 and degrees.replicate == 1 and inner > 1
@@ -73,4 +73,4 @@ KNOBS: Mapping[str, Callable[[Fleet, int, Degrees], Knobs]] = {
     "megatron": _megatron,
     "nanotron": _nanotron,
 }
-"""Options of each runtime that a search varies; one that is not here has its defaults."""
+"""Options of each runtime that a search varies; all others keep their defaults."""

@@ -1,8 +1,8 @@
-"""Branch and bound over groups of settings: what is tried next, and what cannot win any more.
+"""Branch and bound over groups of settings: choose the next trial, and exclude groups.
 
-A group whose lower bound is no better than what was found is left out (Land and Doig 1960, "An
-automatic method of solving discrete programming problems"). Groups are tried in the order of
-estimates, which speeds the search up and decides nothing.
+A group is excluded if its lower bound is not better than the best value found (Land and Doig 1960,
+"An automatic method of solving discrete programming problems"). Groups are tried in the order of
+estimates, which make the search faster but do not change its result.
 """
 
 from collections import defaultdict, deque
@@ -11,44 +11,43 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 FRONT_EVERY = 5
-"""One of so many trials looks for less memory instead of a better value."""
+"""Period of trials that look for less memory instead of a better value."""
 
 FRONT_STEP = 0.85
-"""It looks for settings whose bound on memory is so many times the least that was found."""
+"""Such a trial needs a memory bound below this fraction of the least memory found."""
 
 FRONT_MOST = 12
-"""No more trials than these look for less memory."""
+"""Maximum number of trials spent on less memory."""
 
 GAP_EVERY = 3
-"""One of so many trials is of the group whose bound leaves the largest gap."""
+"""Period of trials of the group whose bound leaves the largest gap."""
 
 LEAST_MOST = 24
-"""Families that are tried before settings that were held back are considered."""
+"""Number of families to try before settings that are held back are added."""
 
 UNFIT_STEP = 0.05
-"""A setting that did not fit puts off others of its group by such a share."""
+"""Penalty of a group for each of its settings that did not fit, as a fraction."""
 
 TIGHT = 1.25
-"""What is expected not to fit is put off as if it took so many times longer."""
+"""Penalty factor of settings that are expected not to fit."""
 
 BESIDE = 0.05
-"""Share of the memory that is expected on top of a bound, before anything was simulated."""
+"""Fraction of the memory expected in addition to a bound, before any simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingBranch:
-    """A group of settings, as a search sees it.
+    """A group of settings as a branch of the search.
 
     Attributes:
-        bound: no setting of the group has a lower value, as far as its knobs were looked at.
-        floor: none has a lower one, whatever the knobs.
-        memory_bytes: none needs less device memory.
-        settings: how many there are.
-        family: groups of one family are as far above their bounds.
-        likely: how many times its bound a setting is expected to come to, before one of the family
-            was tried.
-        larger: by setting, those that keep as much in memory as it does, or more, beside buffers of
-            collectives.
+        bound: lower bound of the values of all its settings, for the knobs considered so far.
+        floor: lower bound for any knobs.
+        memory_bytes: lower bound of their device memory.
+        settings: number of settings.
+        family: key of branches whose values exceed their bounds by similar factors.
+        likely: expected ratio of a value to its bound, before a branch of the family was tried.
+        larger: for each setting, the settings that keep at least as much memory, without the
+            buffers of collectives.
     """
 
     bound: float
@@ -62,16 +61,16 @@ class SettingBranch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a setting came to.
+    """Result of simulating one setting.
 
     Attributes:
-        value: what is minimized; None where it could not be run.
-        is_answer: whether it fits and keeps every limit.
+        value: value to minimize; None if it could not run.
+        is_answer: True if it fits and meets every limit.
         memory_bytes: device memory that it needs.
-        memory_share: the same over what there is.
-        is_unsure: whether it is an answer that may not fit: others win that surely fit.
-        keeps_too_much: whether what it keeps beside buffers of collectives is more than there is.
-        keeps_nearly_all: whether that leaves next to nothing.
+        memory_share: this memory divided by the usable memory.
+        is_unsure: True for an answer that may not fit; answers that surely fit win over it.
+        keeps_too_much: True if its memory without buffers of collectives exceeds the usable memory.
+        keeps_nearly_all: True if this memory leaves almost no free memory.
     """
 
     value: float | None
@@ -85,9 +84,9 @@ class Trial:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a branch was tried; `left` are settings that wait, the next one last.
+    """Progress of a branch; `left` are the waiting settings, the next one last.
 
-    Of these `tight` keep as much in memory as one that leaves next to none.
+    `tight` are those that keep at least as much memory as a setting with almost no free memory.
     """
 
     left: list[int]
@@ -101,14 +100,14 @@ class _Progress:
 
 @dataclass(slots=True)
 class Search:
-    """A search among `branches`; what is within `tolerance` of the best counts as found.
+    """A search among `branches`; a value within `tolerance` of the best counts as found.
 
     Attributes:
-        usable_bytes: device memory that there is for each setting.
+        usable_bytes: usable device memory of each setting.
         always: branches whose first settings are tried before all others.
         first: branches whose first settings are tried next, unless they cannot win.
-        holds_back: whether there are branches to `add` in case nothing fits. While nothing does,
-            only the smallest branch of each family is tried, of at most `LEAST_MOST` families.
+        holds_back: True if there are branches to `add` in case nothing fits. Until something fits,
+            only the smallest branch of each family is tried, in at most `LEAST_MOST` families.
     """
 
     branches: Sequence[SettingBranch]
@@ -141,9 +140,9 @@ class Search:
         self.holds_back = False
 
     def next(self) -> tuple[int, int] | None:
-        """Return the branch and the number of the setting to try next.
+        """Return the branch and the index of the setting to try next.
 
-        None if none can win, or if settings that were tried must be reported first.
+        None if none can win, or if the results of running trials are needed first.
         """
         found = self._plain_pick()
         if found is None and self.best == inf and self.holds_back:
@@ -157,7 +156,7 @@ class Search:
         return found, progress.left.pop()
 
     def _plain_pick(self) -> int | None:
-        """Return the branch of the next plain setting."""
+        """Return the branch of the next plain setting; None if there is none."""
         while self._plain:
             place, is_certain = self._plain.popleft()
             if not self._progress[place].started and (
@@ -167,7 +166,7 @@ class Search:
         return None
 
     def _least_pick(self) -> int | None:
-        """Return the branch with the least memory in a family without a trial."""
+        """Return the branch with the least memory in a family without a trial; None if none."""
         waits = not self._families and any(each.started > each.ended for each in self._progress)
         if waits or len(self._families) >= LEAST_MOST:
             return None  # a plain setting may fit
@@ -183,7 +182,7 @@ class Search:
         return found
 
     def _pick(self) -> int | None:
-        """Return the branch to try next, where no plain setting is left."""
+        """Return the branch to try next after the plain settings; None if there is none."""
         self._picks += 1
         found = None
         if self.best == inf and self._picks % 2 == 0:
@@ -196,7 +195,7 @@ class Search:
         return self._front_pick() if found is None else found
 
     def tell(self, branch: int, number: int, trial: Trial) -> None:
-        """Take in what a setting came to."""
+        """Record the result of a setting."""
         progress, known = self._progress[branch], self.branches[branch]
         progress.ended += 1
         if number == 0:
@@ -214,18 +213,18 @@ class Search:
             _pass_over(progress, known.larger[number])
         elif known.larger and trial.keeps_nearly_all:
             progress.tight |= known.larger[number]
-        if self.best < inf:  # settings at the edge of memory do not win any more
+        if self.best < inf:  # settings at the edge of memory cannot win any more
             for each in self._progress:
                 _pass_over(each, each.tight)
 
     def lower_bound(self, branch: int, bound: float) -> None:
-        """Take in the bound of a branch whose knobs were looked at."""
+        """Replace the bound of a branch by one that includes all its knobs."""
         branches = list(self.branches)
         branches[branch] = replace(branches[branch], bound=bound, floor=inf)
         self.branches = branches
 
     def near(self) -> list[int]:
-        """Return branches with settings left that lost, and may win by their knobs."""
+        """Return branches with remaining settings whose defaults lost, but whose knobs may win."""
         return [
             index
             for index, branch in enumerate(self.branches)
@@ -235,9 +234,9 @@ class Search:
         ]
 
     def lowest(self, *, ready: bool = False) -> int | None:
-        """Return the branch of the lowest bound that has settings which may still win.
+        """Return the branch with the lowest bound whose remaining settings may win; None if none.
 
-        With `ready` one of which the next may be tried now; of none before anything was found.
+        With `ready`, its next setting can be tried now. None before anything was found.
         """
         if self.best == inf:
             return None
@@ -251,7 +250,7 @@ class Search:
 
     @property
     def gap(self) -> float:
-        """By which share of the best value what was not tried may be better; 1 without a best."""
+        """Fraction by which an untried setting may be better than the best; 1 without a best."""
         left = [
             branch.bound
             for branch, progress in zip(self.branches, self._progress, strict=True)
@@ -262,7 +261,7 @@ class Search:
         return max(0.0, 1 - min(left, default=inf) / self.best)
 
     def open_settings(self) -> int:
-        """Return how many settings were not tried and may still win."""
+        """Return the number of settings that were not tried and may still win."""
         return sum(
             branch.settings - progress.ended - progress.passed_over
             for branch, progress in zip(self.branches, self._progress, strict=True)
@@ -270,15 +269,15 @@ class Search:
         )
 
     def is_bounded_out(self, branch: int) -> bool:
-        """Tell whether the bound of a branch is no better than the best value."""
+        """Return True if the bound of a branch is not better than the best value."""
         return not self._may_win(self.branches[branch])
 
     def tried(self, branch: int) -> int:
-        """Return how many settings of a branch were tried."""
+        """Return the number of settings of a branch that were tried."""
         return self._progress[branch].ended
 
     def passed_over(self, branch: int) -> int:
-        """Return how many were not: one that keeps no more lacked memory, or left too little."""
+        """Return the number of settings skipped because a smaller one filled the memory."""
         return self._progress[branch].passed_over
 
     def _may_win(self, branch: SettingBranch) -> bool:
@@ -293,7 +292,7 @@ class Search:
         return min(estimates)[1] if estimates else None
 
     def _smallest_pick(self) -> int | None:
-        """Return the branch that may take least memory: while nothing fits, it counts as well."""
+        """Return the branch with the smallest memory bound; for alternate trials until one fits."""
         sizes = [
             (branch.memory_bytes, branch.bound, index)
             for index, branch in enumerate(self.branches)
@@ -302,7 +301,7 @@ class Search:
         return min(sizes)[-1] if sizes else None
 
     def _front_pick(self) -> int | None:
-        """Return a branch that may take less memory than every setting that was found."""
+        """Return a branch that may need less memory than all settings found; None if none."""
         if self.best == inf or self._front_picks >= FRONT_MOST:
             return None
         most = FRONT_STEP * self._least_memory
@@ -317,13 +316,13 @@ class Search:
         return min(estimates)[1]
 
     def _has_next(self, index: int) -> bool:
-        """Tell whether a branch has a setting left; the first goes alone, the others follow it."""
+        """Return True if a branch has a setting to try now; its first must finish before others."""
         progress = self._progress[index]
         waits = progress.started > 0 and progress.first is None
         return bool(progress.left) and not waits
 
     def _estimate(self, index: int) -> float:
-        """Return what the next setting of a branch may come to: what the first of it did, or so."""
+        """Estimate the value of the next setting of a branch, from its first setting if known."""
         branch, progress = self.branches[index], self._progress[index]
         first = progress.first
         is_sure = first is not None and first.is_answer and not first.is_unsure
@@ -344,13 +343,13 @@ def _progress(branch: SettingBranch) -> _Progress:
 
 
 def _pass_over(progress: _Progress, numbers: Set[int]) -> None:
-    """Take settings away from those that wait."""
+    """Remove settings from those that wait."""
     kept = [each for each in progress.left if each not in numbers]
     progress.passed_over += len(progress.left) - len(kept)
     progress.left = kept
 
 
 def _middle(known: Mapping[str, list[float]], family: str, otherwise: float) -> float:
-    """Return the middle one of the numbers of a family, if it has some."""
+    """Return the median of the numbers of a family, else `otherwise`."""
     found = known.get(family)
     return sorted(found)[len(found) // 2] if found else otherwise

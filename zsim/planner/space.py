@@ -1,7 +1,7 @@
-"""Settings among which the best one is sought: groups with common bounds, and knobs inside them.
+"""Settings that a search considers: groups with a common lower bound, and knobs inside them.
 
-A group says what a lower bound depends on: runtime, stage, degrees, offload, checkpointing and the
-micro-batch. Knobs of the runtime make the settings of a group.
+A group fixes the values that its lower bound depends on: runtime, stage, degrees, offload,
+checkpointing and micro-batch. Knobs of the runtime distinguish the settings of a group.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +15,15 @@ from zsim.planner.pipeline_orders import goes_with, order_of, orders
 from zsim.planner.runtime_knobs import KNOBS, no_knobs
 
 CHECKPOINTING = ("none", "operations", "full")
-"""With flash attention, `selective` keeps what `none` does."""
+"""With flash attention, `selective` keeps the same activations as `none`."""
 
 STATES_ON_DRIVES: Changes = {"zero.deepspeed.sub_group_size": 100_000_000}
 SHARDS_ON_DRIVES: Changes = {
     "zero.deepspeed.offload_param.buffer_count": 10,
     "zero.deepspeed.offload_param.buffer_size": 200_000_000,
 }
-"""Buffers for drives: the default sub-group takes 16 GB of host memory a rank, and five slots of
-100 million elements are too few and too small for the embeddings of today."""
+"""Buffers for drives: the default sub-group uses 16 GB of host memory per rank, and five slots of
+100 million elements are too few and too small for current embeddings."""
 
 OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
     ("fsdp2", 3): ({"zero.fsdp2.offload_policy": "cpu"},),
@@ -45,7 +45,7 @@ OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
         )
     ),
 }
-"""States further out than the device, by runtime and stage; no runtime has them in a pipeline."""
+"""States on the host or on drives, by runtime and stage; no runtime supports them in a pipeline."""
 
 
 CHECKPOINTS_ON_HOST: Mapping[str, Changes] = {
@@ -53,9 +53,11 @@ CHECKPOINTS_ON_HOST: Mapping[str, Changes] = {
     "fsdp2": {"zero.fsdp2.offload_wrapper": True},
     "deepspeed": {"zero.deepspeed.cpu_checkpointing": True},
 }
-"""How a runtime keeps checkpoints of blocks in host memory. A search tries it without a pipeline,
-and with knobs at their defaults: it is for what else does not fit, and copies cost a step more than
-any knob."""
+"""Options of a runtime for checkpoints of blocks in host memory.
+
+A search tries them without a pipeline, and with default knobs: they are for settings that otherwise
+do not fit, and their copies cost more than any knob.
+"""
 
 
 SLOW = frozenset({"deepspeed", "nanotron"})
@@ -63,7 +65,7 @@ SLOW = frozenset({"deepspeed", "nanotron"})
 
 
 BESIDE_PRODUCTS: Changes = {"zero.megatron.async_tensor_model_parallel_allreduce": True}
-"""As Megatron-LM does by itself."""
+"""Default of Megatron-LM."""
 
 TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
     "megatron": (
@@ -73,40 +75,40 @@ TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
     ),
     "nanotron": ({}, {"zero.nanotron.tp_mode": "reduce_scatter"}),
 }
-"""Ways of tensor ranks: hidden states whole or cut by tokens, which takes less memory, and products
-that run beside their collectives."""
+"""Modes of the tensor axis: hidden states whole, or cut by tokens, which needs less memory; and
+products that overlap their collectives."""
 
 COMPILED_TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
     "fsdp2": ({"zero.fsdp2.enable_async_tensor_parallel": True},),
 }
-"""Ways to do so only where blocks are compiled."""
+"""Additional modes of the tensor axis if blocks are compiled."""
 
 
 CONTEXTS = (2, 4, 8)
-"""Ranks that may share a sequence; of more, `parallel.context` says how many."""
+"""Numbers of ranks that may share a sequence; set `parallel.context` for more."""
 
 LEAST_PART = 4_096
-"""Tokens that each of the ranks that share a sequence has at least.
+"""Minimum tokens of each rank that shares a sequence.
 
-NVIDIA's recipes for Llama 3 70B have 2 ranks share 8,192 tokens, and 2 share 16,384 (NeMo 2.0,
-`llama3_70b.py` and `llama3_70b_16k.py`). Others share less: Llama 3 405B was trained without at
-8,192 tokens, and with 16 ranks at 131,072 (arXiv 2407.21783, table 4), and Llama 2 7B is fastest
-without up to 16,384 on H100 (NeMo 24.03, "Long Sequence Performance"). What sharing saves are
-activations, which grow with a sequence; what it costs, exchanges of keys and values, is the less
-hidden the fewer tokens a rank has.
+In NVIDIA's recipes for Llama 3 70B, 2 ranks share 8,192 tokens, and 2 share 16,384 (NeMo 2.0,
+`llama3_70b.py` and `llama3_70b_16k.py`). Others share less: Llama 3 405B was trained without
+sharing at 8,192 tokens, and with 16 ranks at 131,072 (arXiv 2407.21783, table 4), and Llama 2 7B is
+fastest without sharing up to 16,384 tokens on H100 (NeMo 24.03, "Long Sequence Performance").
+Sharing saves activations, which grow with the sequence; it costs exchanges of keys and values,
+which are hidden less the fewer tokens a rank has.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSpace:
-    """What a runtime can be asked for, as far as a search varies it.
+    """The features of a runtime that a search varies.
 
     Attributes:
-        name: as `zero.emulate` has it.
-        stages: ZeRO stages that it has.
-        has_replicas: whether states may be sharded over a node and replicated over the others.
-        has_pipeline: whether it has stages of a pipeline.
-        has_context: whether it has ranks that share a sequence.
+        name: name of the runtime in `zero.emulate`.
+        stages: ZeRO stages of the runtime.
+        has_replicas: True if states may be sharded over a node and replicated over nodes.
+        has_pipeline: True if it supports pipeline stages.
+        has_context: True if it supports ranks that share a sequence.
     """
 
     name: str
@@ -118,12 +120,12 @@ class RuntimeSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingGroup:
-    """Settings that differ in knobs of their runtime alone.
+    """Settings that differ only in knobs of their runtime.
 
     Attributes:
-        fleet: what they run on.
-        changes: what is common, without the fleet's.
-        knobs: what each setting has on top; the first has the defaults.
+        fleet: the GPUs.
+        changes: values common to all settings, without those of the fleet.
+        knobs: additional values of each setting; the first setting has the defaults.
     """
 
     fleet: Fleet
@@ -132,10 +134,10 @@ class SettingGroup:
 
     @property
     def larger(self) -> tuple[frozenset[int], ...]:
-        """For each setting those of the same knobs and others that only add to what it keeps.
+        """For each setting, the indices of those with additional knobs that only add kept memory.
 
-        A rank that shards nothing keeps its fp32 gradient where it reduces each time, and one in
-        the format of kernels where it does once.
+        A rank that shards nothing keeps its gradient in fp32 if it reduces every time, and in the
+        format of kernels if it reduces once.
         """
         if self.changes["parallel.data"] == 1:
             return tuple(frozenset[int]() for _ in self.knobs)
@@ -151,12 +153,12 @@ class SettingGroup:
 
     @property
     def leaner(self) -> tuple[int, ...]:
-        """Settings with one knob that may exchange, copy or slow less than its default does."""
+        """Settings with one knob that may communicate, copy or slow kernels less than default."""
         return self._with_one_of(LEANER)
 
     @property
     def gathering_less(self) -> tuple[int, ...]:
-        """Settings with one knob that may gather less over the tensor axis, which is on the way."""
+        """Settings with one knob that may gather less over the tensor axis."""
         return self._with_one_of(GATHERING_LESS)
 
     def _with_one_of(self, options: frozenset[str]) -> tuple[int, ...]:
@@ -167,7 +169,7 @@ class SettingGroup:
         )
 
     def together(self, numbers: Sequence[int]) -> int | None:
-        """Return the setting that has all knobs of some others; None if there is none."""
+        """Return the index of the setting with all knobs of `numbers`; None if there is none."""
         asked = {key: value for number in numbers for key, value in self.knobs[number].items()}
         return self.knobs.index(asked) if asked in self.knobs else None
 
@@ -177,13 +179,13 @@ class SettingGroup:
 
     @property
     def moves_states(self) -> bool:
-        """True if some states are not on the device, or checkpoints are not."""
+        """True if some states or checkpoints are not on the device."""
         moved = {key for each in CHECKPOINTS_ON_HOST.values() for key in each}
         return any("offload" in key or key in moved for key in self.changes)
 
     @property
     def family(self) -> str:
-        """Name of the groups whose times are as far above their bounds: those of like traffic."""
+        """Key of groups with similar traffic, whose times exceed bounds by similar factors."""
         runtime, stage = self.changes["zero.emulate"], self.changes["zero.stage"]
         known = ("tensor", "pipeline", "context")
         axes = [self.changes.get(f"parallel.{axis}", 1) != 1 for axis in known]
@@ -191,11 +193,11 @@ class SettingGroup:
 
     @property
     def likely(self) -> float:
-        """How far times are above their bounds, as a rule of thumb: it only orders the search.
+        """Expected ratio of the step time to its bound, a rule of thumb to order the search.
 
-        Sums over a tensor axis and copies to hosts are exposed more than others; exchanges of keys
-        and values are in no bound. Schedules of many operations take long to simulate and are put
-        off a little.
+        Reductions over a tensor axis and copies to hosts are exposed more than other communication;
+        bounds exclude exchanges of keys and values. Schedules of many operations take long to
+        simulate and get a slightly lower priority.
         """
         found = 1.03
         found += 0.25 if self.changes["parallel.tensor"] != 1 else 0.0
@@ -207,7 +209,7 @@ class SettingGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSettings:
-    """Settings that cannot be, in one line why, and how many they are."""
+    """Settings that cannot run: the reason in one line, and their number."""
 
     why: str
     count: int
@@ -215,16 +217,16 @@ class RefusedSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingSpace:
-    """All settings that are considered.
+    """All settings that a search considers.
 
     Attributes:
-        runtimes: among which is chosen.
-        fleets: GPUs that may be used.
-        sequences: of a step, over all replicas.
-        sequence_length: tokens of each.
-        layers: of the model, which chunks of a stage divide.
-        compiles: whether blocks are compiled, which some ways of a tensor axis need.
-        fixed: values by key that are not sought.
+        runtimes: the candidate runtimes.
+        fleets: the candidate numbers of GPUs.
+        sequences: sequences of a step, over all replicas.
+        sequence_length: tokens of a sequence.
+        layers: layers of the model, which the chunks of a stage must divide.
+        compiles: True if blocks are compiled, which some modes of a tensor axis need.
+        fixed: values by key that the search does not vary.
     """
 
     runtimes: Sequence[RuntimeSpace]
@@ -236,7 +238,7 @@ class SettingSpace:
     fixed: Changes
 
     def groups(self) -> Iterator[SettingGroup | RefusedSettings]:
-        """Yield every group, and what cannot be because of the batch."""
+        """Yield every group, and the settings that the batch rules out."""
         for fleet, runtime in product(self.fleets, self.runtimes):
             for stage in self._numbers("zero.stage", runtime.stages):
                 yield from self._of_stage(fleet, runtime, stage)
@@ -286,7 +288,7 @@ class SettingSpace:
             return
         share = self.sequences // replicas
         shares = degrees.context > 1 and "parallel.context" not in self.fixed
-        # Twice the sequences on twice the ranks are as much work for each, and an exchange on top.
+        # Twice the sequences on twice the ranks are the same work for each, plus an exchange.
         most = 1 if shares else share
         micros = self._numbers("train.micro_batch_size", powers(share, most))
         parallel: dict[str, object] = {
@@ -313,13 +315,13 @@ class SettingSpace:
                 yield SettingGroup(fleet=fleet, changes={**changes, **moved}, knobs=knobs[:1])
 
     def _on_host(self, runtime: str, mode: str, degrees: Degrees) -> Changes:
-        """Return what moves checkpoints to the host; nothing if there are none, or they may not."""
+        """Return the options for checkpoints on the host; empty if there are none or fixed ones."""
         moved = CHECKPOINTS_ON_HOST.get(runtime, {})
         is_said = any(key in self.fixed for key in moved)
         return {} if mode != "full" or degrees.pipeline > 1 or is_said else moved
 
     def _not_dealt_out(self, fleet: Fleet, count: int) -> Iterator[RefusedSettings]:
-        """Yield that degrees which are not sought do not go with the GPUs, if they do not."""
+        """Yield a refusal if fixed degrees do not divide the GPUs."""
         degrees = {
             axis: self._numbers(f"parallel.{axis}", (1,))[0]
             for axis in ("tensor", "pipeline", "replicate", "context")
@@ -330,7 +332,7 @@ class SettingSpace:
             yield RefusedSettings(why=why, count=count)
 
     def _modes_of(self, runtime: str, tensor: int) -> Sequence[Changes]:
-        """Return the ways in which a tensor axis works, unless a setting says which."""
+        """Return the modes of a tensor axis; only the default if a fixed value selects one."""
         modes = TENSOR_MODES.get(runtime, ({},))
         if self.compiles:
             modes = (*modes, *COMPILED_TENSOR_MODES.get(runtime, ()))
@@ -342,9 +344,9 @@ class SettingSpace:
         return powers(fleet.gpus, fleet.gpus // 2) if runtime.has_pipeline else (1,)
 
     def _contexts(self, runtime: RuntimeSpace) -> Sequence[int]:
-        """Return 1, and of long sequences by how many ranks each may be shared.
+        """Return the numbers of ranks that may share a sequence, starting with 1.
 
-        A rank has a part of either half, so twice as many parts make up a sequence.
+        A rank has a part of each half, so a sequence has twice as many parts as ranks.
         """
         length = self.sequence_length
         found = [
@@ -355,7 +357,7 @@ class SettingSpace:
     def _knobs(
         self, fleet: Fleet, runtime: str, stage: int, degrees: Degrees
     ) -> tuple[Changes, ...]:
-        """Return every choice of the knobs, those that change least first."""
+        """Return all combinations of knob values, those with the fewest changes first."""
         found = KNOBS.get(runtime, no_knobs)(fleet, stage, degrees)
         axes = {
             f"zero.{runtime}.{name}": values
@@ -377,7 +379,7 @@ class SettingSpace:
 
 
 def _may_be(choice: Changes) -> bool:
-    """Tell whether knobs go together: Megatron-LM gathers ahead only where it reduces so."""
+    """Return True if knobs are compatible: overlap_param_gather needs overlap_grad_reduce."""
     gathers, reduces = (
         choice.get(f"zero.megatron.overlap_{name}", False)
         for name in ("param_gather", "grad_reduce")
@@ -386,7 +388,7 @@ def _may_be(choice: Changes) -> bool:
 
 
 def powers(of: int, most: int) -> tuple[int, ...]:
-    """Return the powers of two that divide `of` and are no more than `most`, 1 first."""
+    """Return the powers of two that divide `of` and are at most `most`, 1 first."""
     found = [1]
     while found[-1] * 2 <= most and of % (found[-1] * 2) == 0:
         found.append(found[-1] * 2)
@@ -394,6 +396,6 @@ def powers(of: int, most: int) -> tuple[int, ...]:
 
 
 def _replicates(fleet: Fleet, runtime: RuntimeSpace, stage: int) -> Sequence[int]:
-    """Return 1, and where the shards are those of a node the number of nodes."""
+    """Return 1, and the number of nodes if shards may be those of a node."""
     hybrid = runtime.has_replicas and stage and fleet.nodes > 1
     return (1, fleet.nodes) if hybrid else (1,)

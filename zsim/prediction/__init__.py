@@ -1,1 +1,1 @@
-"""Errors of predictions, by published runs and what is predicted of them."""
+"""Errors of predictions, from published runs and their predictions."""

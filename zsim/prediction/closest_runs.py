@@ -1,4 +1,4 @@
-"""Published runs that are closest to a run: they say who measured the nearest, not how far off.
+"""Find the published runs that are closest to a run. They name the evidence, not the error.
 
 The distance is the sum of the squared logarithms (base 2) of the ratios of sizes, and `OTHER` for
 each kind that differs.
@@ -19,19 +19,19 @@ KINDS = ("runtime", "constants", "precision", "states")
 LESSER_KINDS = ("architecture", "attention", "checkpointing", "compiled")
 
 OTHER = 4.0
-"""Distance of another runtime, GPU, format or tier of states: that of a size times four."""
+"""Distance of another runtime, GPU, format or tier of states, equal to a size times four."""
 
 SHOWN = 5
-"""Closest runs that are listed."""
+"""Number of closest runs to list."""
 
 FACTOR = 4
-"""Largest ratio of the sizes of runs whose time over the prediction ranks settings."""
+"""Largest ratio of sizes among the runs whose slowdown ranks settings."""
 
 NEAREST = 29
-"""Runs of one publication that rank settings at most."""
+"""Maximum runs of one publication that rank settings."""
 
 FEWEST = 9
-"""Fewest runs that rank settings."""
+"""Minimum runs that rank settings."""
 
 FULLY_SHARDED = 3
 """ZeRO stage that shards parameters."""
@@ -39,14 +39,14 @@ FULLY_SHARDED = 3
 
 @dataclass(frozen=True, slots=True)
 class ClosestRuns:
-    """The publication of the closest run, its GPU, and how many runs it has on that GPU."""
+    """The publication of the closest run, its GPU, and the number of its runs on that GPU."""
 
     publication: str
     gpu: str
     count: int
 
     def text(self) -> str:
-        """Return it in words."""
+        """Return the publication, GPU and number of runs as text."""
         runs = "1 run" if self.count == 1 else f"{self.count:,} runs"
         return f"{self.publication} on {self.gpu.upper()}, {runs}"
 
@@ -57,7 +57,7 @@ def closest(asked: RunFeatures, runs: Sequence[JudgedRun]) -> list[JudgedRun]:
 
 
 def closest_of(asked: RunFeatures, runs: Sequence[JudgedRun]) -> ClosestRuns | None:
-    """Return who published the closest run; None of no runs."""
+    """Return the publication of the closest run; None if there are no runs."""
     nearest = min(runs, key=lambda run: distance(asked, run.features), default=None)
     if nearest is None:
         return None
@@ -67,7 +67,7 @@ def closest_of(asked: RunFeatures, runs: Sequence[JudgedRun]) -> ClosestRuns | N
 
 
 def distance(asked: RunFeatures, there: RunFeatures) -> float:
-    """Return the distance of two runs."""
+    """Return the distance between two runs."""
     sizes: float = sum(step * step for step in _steps(asked, there))
     kinds = sum(bool(getattr(asked, name) != getattr(there, name)) for name in KINDS)
     lesser = sum(bool(getattr(asked, name) != getattr(there, name)) for name in LESSER_KINDS)
@@ -75,7 +75,7 @@ def distance(asked: RunFeatures, there: RunFeatures) -> float:
 
 
 def slower_of(cluster: Cluster, asked: RunFeatures | str) -> float:
-    """Return `slower` of a run on a cluster with constants; 1 of any other, or without features."""
+    """Return `slower` of a run on a cluster with fitted constants; 1 without them or features."""
     gpu = cluster.gpu
     if gpu.measured is not None or gpu.kernels is None or isinstance(asked, str):
         return 1.0
@@ -83,9 +83,9 @@ def slower_of(cluster: Cluster, asked: RunFeatures | str) -> float:
 
 
 def slower(asked: RunFeatures, runs: Sequence[JudgedRun]) -> float:
-    """Return how many times as long as predicted runs of one kind took, in the median.
+    """Return the median ratio of published to predicted times of similar runs.
 
-    At least 1, and 1 where there are too few. Settings are ranked by it; it states no error.
+    It is at least 1, and 1 with too few runs. It ranks settings and is not an error.
     """
     near = [
         (distance(asked, run.features), number, run)
@@ -102,7 +102,7 @@ def slower(asked: RunFeatures, runs: Sequence[JudgedRun]) -> float:
 
 
 def _steps(asked: RunFeatures, there: RunFeatures) -> list[float]:
-    """Return the factors of two between sizes."""
+    """Return the absolute logarithms (base 2) of the ratios of sizes."""
     pairs = [(getattr(asked, name), getattr(there, name)) for name in SIZES]
     if min(asked.nodes, there.nodes) > 1 and asked.oversubscription and there.oversubscription:
         pairs.append((asked.gpu_bytes_per_s, there.gpu_bytes_per_s))

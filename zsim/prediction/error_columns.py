@@ -1,4 +1,4 @@
-"""Columns that the error of a prediction is read off: numbers by name, of a run or of two."""
+"""Columns that determine the error of a prediction: numbers by name, of one run or of two."""
 
 from math import log2
 
@@ -7,7 +7,7 @@ from zsim.prediction.run_features import DEVICE, RunFeatures
 FLOAT8 = "float8"
 
 Columns = dict[str, float]
-"""Numbers by the name of their column; a column that is missing is 0."""
+"""Numbers by the name of their column; a missing column is 0."""
 
 
 def time_columns(run: RunFeatures) -> Columns:
@@ -34,7 +34,7 @@ def peak_columns(run: RunFeatures) -> Columns:
 def ratio_columns(one: RunFeatures, other: RunFeatures) -> Columns | None:
     """Return the columns for the error of the ratio of two step times.
 
-    None unless both are of one model, runtime and GPU: two such runs share no error.
+    None unless both runs have the same model, runtime and GPU: other pairs share no error.
     """
     if _subject(one) != _subject(other):
         return None
@@ -75,5 +75,5 @@ def _subject(run: RunFeatures) -> tuple[object, ...]:
 
 
 def _fabric(run: RunFeatures) -> tuple[int, float] | None:
-    """Return the bandwidth and oversubscription, which matter on several nodes alone."""
+    """Return the bandwidth and oversubscription; None on one node, where they do not matter."""
     return (run.gpu_bytes_per_s, run.oversubscription) if run.nodes > 1 else None

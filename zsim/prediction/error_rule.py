@@ -1,11 +1,11 @@
-"""The rule for the error of a prediction: a scale that features predict, times one quantile.
+"""The rule for the error of a prediction: a scale from features, times one quantile.
 
-The error is the logarithm of the predicted over the published value. Its scale is the exponential
-of a sum over columns, by a ridge regression of the logarithm of absolute errors. A score is an
-error over its scale. 90 % of scores, with the weights of hierarchical conformal prediction
-(Dunn, Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets for Two-Layer Hierarchical
-Models", arXiv 1809.07441), are within `quantile`. `zsim.calibration.error_fit` fits it; the fitted
-numbers ship in `error_rules.json`.
+The error is the logarithm of the ratio of predicted to published value. Its scale is the
+exponential of a sum over columns, from a ridge regression of the logarithm of absolute errors. A
+score is an error divided by its scale. 90 % of scores are within `quantile`, with the weights of
+hierarchical conformal prediction (Dunn, Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets
+for Two-Layer Hierarchical Models", arXiv 1809.07441). `zsim.calibration.error_fit` fits it; the
+package has the fitted numbers in `error_rules.json`.
 """
 
 import json
@@ -19,10 +19,10 @@ from typing import Any
 FILE = "error_rules.json"
 
 LEVEL = 0.9
-"""Share of comparable runs that an interval covers."""
+"""Fraction of comparable runs that an interval covers."""
 
 SURE = 0.95
-"""Least probability of fitting of a setting that answers rank first."""
+"""Minimum probability of fitting of the settings that answers rank first."""
 
 COMPARABLE = f"{100 * LEVEL:.0f} % of comparable runs"
 
@@ -36,11 +36,11 @@ class ErrorInterval:
 
     @property
     def half_width(self) -> float:
-        """Half of the distance of the bounds, as a share of the prediction."""
+        """Half of the distance between the bounds, as a fraction of the prediction."""
         return (self.high - self.low) / 2
 
     def text(self) -> str:
-        """Return half of the distance in percent: "±17 %"."""
+        """Return the half-width in percent: "±17 %"."""
         return f"±{100 * self.half_width:.0f} %"
 
     def of(self, value: float) -> tuple[float, float]:
@@ -53,12 +53,12 @@ class ErrorRule:
     """A fitted rule.
 
     Attributes:
-        base: logarithm of the scale where every column is 0.
+        base: logarithm of the scale if every column is 0.
         weights: weight of each column.
-        quantile: scores that `LEVEL` of all are within.
-        skew: factor of errors above 0, and divisor of errors below: predictions may be wrong by
-            more on one side.
-        unseen: by the beginning of its name, the weight of a column that no row of the fit has.
+        quantile: bound of the fraction `LEVEL` of all scores.
+        skew: errors above 0 are divided by it, errors below 0 multiplied: predictions may be wrong
+            by more on one side.
+        unseen: by prefix of its name, the weight of a column that the fit did not see.
     """
 
     base: float
@@ -72,13 +72,13 @@ class ErrorRule:
         return exp(self.base + sum(self.weight(name) * of for name, of in columns.items()))
 
     def weight(self, name: str) -> float:
-        """Return the weight of a column."""
+        """Return the weight of a column; 0 if it is unknown."""
         if name in self.weights:
             return self.weights[name]
         return next((of for prefix, of in self.unseen.items() if name.startswith(prefix)), 0.0)
 
     def interval(self, columns: Mapping[str, float]) -> ErrorInterval:
-        """Return the bounds of a value whose prediction has these columns."""
+        """Return the interval of a value whose prediction has these columns."""
         most = self.quantile * self.scale(columns)
         return ErrorInterval(exp(-most * self.skew), exp(most / self.skew))
 
@@ -93,15 +93,15 @@ class FitRule:
     """Probability that a run fits: logistic in the logarithm of usable over needed memory.
 
     Attributes:
-        base: log odds where exactly as much is needed as is usable.
-        slope: log odds that a doubling of the usable memory adds, over the logarithm of 2.
+        base: log odds if the needed memory equals the usable memory.
+        slope: increase of the log odds per unit of that logarithm.
     """
 
     base: float
     slope: float
 
     def probability(self, needed_bytes: float, usable_bytes: float) -> float:
-        """Return the probability that so many bytes are enough."""
+        """Return the probability that a run with `needed_bytes` of predicted memory fits."""
         if usable_bytes <= 0:
             return 0.0
         if needed_bytes <= 0:
@@ -110,19 +110,19 @@ class FitRule:
         return 1 / (1 + exp(-odds)) if odds > -700 else 0.0
 
     def room(self, probability: float) -> float:
-        """Return the share of the usable memory that fits with this probability."""
+        """Return the fraction of the usable memory that fits with this probability."""
         return exp((self.base - log(probability / (1 - probability))) / self.slope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRules:
-    """All that is fitted to the table of published runs.
+    """All rules that are fitted to the table of published runs.
 
     Attributes:
         time: errors of step times.
         ratio: errors of the ratio of two step times of one model, runtime and GPU.
         peak: errors of peaks of memory.
-        fit: whether a run fits.
+        fit: probability that a run fits.
     """
 
     time: ErrorRule
@@ -131,18 +131,18 @@ class ErrorRules:
     fit: FitRule
 
     def text(self) -> str:
-        """Return the text of the file that ships."""
+        """Return the text of the packaged file."""
         return f"{json.dumps(asdict(self), indent=1)}\n"
 
 
 @cache
 def shipped_rules() -> ErrorRules:
-    """Return the rules that ship."""
+    """Return the packaged rules."""
     return parsed_rules((files("zsim.prediction") / FILE).read_text("utf-8"))
 
 
 def parsed_rules(text: str) -> ErrorRules:
-    """Return the rules of a text that `ErrorRules.text` wrote."""
+    """Return the rules from the text that `ErrorRules.text` returned."""
     found: dict[str, Any] = json.loads(text)
     fit = FitRule(**found.pop("fit"))
     return ErrorRules(fit=fit, **{name: ErrorRule(**of) for name, of in found.items()})

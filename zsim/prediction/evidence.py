@@ -1,9 +1,9 @@
-"""The table of judged runs: what others published of a run, and what zsim predicts of it.
+"""The table of published runs: published values and predictions of each run.
 
 `judged_runs.json` has one entry for each publication. The run of a row is a scenario: the tables in
-`base`, in which the keys of `keys` have the row's values; null leaves one out. `outcomes` has runs
-that fitted, or ran out of memory, with what they are predicted to need. `zsim validate error
---data DIR --to FILE` makes the file again, and a test predicts rows of it.
+`base`, with the row's values for the keys in `keys`; null omits a key. `outcomes` has runs that fit
+or ran out of memory, with their predicted memory. `zsim validate error --data DIR --to FILE`
+creates the file again, and a test predicts rows of it.
 """
 
 import json
@@ -20,20 +20,20 @@ FILE = "judged_runs.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRun:
-    """A published run that fitted no constant, and what is predicted of it.
+    """A published run that was not used in a fit, and its prediction.
 
     Attributes:
-        publication: short name of who published it.
-        citation: where it was published.
-        sweep: runs that a publication has of one model on one machine: constants are never fitted
-            to some of a sweep and judged by others.
-        step_s, predicted_step_s: seconds of a step, as published and as predicted.
-        peak_bytes, predicted_peak_bytes: the same of the peak of device memory; None where none
-            was published.
+        publication: short name of the publication.
+        citation: source of the row in the publication.
+        sweep: runs of one publication with the same model and machine: constants are never fitted
+            to some runs of a sweep and judged by others.
+        step_s, predicted_step_s: published and predicted step time in seconds.
+        peak_bytes, predicted_peak_bytes: published and predicted peak of device memory; None if it
+            was not published.
         features: features of the run.
-        settings: the scenario that was predicted: its values by dotted keys.
-        stalls: it took far longer than runs like it on other numbers of nodes, by what was
-            published alone (`zsim.calibration.stalls`).
+        settings: values of the predicted scenario by dotted key.
+        stalls: True if it took far longer than similar runs on other numbers of nodes, according to
+            published times alone (`zsim.calibration.stalls`).
     """
 
     publication: str
@@ -49,19 +49,19 @@ class JudgedRun:
 
     @property
     def step_error(self) -> float:
-        """Return the error of the step time as a fraction; less than 0 if predicted too short."""
+        """Relative error of the predicted step time; negative if it is too short."""
         return self.predicted_step_s / self.step_s - 1
 
     @property
     def peak_error(self) -> float | None:
-        """Return the same of the peak of memory."""
+        """Relative error of the predicted peak of memory; None if not published."""
         if self.peak_bytes is None or self.predicted_peak_bytes is None:
             return None
         return self.predicted_peak_bytes / self.peak_bytes - 1
 
     @property
     def scenario(self) -> dict[str, object]:
-        """Return the tables of the scenario that was predicted."""
+        """Tables of the predicted scenario."""
         tables: dict[str, Any] = {"title": self.publication}
         for key, value in self.settings.items():
             *path, last = key.split(".")
@@ -74,14 +74,14 @@ class JudgedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOutcome:
-    """A published run that fitted, or ran out of memory, and what it is predicted to need.
+    """A published run that fit or ran out of memory, and its predicted memory.
 
     Attributes:
-        publication: short name of who published it.
-        sweep: as of a `JudgedRun`.
+        publication: short name of the publication.
+        sweep: sweep as in `JudgedRun`.
         needed_bytes: bytes of device memory that a rank is predicted to need.
-        usable_bytes: bytes that it may reserve.
-        ran: whether it fitted.
+        usable_bytes: bytes that a rank may reserve.
+        ran: True if it fit.
     """
 
     publication: str
@@ -92,7 +92,7 @@ class MemoryOutcome:
 
     @property
     def group(self) -> str:
-        """Return the publication and the sweep, which are left out together."""
+        """Name of the publication and the sweep, which are held out together."""
         return f"{self.publication}, {self.sweep}"
 
 
@@ -103,18 +103,18 @@ FIGURES = ("step_s", "predicted_step_s", "peak_bytes", "predicted_peak_bytes")
 
 @cache
 def judged_runs() -> tuple[JudgedRun, ...]:
-    """Return the runs of the table that ships."""
+    """Return the runs of the packaged table."""
     return parse((files("zsim.prediction") / FILE).read_text("utf-8"))
 
 
 @cache
 def memory_outcomes() -> tuple[MemoryOutcome, ...]:
-    """Return the runs of the table that ships which fitted, or ran out of memory."""
+    """Return the runs of the packaged table that fit or ran out of memory."""
     return parsed_outcomes((files("zsim.prediction") / FILE).read_text("utf-8"))
 
 
 def parsed_outcomes(text: str) -> tuple[MemoryOutcome, ...]:
-    """Return the runs that fitted, or not, of a table that `table_text` wrote."""
+    """Return the memory outcomes of a table that `table_text` wrote."""
     rows = json.loads(text)["outcomes"]
     return tuple(MemoryOutcome(**dict(zip(OUTCOME, row, strict=True))) for row in rows)
 
@@ -141,7 +141,7 @@ def _run(entry: Mapping[str, Any], row: Mapping[str, Any]) -> JudgedRun:
 
 
 def table_text(runs: Sequence[JudgedRun], outcomes: Sequence[MemoryOutcome] = ()) -> str:
-    """Return the table of `runs` and `outcomes` as the text of its file, a line for each."""
+    """Return the table of `runs` and `outcomes` as the text of its file, with one line for each."""
     entries = []
     for publication in dict.fromkeys(run.publication for run in runs):
         found = [run for run in runs if run.publication == publication]

@@ -1,4 +1,4 @@
-"""Error of a prediction: an interval of the step time, and who measured the closest runs."""
+"""Error of a prediction: an interval of the step time, and the closest published measurements."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ LINKS = "; link speeds are as published"
 
 
 class StatedError(Protocol):
-    """Error of a step time as a trace keeps it."""
+    """Error of a step time in a trace."""
 
     @property
     def low(self) -> float:
@@ -53,9 +53,9 @@ class PredictedError:
     """Error of a predicted step time.
 
     Attributes:
-        text: in one line.
-        interval: of the step time; None if no published run says anything of it.
-        features: of the run; None if there is no interval.
+        text: the error in one line.
+        interval: interval of the step time; None if no published run is comparable.
+        features: features of the run; None if there is no interval.
     """
 
     text: str
@@ -64,17 +64,17 @@ class PredictedError:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Return the bounds of the step time as factors of the prediction."""
+        """Bounds of the step time as factors of the prediction; None if unknown."""
         return None if self.interval is None else self.interval.of(1.0)
 
     @property
     def features_text(self) -> str:
-        """Return the features as JSON, which the error of a ratio is read off."""
+        """Features as JSON, from which the error of a ratio is computed; empty if unknown."""
         return "" if self.features is None else json.dumps(asdict(self.features))
 
 
 def step_error(job: Job, aside: Sequence[str] = ()) -> PredictedError:
-    """Return the error of the simulated step time of `job`, which has `aside` as well."""
+    """Return the error of the simulated step time of `job`; unknown if `aside` names extras."""
     cluster = job.cluster
     if cluster.gpu.measured is not None:
         return PredictedError(text=_measured(cluster))
@@ -96,7 +96,7 @@ def step_error(job: Job, aside: Sequence[str] = ()) -> PredictedError:
 
 
 def _links(cluster: Cluster) -> str:
-    """Return what is unlike published runs in the constants of the network; empty if nothing."""
+    """Return a note on network constants that differ from published runs'; empty if none."""
     if cluster.network is None:
         return LINKS
     system = cluster.network.name.partition("/")[2]
@@ -113,7 +113,7 @@ def _measured(cluster: Cluster) -> str:
 
 
 def error_of(asked: RunFeatures, runs: Sequence[JudgedRun]) -> PredictedError:
-    """Return the error of a step time by the rule that ships, and who measured the closest run."""
+    """Return the error of a step time by the packaged rule, with the closest published run."""
     interval = shipped_rules().time.interval(time_columns(asked))
     text = f"{interval.text()} ({COMPARABLE}){_measured_by(asked, runs)}"
     return PredictedError(text=text, interval=interval, features=asked)
@@ -136,10 +136,11 @@ def _measured_by(asked: RunFeatures, runs: Sequence[JudgedRun]) -> str:
 
 
 def ratio_half_width(one: StatedError, other: StatedError) -> float:
-    """Return the error of the ratio of two step times, which 90 % of comparable pairs stay within.
+    """Return the half-width of the error of the ratio of two step times, as a fraction.
 
-    Two runs of one model, runtime and GPU share most of their errors, also where they differ in a
-    choice that is no feature. Errors of other runs add up as independent ones do.
+    90 % of comparable pairs are within it. Runs of one model, runtime and GPU share most of their
+    errors, even if they differ in a choice that is not a feature. Errors of other pairs are
+    combined as independent errors.
     """
     first, second = (RunFeatures(**features_object(each)) for each in (one, other))
     columns = ratio_columns(first, second)
@@ -156,7 +157,7 @@ def features_object(error: StatedError) -> dict[str, Any]:
 
 
 def explained(error: StatedError | None, step_s: float) -> list[tuple[str, str]]:
-    """Return what the error of a step time is made of, name and line of each part."""
+    """Return the components of the error of a step time: name and line of each."""
     if error is None:
         return []
     run = RunFeatures(**features_object(error))

@@ -1,4 +1,4 @@
-"""Features of a run that its error is read off: what trains, how it is sharded, on what."""
+"""Features of a run that determine its error: model, sharding, hardware and software."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from zsim.strategy.strategy import Strategy
 PICOSECONDS_PER_MS = 10**9
 
 OWN = "zsim's own"
-"""The runtime of zsim's own stages."""
+"""Name of the runtime of zsim's own ZeRO stages."""
 
 NO_SHAPE = "the shape of the model is not known"
 NO_STRATEGY = "the schedule does not say how it was made"
@@ -25,23 +25,23 @@ DEVICE = str(MemoryTier.DEVICE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFeatures:
-    """Features of a run; names of columns in a table of judged runs.
+    """Features of a run; the names are columns of the table of published runs.
 
     Attributes:
-        constants: kernel profile, and how it was changed: "h100", or "h100, kernels as alone".
-        network: whether collectives take fitted constants.
-        states: slowest tier of memory that parameters or states of the optimizer are kept in.
+        constants: kernel profile and its changes: "h100", or "h100, kernels as alone".
+        network: True if collectives use fitted constants.
+        states: slowest tier of memory with parameters or optimizer states.
         stage: ZeRO stage.
-        nodes: nodes, or domains of NVLink, that the ranks fill.
-        gpu_bytes_per_s: bandwidth of a node's NICs for each of its GPUs.
-        oversubscription: of the whole way up the fabric; 0 where the fabric is a list of links.
+        nodes: number of nodes, or NVLink domains, that the ranks fill.
+        gpu_bytes_per_s: bandwidth of a node's NICs divided by its GPUs.
+        oversubscription: product over all tiers of the fabric; 0 if the fabric is a list of links.
         tokens: tokens of a micro-batch on one rank of the data axis.
         width: hidden size.
-        checkpointing: which activations are kept.
-        compiled: whether blocks are compiled.
-        data: ranks of the data axis; each replica of the shards has so many.
-        layers: of the model.
-        spans: whether the ranks of a tensor group are in several domains of NVLink.
+        checkpointing: kind of activation checkpointing.
+        compiled: True if blocks are compiled.
+        data: number of ranks of the data axis of each replica.
+        layers: layers of the model.
+        spans: True if a tensor group spans several NVLink domains.
     """
 
     runtime: str
@@ -69,7 +69,7 @@ class RunFeatures:
 
     @property
     def gpu(self) -> str:
-        """Name of the generation of the GPU, that the constants begin with: "h100"."""
+        """Generation of the GPU, the first word of the constants: "h100"."""
         return re.split("[_,]", self.constants, maxsplit=1)[0]
 
     @property
@@ -79,7 +79,7 @@ class RunFeatures:
 
 
 def features_of(job: Job) -> RunFeatures | str:
-    """Return the features of `job`, or in words why no published run has such."""
+    """Return the features of `job`, or the reason why no published run is comparable."""
     strategy = job.schedule.contract.strategy
     if strategy is None:
         return NO_STRATEGY
@@ -87,7 +87,7 @@ def features_of(job: Job) -> RunFeatures | str:
 
 
 def features(strategy: Strategy, model: Model, cluster: Cluster) -> RunFeatures | str:
-    """Return the features of a run of `strategy`, or in words why no published run has such."""
+    """Return the features of a run, or the reason why no published run is comparable."""
     shape = model.architecture
     if shape is None:
         return NO_SHAPE
@@ -146,7 +146,7 @@ def _constants(cluster: Cluster) -> str:
 
 
 def _states(strategy: Strategy) -> str:
-    """Return the slowest tier that states are in, whether zsim's own options or others say so."""
+    """Return the slowest tier with states, from zsim's own options or those of the runtime."""
     offload, runtime = strategy.offload, strategy.zero.emulate
     found = {offload.optimizer, offload.parameters}
     if runtime is not None:

@@ -1,10 +1,10 @@
-"""Forecast of a study: how many runs there are, and about how long they take."""
+"""Forecast of a study: the number of its runs, and about how long they take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from time import perf_counter  # noqa: TID251  (how long a run takes is what is asked)
+from time import perf_counter  # noqa: TID251  (the duration of a run is part of the answer)
 from typing import Any
 
 from zsim.api.answer import AnswerInFacts
@@ -24,16 +24,16 @@ from zsim_study.workers.worker import simulated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepForecast(AnswerInFacts):
-    """Work that a study is.
+    """Work of a study.
 
     Attributes:
         title: the question of the study.
         plan: all runs.
-        left: how many of them no store has.
-        schedules: how many schedules those are.
-        impossible: runs that contradict themselves.
-        workers: processes, or workers of the cluster.
-        estimated_s: about how long the rest takes, by one run of it.
+        left: number of runs that are not in the store.
+        schedules: number of different schedules of these runs.
+        impossible: number of runs whose settings contradict each other.
+        workers: number of processes, or of workers of the cluster.
+        estimated_s: estimated seconds of the remaining runs, from timing one of them.
     """
 
     title: str
@@ -45,7 +45,7 @@ class SweepForecast(AnswerInFacts):
     estimated_s: float
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return how many runs there are, how long they take, and what all have in common."""
+        """Return the number of runs, their estimated time, and the settings that all runs share."""
         runs, combinations = self._counts
         dropped = f", of {combinations:,} combinations" if combinations > runs else ""
         impossible = f", {self.impossible:,} of them impossible" if self.impossible else ""
@@ -60,7 +60,7 @@ class SweepForecast(AnswerInFacts):
         ]
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim sweep --dry-run --json` prints."""
+        """Return the object that `zsim sweep --dry-run --json` prints."""
         runs, combinations = self._counts
         return {
             "question": self.title,
@@ -76,7 +76,7 @@ class SweepForecast(AnswerInFacts):
 
     @property
     def _counts(self) -> tuple[int, int]:
-        """Runs, and combinations before some were dropped."""
+        """Number of runs, and of combinations before some were dropped."""
         runs = len(self.plan.runs)
         return runs, runs + self.plan.dropped
 
@@ -88,7 +88,7 @@ def forecast_sweep(
     workers: int | None = None,
     scheduler: str | None = None,
 ) -> SweepForecast:
-    """Return how much work `zsim.sweep` has with the same arguments: its middle run is tried here.
+    """Estimate the work of `zsim.sweep` with the same arguments by timing one run here.
 
     Raises:
         MistakeError: the study, the store or the scheduler cannot be used.
@@ -121,7 +121,7 @@ def forecast_sweep(
 
 
 def _timed(resolved: ResolvedScenario) -> tuple[float, float]:
-    """Return seconds of a first run, its schedule made and checked, and of another like it."""
+    """Return the seconds of a run with its schedule, and of one that reuses the schedule."""
     begin = perf_counter()
     made = simulated(resolved)
     if isinstance(made, StudyOutcome):

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 __all__ = ["SweepResult", "figures_of", "study_of", "sweep"]
 
 IN_MEMORY = Path(":memory:")
-"""SQLite's name of a store that nobody keeps."""
+"""SQLite's name of a temporary store in memory."""
 
 
 def figures_of(study: Study) -> tuple[str, ...]:
-    """Return the names of the figures that `SweepResult.picture` draws of `study`."""
+    """Return the names of the figures of `study` that `SweepResult.picture` can draw."""
     from zsim_study.page.chart import study_figures
 
     return study_figures([axis.name for axis in study.plan.axes])
@@ -50,10 +50,10 @@ class SweepResult(Answer):
     """Result of a study.
 
     Attributes:
-        study: every run with its outcome, and the ranking.
-        store: the file that keeps outcomes, if there is one.
-        not_kept: outcomes that the store has no space for; they are in this result alone.
-        why_not_kept: what SQLite said about them; empty if all are kept.
+        study: all runs with their outcomes, and the ranking.
+        store: the file of stored outcomes; None without a store.
+        not_kept: number of outcomes that did not fit into the store; only this result has them.
+        why_not_kept: error message of SQLite about them; empty if all are stored.
     """
 
     study: StudyResult
@@ -73,23 +73,23 @@ class SweepResult(Answer):
 
     @property
     def best(self) -> str | None:
-        """The name of the best run; None if none meets the goal."""
+        """Name of the best run; None if no run meets the goal."""
         accepted = self.study.ranking.accepted
         return accepted[0].name if accepted else None
 
     def rows(self) -> list[dict[str, object]]:
-        """Return every run, in the order of the study: axes, how it ended, figures, cost.
+        """Return every run, in the order of the study: axes, status, figures, cost.
 
-        Units are last in the names; a figure that a run does not have is None.
+        Names end in units; a missing figure is None.
         """
         return [{"name": row.name, **columns(self.study, row)} for row in self.study.rows]
 
     def text(self) -> str:
-        """Return the answer, a table of runs, and what is to know about it."""
+        """Return the answer, a table of runs, and notes on it."""
         return sweep_text(self.study, self.store)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim sweep --json` prints."""
+        """Return the object that `zsim sweep --json` prints."""
         return {
             "question": self.question,
             "answer": self.answer,
@@ -102,7 +102,7 @@ class SweepResult(Answer):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """Return `rows()` as a table of pandas.
+        """Return `rows()` as a pandas DataFrame.
 
         Raises:
             MistakeError: pandas is not installed.
@@ -110,10 +110,10 @@ class SweepResult(Answer):
         return data_frame(self.rows())
 
     def need_kept(self) -> None:
-        """Check that all outcomes are in the store, if there is one.
+        """Raise UnwrittenError unless all outcomes are in the store, or there is no store.
 
         Raises:
-            UnwrittenError: it has no space for some, which are in this result alone.
+            UnwrittenError: the store had no space for some outcomes; only this result has them.
         """
         if self.store is not None and self.why_not_kept:
             count = len(self.study.rows)
@@ -121,21 +121,21 @@ class SweepResult(Answer):
             raise unwritten(self.store, f"{self.why_not_kept}; {left}")
 
     def csv(self, path: str | PathLike[str]) -> None:
-        """Write all runs to `path`, as CSV.
+        """Write all runs to `path` as CSV.
 
         Raises:
-            MistakeError: there is no such folder.
-            UnwrittenError: it cannot be written.
+            MistakeError: the folder does not exist.
+            UnwrittenError: the file cannot be written.
         """
         need_folder("csv", Path(path))
         write(Path(path), csv_text(self.study))
 
     def report(self, path: str | PathLike[str]) -> None:
-        """Write a page about the study to `path`, which ends in .html.
+        """Write an HTML page about the study to `path` (.html).
 
         Raises:
-            MistakeError: it cannot be a page, or the extra `report` is not installed.
-            UnwrittenError: it cannot be written.
+            MistakeError: `path` is not .html, or the extra `report` is not installed.
+            UnwrittenError: the file cannot be written.
         """
         from zsim.files.html_page import need_html, render
         from zsim_study.page.study_page import study_page
@@ -146,16 +146,16 @@ class SweepResult(Answer):
     def picture(
         self, path: str | PathLike[str] | None = None, *, figure: str | None = None
     ) -> Picture:
-        """Draw the runs, and write that to `path`: .svg, .png or .pdf.
+        """Draw the runs; write the picture to `path` (.svg, .png or .pdf) if given.
 
         Args:
-            path: of the file, if there is to be one.
-            figure: name of the axis along which they are drawn, or "changes": what one change
-                does to the best run. None is the axis with most choices.
+            path: path of the file; None to write none.
+            figure: name of the axis to draw along, or "changes": the effect of single changes on
+                the best run. None selects the axis with the most choices.
 
         Raises:
-            MistakeError: there is no such figure, or PNG and PDF need the extra `draw`.
-            UnwrittenError: it cannot be written.
+            MistakeError: `figure` is unknown, or PNG and PDF need the extra `draw`.
+            UnwrittenError: the file cannot be written.
         """
         from zsim_study.page.chart import chart, study_figures
 
@@ -179,23 +179,23 @@ def sweep(
     progress: Progress | None = None,
     tell: Callable[[str], object] = str,
 ) -> SweepResult:
-    """Run a study: many runs of what-if, of which the best is named.
+    """Run a study: simulate all its runs and rank them by its goal.
 
     Args:
-        study: the name of one that ships, a file in TOML, or its tables.
-        store: a file in SQLite that keeps outcomes; what it has is not run again. On a disk that
-            becomes full the sweep goes on, and the result says how many outcomes are not in it.
-        workers: processes, None for one on each core; of more than 1, each imports the program
-            that calls this.
-        scheduler: the address of a Dask cluster to run on instead.
-        progress: told how many runs are done, and of how many.
-        tell: told in a line each what went wrong and was mended: workers that were lost and
-            replaced, rows of the store that are not what was written.
+        study: name of a packaged study, a TOML file, or its tables.
+        store: SQLite file of outcomes; runs in it are not repeated. If its disk becomes full,
+            the sweep continues, and the result has the number of outcomes not stored.
+        workers: number of processes, None for one per core; if more than 1, each process
+            imports the calling program.
+        scheduler: address of a Dask cluster to run on instead.
+        progress: callback that receives the number of runs done, and of all runs.
+        tell: callback that receives a line about each recovered problem: lost workers that
+            were replaced, and damaged rows of the store.
 
     Raises:
         MistakeError: the study, the store or the scheduler cannot be used.
-        RunFailedError: no worker can be had, what was done is in the store; or no store can be
-            made.
+        RunFailedError: no worker can start (finished runs are in the store), or the store
+            cannot be created.
     """
     workers = cores() if workers is None else workers
     if workers < 1:
@@ -231,7 +231,7 @@ def sweep(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sweeping:
-    """Options of a sweep: how its runs are worked off, and where they are kept."""
+    """State and options of a running sweep: its store and its workers."""
 
     keys: Mapping[str, str]
     store: Store
@@ -242,7 +242,7 @@ class _Sweeping:
     tell: Callable[[str], object]
 
     def work(self, left: Mapping[str, ResolvedScenario], known: dict[str, StudyOutcome]) -> None:
-        """Run what is left; outcomes go into the store and into `known`."""
+        """Run the remaining runs; put outcomes into the store and into `known`."""
         if not left:
             return
         try:
@@ -264,16 +264,16 @@ class _Sweeping:
                 known.update({key: each.outcome for key, each in done})
                 self.progress(len(names.keys() & known.keys()), len(names))
 
-            mine = limits()  # of which a worker elsewhere has its own memory
+            mine = limits()  # remote workers use their own memory limit
             how = RunBatch((), simulated, limits=mine)
             if found.remote:
                 there = replace(mine, memory_bytes=None)
                 how = RunBatch((), simulated, code_version(), there)
             work_off(left, found, how, keep, tell=self.tell)
-        self.store.put()  # what a full disk did not take before, it may take now
+        self.store.put()  # retry rows that a full disk refused before
 
     def _kept(self, known: Mapping[str, StudyOutcome]) -> str:
-        """Return how much is kept, and what to do to have the rest."""
+        """Return how many runs are stored, and how to get the rest."""
         keys, lost = set(self.keys.values()), self.store.not_written
         done = f"{len(keys & known.keys()) - lost:,} of {len(keys):,} runs"
         if self.path == IN_MEMORY:

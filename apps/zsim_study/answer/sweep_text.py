@@ -1,4 +1,4 @@
-"""A study as text: the answer in a sentence, then the runs, best first."""
+"""A study as text: the answer in a sentence, then a table of runs, best first."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,19 +12,19 @@ from zsim_study.study.result import StudyResult, difference
 from zsim_study.study.row import StudyRow
 
 ROWS_MAX = 20
-"""Runs that are shown; the others are counted."""
+"""Maximum number of runs in the table; the rest are counted."""
 
 ERRORS_SHOWN = 5
-"""Lines on errors that are shown: there may be one for each number of GPUs."""
+"""Maximum lines about errors: there may be one for each number of GPUs."""
 
 BELOW, UNJUDGED = "({})", "{} ?"
-"""Differences within the error of the ratio, and those of unknown error."""
+"""Formats of differences within the error of the ratio, and of those with unknown error."""
 
 Cell = Callable[[StudyRow], str]
 
 
 def sweep_text(result: StudyResult, store: Path | None) -> str:
-    """Return the answer, a table of runs, and what is to know about it."""
+    """Return the answer, a table of runs, and notes on it."""
     groups = list(dict.fromkeys(map(result.goal.group, result.rows)))
     accepted = sorted(result.ranking.accepted, key=lambda row: groups.index(result.goal.group(row)))
     rows = [*accepted, *(row for row, _ in result.ranking.refused)]
@@ -60,7 +60,7 @@ def _facts(result: StudyResult, store: Path | None) -> list[tuple[str, str]]:
 
 
 def _reasons(result: StudyResult) -> list[tuple[str, str]]:
-    """Return the first run's reason for each way in which runs end without an answer."""
+    """Return the reason of the first run for each status without an answer."""
     found: dict[str, list[StudyRow]] = {}
     for row in result.rows:
         if row.outcome.reason:
@@ -78,7 +78,7 @@ def _reasons(result: StudyResult) -> list[tuple[str, str]]:
 def _table(result: StudyResult, rows: Sequence[StudyRow]) -> str:
     why = {row.name: reason for row, reason in result.ranking.refused}
     cells = {name: cell for name, cell in _cells(result).items() if any(map(cell, rows))}
-    if why:  # reasons stand below
+    if why:  # reasons are in the facts below
         cells["why not"] = lambda row: why.get(row.name, "").partition(": ")[0]
     columns = (*result.axes, *cells)
     words = [*range(len(result.axes)), *([len(columns) - 1] if why else [])]
@@ -87,7 +87,7 @@ def _table(result: StudyResult, rows: Sequence[StudyRow]) -> str:
 
 
 def _cells(result: StudyResult) -> dict[str, Cell]:
-    """Return columns of figures; GPUs and batches where they differ."""
+    """Return the columns of figures; GPUs and batches only if they differ."""
     done = [row for row in result.rows if row.gpus]
     found: dict[str, Cell] = {}
     if len({row.gpus for row in done}) > 1:
@@ -112,7 +112,7 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
         for summary in (row.outcome.summary for row in result.rows)
         if summary is not None
     }
-    if len(tokens) > 1:  # else it says no more than the time of a step
+    if len(tokens) > 1:  # else it is proportional to the step time
         found["tokens/s"] = _of(lambda summary: f"{summary.tokens_per_s:,.0f}")
     found["drives last"] = _of(
         lambda summary: "" if summary.drive_life is None else summary.drive_life.lasts
@@ -124,14 +124,14 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
 
 
 def _of(text: Callable[[Any], str]) -> Cell:
-    """Return a cell made of a run's summary, empty where it has none."""
+    """Return a cell computed from a run's summary; empty if it has none."""
     return lambda row: "" if row.outcome.summary is None else text(row.outcome.summary)
 
 
 def _to_best(result: StudyResult, row: StudyRow) -> str:
-    """Return how much longer a step takes than that of the best run of the group.
+    """Return by how much a step is longer than that of the best run of the group.
 
-    In brackets if that is within the error of the ratio, with ? if that is unknown.
+    In brackets if that is within the error of the ratio, with ? if the error is unknown.
     """
     best = result.ranking.best.get(result.goal.group(row))
     if best is None or row.outcome.summary is None:

@@ -1,4 +1,4 @@
-"""Clusters from files: nodes, fabrics and systems; what they can carry, and their picture."""
+"""Clusters from files: nodes, fabrics and systems."""
 
 from zsim.cluster.files.compose import Find, cluster_of
 from zsim.cluster.files.table import Part, TopologyError, UnknownTopologyError

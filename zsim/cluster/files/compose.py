@@ -1,4 +1,4 @@
-"""A cluster from its parts: a GPU in a node, nodes on a fabric, both named by a system.
+"""A cluster from its parts: a GPU in a node, and nodes on a fabric; a system names both.
 
 A system is a file of three lines:
 
@@ -6,7 +6,7 @@ A system is a file of three lines:
     node = "dgx2"
     fabric = "single_switch"
 
-A file that describes a node in full, and perhaps a `[fabric]`, is a system too.
+A file that describes a node in full, and optionally a `[fabric]`, is a system, too.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from zsim.cluster.files.table import Part, TopologyError, UnknownTopologyError, 
 from zsim.limits import limits
 
 Find = Callable[[Part, str], dict[str, Any]]
-"""The table of a part by its name; UnknownTopologyError if there is none."""
+"""Function that returns the table of a part by name; raises UnknownTopologyError if unknown."""
 
 
 def nothing_ships(part: Part, name: str) -> dict[str, Any]:
-    """Find nothing, as a `Find`: for tables that say everything themselves.
+    """Raise UnknownTopologyError: a `Find` for tables that name no other parts.
 
     Raises:
         UnknownTopologyError: always.
@@ -40,9 +40,9 @@ def cluster_of(
     *,
     gpu: str | None = None,
 ) -> Cluster:
-    """`nodes` of the system that `table`, read from TOML, describes; `find` looks up its parts.
+    """Return `nodes` nodes of the system in `table`, read from TOML; `find` looks up its parts.
 
-    `gpu` names another GPU than that of the node.
+    `gpu` names a GPU that replaces that of the node.
 
     Raises:
         TopologyError: a key is unknown, missing or has a wrong value; one line.

@@ -1,11 +1,11 @@
-"""An irregular fabric from a list of edges in CSV.
+"""An explicit fabric from a list of edges in CSV.
 
     source,target,bandwidth_per_direction,latency
     node0,leaf0,400 GB/s,1 us
     node1,leaf0,400 GB/s,1 us
 
-Each line is both directions of a link. `node0`, `node1` and so on are nodes with all their NICs;
-every other name is a switch. Empty lines and lines that start with # say nothing.
+Each line is a link in both directions. `node0`, `node1` and so on are nodes with all their NICs;
+every other name is a switch. Empty lines, and lines that start with #, are ignored.
 """
 
 import csv
@@ -22,7 +22,7 @@ def fabric_from_edges(name: str, text: str) -> dict[str, Any]:
     """Return the table of the explicit fabric that the CSV `text` of the file `name` lists.
 
     Raises:
-        TopologyError: it is no such list; one line with the number of the line.
+        TopologyError: it is not such a list; the message is one line with the line number.
     """
     lines = [
         (number, row)

@@ -1,4 +1,4 @@
-"""Files of explicit fabrics: every link is listed.
+"""Files of explicit fabrics, which list every link.
 
 kind = "explicit"
 
@@ -19,11 +19,11 @@ from zsim.cluster.files.fabric_reader import FabricReader, FabricTable
 from zsim.cluster.files.table import Bandwidth, Plain, Time, TopologyError, read
 
 Name = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
-"""Of a switch or node: one word."""
+"""Name of a switch or node: one word."""
 
 
 class EdgeTable(Plain):
-    """`[[edges]]`: both directions of a link."""
+    """`[[edges]]`: a link in both directions."""
 
     source: Name
     target: Name
@@ -38,7 +38,7 @@ class _ExplicitFile(FabricTable):
 
 
 def _read(name: str, table: dict[str, Any], node: Cluster) -> Fabric:
-    """Return the fabric, whose edges are all joined and none given twice."""
+    """Return the fabric; its edges must be connected and unique."""
     import networkx as nx
 
     del node

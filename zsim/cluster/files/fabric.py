@@ -1,10 +1,10 @@
-"""A fabric as its TOML file describes it, for the node that it is to join.
+"""A fabric as described by its TOML file, for the nodes that it joins.
 
     title = "Two-level fat tree of 64-port switches"
     kind = "fat_tree"
     source = "..."
 
-All other keys are those of the kind. A package registers a kind as an entry point of the group
+All other keys depend on the kind. A package registers a kind as an entry point of the group
 "zsim.fabrics": its name, and a `FabricReader`.
 """
 
@@ -26,7 +26,7 @@ SHIPPED = (*tiered_fabric.READERS, explicit_fabric.READER)
 
 @cache
 def readers() -> Mapping[str, FabricReader]:
-    """Return the reader of every kind of fabric that is installed, by name."""
+    """Return the readers of all installed kinds of fabric, by name."""
     return registered(GROUP, FabricReader, {each.kind.name: each for each in SHIPPED})
 
 

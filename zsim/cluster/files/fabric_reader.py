@@ -1,4 +1,4 @@
-"""The part of a fabric file that all kinds share, and the reader that each kind has."""
+"""The shared part of fabric files, and the reader of a kind of fabric."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from zsim.cluster.files.table import FileTable
 
 
 class FabricTable(FileTable):
-    """A whole file, to which a kind of fabric adds tables of its own."""
+    """A whole file; each kind of fabric adds its own tables."""
 
     title: str
     kind: str
@@ -18,12 +18,12 @@ class FabricTable(FileTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricReader:
-    """A kind of fabric with the way in which its files are read.
+    """A kind of fabric with the function that reads its files.
 
     Attributes:
-        read: returns the fabric that a table read from TOML describes, for nodes like the one
-            given; its first argument is the name of the file, for messages. Raises TopologyError
-            or ClusterError.
+        read: returns the fabric that a table read from TOML describes, for nodes like the given
+            one; its first argument is the name of the file, for messages. Raises TopologyError or
+            ClusterError.
     """
 
     kind: FabricKind

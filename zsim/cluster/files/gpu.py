@@ -1,4 +1,4 @@
-"""A GPU as its TOML file describes it, and the rules for numbers that a file leaves out.
+"""A GPU as described by its TOML file, and the rules for missing numbers.
 
     name = "Mine"
     memory = "80 GB"
@@ -12,8 +12,8 @@
     [rates.fp8]
     peak = "1979 TFLOP/s"
 
-Those six numbers are enough. A data sheet has no other; each that is missing follows from a rule
-below, and the sources of a cluster say so.
+Those six numbers are enough. A data sheet has no others; each missing number follows from a rule
+below, and the sources of a cluster list these rules.
 """
 
 from collections.abc import Iterator
@@ -51,11 +51,11 @@ OVERHEADS_RULE: Final = f"{RULE}: context and communicator of A100, the workspac
 LAUNCH_RULE: Final = f"{RULE}: PyTorch on the host of an A100, as of every GPU with timed kernels"
 
 MATRIX_FORMATS: Final = (DType.FP8, DType.INT8, DType.FP16, DType.BF16)
-"""Formats that matrix units multiply: products reach less of these peaks than of others."""
+"""Formats of matrix units, whose products reach a smaller fraction of the peak."""
 
 
 class RatesTable(FileTable):
-    """`[gpu.rates.FORMAT]`: the vendor's dense peak, and what kernels are predicted to reach."""
+    """`[gpu.rates.FORMAT]`: the vendor's dense peak, and predicted rates of kernels."""
 
     peak: FlopRate
     matmul: FlopRate | None = None
@@ -67,11 +67,11 @@ class RatesTable(FileTable):
 
 
 class GpuTable(FileTable):
-    """`[gpu]`. `pci_devices` are the device numbers under which machines report it.
+    """`[gpu]`. `pci_devices` are the PCI device numbers of the GPU.
 
-    `link` is the bandwidth to other GPUs of a node, all links together, and `pcie` that of its
-    slot: for nodes that do not say them. `power` is what the GPU draws at most; no time depends on
-    it. `evidence` says that nobody timed kernels or training on it.
+    `link` is the bandwidth to other GPUs of a node, the sum of all links, and `pcie` that of its
+    slot; both are for nodes that lack these numbers. `power` is the power limit; no time depends
+    on it. `evidence` marks a GPU without measured kernels or training runs.
     """
 
     name: str
@@ -102,7 +102,7 @@ class GpuTable(FileTable):
     rates: dict[DType, RatesTable]
 
     def gpu(self, *, is_measured: bool = False) -> Gpu:
-        """Return the GPU that the table describes; one that is measured has no other overheads."""
+        """Return the GPU that the table describes; a measured GPU gets no assumed overheads."""
         return Gpu(
             name=self.name,
             memory_bytes=self.memory,
@@ -115,7 +115,7 @@ class GpuTable(FileTable):
         )
 
     def _launch(self, *, is_measured: bool) -> LaunchCosts:
-        """Return launch costs; those of other GPUs where a data sheet is all that is known."""
+        """Return launch costs; those of other GPUs if only a data sheet is known."""
         if self._says_no_launch and not is_measured:
             return EAGER
         return LaunchCosts(
@@ -177,7 +177,7 @@ class GpuTable(FileTable):
         )
 
     def rules(self, *, is_measured: bool = False) -> Iterator[tuple[str, str]]:
-        """Yield the numbers that follow from rules, by key, with the rule."""
+        """Yield key and rule of the numbers that follow from rules."""
         if self._says_no_overheads and not is_measured:
             yield "gpu.overheads", OVERHEADS_RULE
         if self._says_no_launch and not is_measured:
@@ -198,5 +198,5 @@ class GpuTable(FileTable):
 
 
 def _plain(dtype: DType, peak: int) -> Rate:
-    """Return rates of a format that the whole GPU computes outside matrix units."""
+    """Return rates of a format that is computed outside matrix units."""
     return Rate(dtype=dtype, peak=peak, matmul=peak, elementwise=peak)

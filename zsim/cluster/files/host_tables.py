@@ -1,11 +1,11 @@
-"""Tables of a node's file that describe its CPU side: PCIe, host memory, CPUs, drives.
+"""Tables of a node's file about its host side: PCIe, host memory, CPUs, drives.
 
 [pcie]
 bandwidth_per_direction = "15.75 GB/s"
 gpus_per_switch = 2
-gpus_per_root_port = 4          # where PCIe switches share a link to the CPUs
-copy_to_gpu = "12 GB/s"         # what pinned copies reach of one such link, as measured:
-copy_from_gpu = "13.1 GB/s"     # alone,
+gpus_per_root_port = 4          # if PCIe switches share a link to the CPUs
+copy_to_gpu = "12 GB/s"         # measured rates of pinned copies over one such link:
+copy_from_gpu = "13.1 GB/s"     # one direction alone,
 copy_both_ways = "9.3 GB/s"     # and each direction while both are busy
 copy_latency = "17 us"
 copy_source = "..."
@@ -56,7 +56,7 @@ class PcieTable(LinkTable):
         return self
 
     def copies(self) -> CopyRates | None:
-        """Return what copies reach, where it is said."""
+        """Return the measured rates of copies; None if the table has none."""
         to_gpu, from_gpu, both = self.copy_to_gpu, self.copy_from_gpu, self.copy_both_ways
         if to_gpu is None or from_gpu is None or both is None:
             return None
@@ -69,7 +69,7 @@ class PcieTable(LinkTable):
 
 
 class CpuTable(FileTable):
-    """`[cpu]`: all CPUs of a node, and what kernels on their threads reach."""
+    """`[cpu]`: all CPUs of a node, and the bandwidth of kernels on their threads."""
 
     sockets: Count
     cores_per_socket: Count
@@ -89,7 +89,7 @@ class CpuTable(FileTable):
 
 
 class HostTable(FileTable):
-    """`[host]`: all CPU memory of a node; `pinned` is the most of it that may be pinned."""
+    """`[host]`: all CPU memory of a node; `pinned` is the maximum that may be pinned."""
 
     memory: Size
     memory_bandwidth: Bandwidth
@@ -108,7 +108,7 @@ class HostTable(FileTable):
 
 
 class DrivesTable(FileTable):
-    """`[drives]`: the equal NVMe drives of a node; bytes and rates of one. 0 says that none are."""
+    """`[drives]`: equal NVMe drives of a node, with numbers of one drive; `count` 0 means none."""
 
     count: Annotated[int, Field(ge=0, le=65536, strict=True)]
     capacity: Size | None = None

@@ -1,4 +1,4 @@
-"""A node for a GPU of which nothing but the GPU's own file is known."""
+"""Assumed node for a GPU that is known only from its own file."""
 
 from typing import Any, Final
 
@@ -15,20 +15,20 @@ SOURCE: Final = (
 
 
 def holds_lone_gpu(table: dict[str, Any]) -> bool:
-    """Return True if `node_of_gpu` made the table of a node."""
+    """Return True if `node_of_gpu` created the table of a node."""
     return table["node"].get("source") == SOURCE if isinstance(table.get("node"), dict) else False
 
 
 def is_gpu(table: dict[str, Any]) -> bool:
-    """Return True if a file describes a GPU: it has rates and no node."""
+    """Return True if the table describes a GPU: it has rates or memory bandwidth, but no node."""
     return "node" not in table and ("rates" in table or "memory_bandwidth" in table)
 
 
 def node_of_gpu(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table of a node of eight GPUs that the file `name` describes.
+    """Return the table of an assumed node with eight GPUs of the file `name`.
 
     Raises:
-        TopologyError: the file is wrong, or says no link.
+        TopologyError: the file is invalid, or lacks the bandwidth of the link.
     """
     gpu = read(GpuTable, name, table)
     if gpu.link is None:

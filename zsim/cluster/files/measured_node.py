@@ -1,4 +1,4 @@
-"""A node as a measurement describes it, in the form of its file: `zsim measure` writes it."""
+"""A measured node, and its file as `zsim measure` writes it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SMALLEST_RATE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredDrives:
-    """The drive below a folder: rates of large reads and writes, latency of a small read."""
+    """The drive of a folder: rates of large reads and writes, latency of a small read."""
 
     capacity_bytes: int
     read_bytes_per_s: float
@@ -25,7 +25,7 @@ class MeasuredDrives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredHost:
-    """Memory and processors of the node; rates are those of all ranks together."""
+    """Memory and processors of the node; rates are sums over all ranks."""
 
     memory_bytes: int
     memory_bytes_per_s: float
@@ -37,18 +37,18 @@ class MeasuredHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredNode:
-    """Everything that was measured of a node.
+    """All measurements of a node.
 
     Attributes:
-        title: what it is.
+        title: name of the machine.
         source: date, host and versions.
-        ranks: that were measured at once.
-        rank_name: what a rank computes on.
+        ranks: number of ranks measured at once.
+        rank_name: name of the device of a rank.
         memory_bytes, memory_bytes_per_s: of a rank; the bandwidth while all ranks copy.
-        flops_per_s: the highest rate of products of matrices, by format.
-        link_bytes_per_s, link_latency_s: of a send to another rank.
-        collective_share: what a collective takes of a rank beside it.
-        times: the tables.
+        flops_per_s: the highest rate of matrix products, by format.
+        link_bytes_per_s, link_latency_s: bandwidth and latency of a send to another rank.
+        collective_share: fraction of its speed that a rank loses during a collective.
+        times: the tables of measured times.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""GPUs of an NCCL or RCCL dump, and how they are joined: a switch, links to each other, or PCIe."""
+"""GPUs of an NCCL or RCCL dump, and how they are joined: a switch, direct links, or PCIe."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,17 +18,17 @@ NVLINK_GB_PER_S = {
     "100": 50,
     "103": 50,
 }
-"""Per link and direction, by the GPU's compute capability. NVIDIA, datasheets: P100 4 links and 160
-GB/s both ways, V100 6 and 300, A100 12 and 600, RTX 3090 and A40 4 and 112.5, H100 18 and 900, B200
-and GB300 18 and 1.8 TB/s; GeForce RTX 2080 Ti, 2 and 100 of NVLink 2."""
+"""GB/s per link and direction, by the GPU's compute capability. NVIDIA data sheets: P100 4 links
+and 160 GB/s in both directions, V100 6 and 300, A100 12 and 600, RTX 3090 and A40 4 and 112.5, H100
+18 and 900, B200 and GB300 18 and 1.8 TB/s; GeForce RTX 2080 Ti, 2 and 100 of NVLink 2."""
 
 XGMI_GB_PER_S = {"gfx908": 23, "gfx90a": 50, "gfx942": 64, "gfx950": 76.5}
-"""Per link and direction, by the GPU's architecture. AMD's microarchitecture pages in the ROCm
-documentation: MI100 23 GT/s, MI250 50 GB/s; AMD's product pages: MI300X 128 GB/s and MI355X 153
-GB/s a link, both ways."""
+"""GB/s per link and direction, by the GPU's architecture. AMD's microarchitecture pages in the
+ROCm documentation: MI100 23 GT/s, MI250 50 GB/s; AMD's product pages: MI300X 128 GB/s and MI355X
+153 GB/s per link, in both directions together."""
 
 DIGITS_MAX = 9
-"""Digits of a number in the XML: no node has more links, lanes or Mb/s."""
+"""Maximum digits of a number in the XML: no node has more links, lanes or Mb/s."""
 
 BY_HAND = "write this node as TOML (zsim show node --template)"
 """Advice for a node whose dump is refused."""
@@ -61,12 +61,12 @@ class DumpedGpu:
 
     @property
     def links(self) -> int:
-        """Links to other GPUs, all together."""
+        """Number of links to other GPUs."""
         return sum(count for _, count in self.to_gpus)
 
 
 class JoinedBy(StrEnum):
-    """How the GPUs of a node reach each other."""
+    """Kind of connection between the GPUs of a node."""
 
     SWITCH = "NVSwitch"
     MESH = "links to each other"
@@ -75,7 +75,7 @@ class JoinedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joints:
-    """How all GPUs are joined: links of each, GB/s of one, and what the description leaves out."""
+    """How GPUs are joined: kind, links of each GPU, GB/s of a link, note on ignored links."""
 
     how: JoinedBy
     links: int = 0
@@ -84,10 +84,10 @@ class Joints:
 
 
 def dumped_gpus(cpus: Sequence[Element]) -> list[DumpedGpu]:
-    """Return all GPUs below `cpus`, which are alike.
+    """Return all GPUs below `cpus`, which must be equal.
 
     Raises:
-        TopologyError: there are none, or they differ.
+        TopologyError: there are no GPUs, or they differ.
     """
     found = [gpu for number, cpu in enumerate(cpus) for gpu in _below(cpu, number)]
     if not found:
@@ -123,7 +123,7 @@ def _below(cpu: Element, number: int) -> Iterator[DumpedGpu]:
 
 
 def _chip(gpu: Element) -> str:
-    """Return the compute capability, or the architecture that RCCL writes: gfx942."""
+    """Return the compute capability, or the architecture that RCCL writes, such as gfx942."""
     gcn = gpu.get("gcn")
     if gcn is None:
         return gpu.get("sm", "")
@@ -131,10 +131,10 @@ def _chip(gpu: Element) -> str:
 
 
 def joints_of(gpus: Sequence[DumpedGpu]) -> Joints:
-    """Return how the GPUs reach each other, or the nearest form that zsim describes.
+    """Return how the GPUs are joined, or the closest description that zsim supports.
 
     Raises:
-        TopologyError: links are of a chip whose links are not known, or some GPUs lack a switch.
+        TopologyError: the links of the chip are unknown, or not all GPUs have a switch.
     """
     known = {gpu.bus for gpu in gpus}
     counts = {gpu.to_switches for gpu in gpus}
@@ -172,7 +172,7 @@ def joints_of(gpus: Sequence[DumpedGpu]) -> Joints:
 
 
 def _are_joined(peers: dict[str, Counter[str]]) -> bool:
-    """Return whether links lead from each GPU to each other, perhaps over others."""
+    """Return True if every GPU reaches every other over links, perhaps through others."""
     seen, todo = set[str](), [next(iter(peers))]
     while todo:
         bus = todo.pop()
@@ -193,7 +193,7 @@ def whole(element: Element, key: str) -> int:
     """Return the number in an attribute.
 
     Raises:
-        TopologyError: it is none, or too large.
+        TopologyError: it is not a whole number, or too large.
     """
     text = element.get(key, "")
     if not text.isdecimal() or len(text) > DIGITS_MAX or not int(text):

@@ -1,4 +1,4 @@
-"""A node from what NCCL found in it: the XML that NCCL writes to NCCL_TOPO_DUMP_FILE.
+"""A node from the XML file that NCCL writes to NCCL_TOPO_DUMP_FILE.
 
     <system>
       <cpu>
@@ -8,9 +8,9 @@
           </pci>
           <pci class="0x020000"><nic><net name="mlx5_0" speed="400000"/></nic></pci>
 
-RCCL writes the same with <xgmi> for <nvlink>. The GPU's memory and rates are not in it: they are
-those of the GPU that ships under the same PCI device, or of another that is named. Latencies are
-not either: they are those of the nodes that ship.
+RCCL writes the same with <xgmi> for <nvlink>. The XML lacks the GPU's memory and rates: zsim uses
+those of the packaged GPU with the same PCI device, or of a GPU named by the user. It also lacks
+latencies: zsim uses those of packaged nodes.
 """
 
 from collections import Counter
@@ -31,25 +31,27 @@ from zsim.cluster.files.nccl_gpus import (
 from zsim.cluster.files.table import TopologyError
 
 PCIE_CODE = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130}
-"""Share of the bits that carry data, by GT/s. PCI-SIG, PCI Express base specification 5.0."""
+"""Fraction of the bits that carry data, by GT/s. PCI-SIG, PCI Express base specification 5.0."""
 
 PCIE_SHARE = 12 / 15.75
-"""What GPUs reach of a slot to each other: NCCL's own model, src/graph/topo.h at 069a3d4, PCI_BW,
-12 GB/s of PCIe 3 with 16 lanes, and in proportion of later ones."""
+"""Fraction of a slot's bandwidth that GPUs reach to each other, for all PCIe generations.
+
+NCCL's own model, src/graph/topo.h at 069a3d4, PCI_BW: 12 GB/s for PCIe 3 with 16 lanes.
+"""
 
 BETWEEN_CPUS = "NCCL's own model of links between CPUs, src/graph/topo.h at 069a3d4"
 INTEL_GB_PER_S = ((0xCF, 40), (0x8F, 22), (0x55, 10), (0, 6))
-"""By the model of family 6, from this one on: Emerald and Sapphire Rapids, Skylake, Broadwell."""
+"""Bandwidth from this model of family 6 on: Emerald and Sapphire Rapids, Skylake, Broadwell."""
 NEWER_THAN_THEIR_NUMBER = (0xAD, 0xAE, 0xAF)
-"""Granite Rapids and Sierra Forest, which are rated as Emerald Rapids."""
+"""Granite Rapids and Sierra Forest, with the bandwidth of Emerald Rapids."""
 AMD_GB_PER_S = {143: 16, 23: 16, 175: 24, 25: 24, 191: 32, 26: 32}
-"""By the family, as NCCL writes it or plain: Zen 1 and 2, Zen 3 and 4, Zen 5."""
+"""Bandwidth by family, in the number that NCCL writes or in decimal: Zen 1 and 2, 3 and 4, 5."""
 
 NO_NIC_MBIT = 1000
 NO_NIC = "no <net> in the dump; the slowest Ethernet that a server has stands for it"
 
 UNKNOWN_DEVICE = "PCI device "
-"""Start of the name of a GPU that does not ship."""
+"""Prefix of the name of an unknown GPU."""
 
 LATENCY_SOURCE = (
     "not in the XML; NCCL's own model, hwLat, Ring/Simple, src/graph/tuning.cc at 01afd20: a ring "
@@ -63,10 +65,10 @@ def node_from_nccl(
 ) -> dict[str, Any]:
     """Return the table of the node that the XML `text` of the file `name` describes.
 
-    `gpu_by_device` names the GPU that ships under a PCI device such as "0x2330".
+    `gpu_by_device` returns the packaged GPU of a PCI device such as "0x2330".
 
     Raises:
-        TopologyError: it is no such XML, or the node is not one that zsim can describe; one line.
+        TopologyError: it is not such XML, or zsim cannot describe the node; one line.
     """
     try:
         root = bounded_xml(text)
@@ -114,7 +116,7 @@ def _node(name: str, root: Element, gpu_by_device: Callable[[str], str | None]) 
 
 
 def _first_host(root: Element) -> tuple[list[Element], int]:
-    """Return the CPUs of the first machine, and of how many machines there are CPUs."""
+    """Return the CPUs of the first machine, and the number of machines with GPUs."""
     cpus = root.findall("./cpu")
     hosts = dict.fromkeys(
         cpu.get("host_hash", "") for cpu in cpus if cpu.find(".//gpu") is not None
@@ -133,7 +135,7 @@ def _first_host(root: Element) -> tuple[list[Element], int]:
 
 
 def _switch(name: str, joints: Joints, gpus: Sequence[DumpedGpu]) -> dict[str, Any] | None:
-    """Return the links of a GPU to the others; None of a PCIe slot of which no speed is given."""
+    """Return the links of a GPU to the others; None for a PCIe slot of unknown speed."""
     if joints.how is JoinedBy.PCIE:
         slot = _slot_gb_per_s(gpus[0])
         if slot is None:
@@ -155,7 +157,7 @@ def _switch(name: str, joints: Joints, gpus: Sequence[DumpedGpu]) -> dict[str, A
 
 
 def _nics(cpus: Sequence[Element]) -> tuple[int, int, list[str]]:
-    """Return the speed of the fastest NICs in Mb/s, how many they are, and what is left out."""
+    """Return the speed of the fastest NICs in Mb/s, their number, and notes about others."""
     speeds = Counter(whole(net, "speed") for cpu in cpus for net in cpu.iter("net"))
     if not speeds:
         return NO_NIC_MBIT, 1, [NO_NIC]
@@ -165,7 +167,7 @@ def _nics(cpus: Sequence[Element]) -> tuple[int, int, list[str]]:
 
 
 def _slot_gb_per_s(gpu: DumpedGpu) -> float | None:
-    """Return what a GPU's slot carries each way, if the XML says it."""
+    """Return the GB/s of a GPU's slot in each direction; None if the XML lacks it."""
     rate, _, unit = gpu.speed.partition(" ")
     is_known = gpu.width.isdecimal() and 0 < len(gpu.width) <= DIGITS_MAX and int(gpu.width) > 0
     if not unit.startswith("GT/s") or not is_known:
@@ -175,7 +177,7 @@ def _slot_gb_per_s(gpu: DumpedGpu) -> float | None:
 
 
 def _pcie(name: str, gpus: Sequence[DumpedGpu]) -> dict[str, Any] | None:
-    """Return the PCIe table, where speeds are given and each switch holds as many GPUs."""
+    """Return the PCIe table; None if the speed is unknown or switches differ in GPUs."""
     slot = _slot_gb_per_s(gpus[0])
     sharing = set(Counter(gpu.switch for gpu in gpus).values())
     if slot is None or len(sharing) > 1:
@@ -193,7 +195,7 @@ def _pcie(name: str, gpus: Sequence[DumpedGpu]) -> dict[str, Any] | None:
 def _boards(
     name: str, joints: Joints, gpus: Sequence[DumpedGpu], cpus: Sequence[Element]
 ) -> dict[str, Any] | None:
-    """Return the link between two CPUs, each with half of the GPUs that meet over PCIe."""
+    """Return the link between two CPUs with half of the GPUs each, if GPUs are joined by PCIe."""
     sides = Counter(gpu.cpu for gpu in gpus)
     if joints.how is not JoinedBy.PCIE or len(sides) != 2 or len(set(sides.values())) > 1:
         return None

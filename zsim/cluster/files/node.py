@@ -1,8 +1,8 @@
-"""A node as its TOML file describes it: GPUs, NVSwitch, PCIe, NICs, host, CPUs, drives.
+"""A node as described by its TOML file: GPUs, NVSwitch, PCIe, NICs, host, CPUs, drives.
 
     title = "DGX-2: 16 V100 on NVSwitch"
-    gpu = "v100_sxm3_32gb"              # a GPU that ships, a file, or a table [gpu]
-    words = ["v100"]                    # names of its GPU for which --gpus takes this node
+    gpu = "v100_sxm3_32gb"              # a packaged GPU, a file, or a table [gpu]
+    words = ["v100"]                    # names of its GPU for which --gpus selects this node
 
     [node]
     gpus = 16
@@ -17,10 +17,9 @@
     [pcie]
     bandwidth_per_direction = "15.75 GB/s"
 
-Those five numbers are enough. Bandwidths are per direction and say so; a vendor's two-way figure
-stands beside as `quoted`. In files that ship every table says where its numbers come from in
-`source`; a number from elsewhere has its own, in `KEY_source`. Reading the file is for the package
-that ships it.
+Those five numbers are enough. Bandwidths are per direction, and their keys end so; `quoted` keeps
+a vendor's bidirectional number. In packaged files every table has its source in `source`; a number
+from elsewhere has its own in `KEY_source`. The package with the files reads them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -89,7 +88,7 @@ class NodeFile(Plain):
     measured: dict[str, Any] | None = None
 
     def switch_link(self) -> Link | None:
-        """Return all links of a GPU to the others: as the node says, else as the GPU does."""
+        """Return the sum of a GPU's links to the others: from the node, else from the GPU."""
         latency_ps = PCIE_LATENCY_PS if self.node.pcie_only else NVLINK_LATENCY_PS
         if self.switch is None:
             found = self.gpu.pcie if self.node.pcie_only else self.gpu.link
@@ -103,14 +102,14 @@ class NodeFile(Plain):
         return self.switch is not None and "latency" in self.switch.model_fields_set
 
     def pcie_link(self) -> Link | None:
-        """Return a GPU's PCIe link; without a switch bytes leave by the slot that the GPU has."""
+        """Return a GPU's PCIe link; without a switch, bytes leave through the slot of the GPU."""
         if self.pcie is not None:
             return self.pcie.link()
         needs_slot = self.node.pcie_only or not self.node.nvswitch
         return Link(bytes_per_s=self.gpu.pcie) if needs_slot and self.gpu.pcie else None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield the numbers that follow from rules, by key, with the rule."""
+        """Yield key and rule of the numbers that follow from rules."""
         yield from self.gpu.rules(is_measured=self.measured is not None)
         if self.switch is None:
             yield "switch", f"{self.gpu.name}, its {'pcie' if self.node.pcie_only else 'link'}"
@@ -138,7 +137,7 @@ def measured_of(name: str, table: Mapping[str, object]) -> MeasuredTimes:
 
 
 def node_of(name: str, table: dict[str, Any]) -> Cluster:
-    """One node of those that `table`, read from TOML, describes; its GPU stands inside.
+    """Return one node as described by `table`, read from TOML, with its GPU as a table inside.
 
     Raises:
         TopologyError: a key is unknown, missing or has a wrong value; one line.

@@ -1,4 +1,4 @@
-"""Tables of a topology file: quantities with their units, a source in each, one line per fault."""
+"""Tables of a topology file: quantities with units, sources, and one line per error."""
 
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -18,7 +18,7 @@ from zsim.units import (
 
 
 class Part(StrEnum):
-    """What a file describes."""
+    """Kind of object that a file describes."""
 
     SYSTEM = "topology"
     NODE = "node"
@@ -31,7 +31,7 @@ class TopologyError(ValueError):
 
 
 class UnknownTopologyError(TopologyError, LookupError):
-    """No part of that kind and name is known."""
+    """There is no known part of this kind and name."""
 
     def __init__(self, message: str, part: Part = Part.SYSTEM) -> None:
         super().__init__(message)
@@ -53,19 +53,19 @@ Count = Annotated[int, Field(ge=1, le=65536, strict=True)]
 
 
 class Plain(BaseModel):
-    """A table of the file; a key that it does not have is refused."""
+    """A table of the file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class FileTable(Plain):
-    """A table with numbers, which may say where they come from; each table that ships does."""
+    """A table of numbers with an optional source; all packaged tables have one."""
 
     source: str | None = None
 
 
 class LinkTable(FileTable):
-    """One link. `quoted` is what the vendor prints, for the reader."""
+    """One link. `quoted` is the vendor's number, for readers of the file."""
 
     bandwidth_per_direction: Bandwidth
     quoted: str | None = None
@@ -81,7 +81,7 @@ _File = TypeVar("_File", bound=Plain)
 
 
 def read(kind: type[_File], name: str, table: dict[str, Any]) -> _File:
-    """`table` as a `kind`.
+    """Return `table` validated as `kind`.
 
     Raises:
         TopologyError: a key is unknown, missing or has a wrong value; one line that starts with
@@ -94,7 +94,7 @@ def read(kind: type[_File], name: str, table: dict[str, Any]) -> _File:
 
 
 def cites(table: dict[str, Any], path: str = "") -> list[tuple[str, str]]:
-    """Pairs of key and source, as far down as they stand."""
+    """Return pairs of key and source, also of nested tables."""
     found: list[tuple[str, str]] = []
     for key, value in table.items():
         where = f"{path}.{key}" if path else key

@@ -1,4 +1,4 @@
-"""Files of a GPU and of a node to fill in."""
+"""Template files of a GPU and of a node."""
 
 from typing import Final
 
@@ -43,4 +43,4 @@ bandwidth_per_direction = "63 GB/s"     # of a GPU's slot: PCIe 5 with 16 lanes
 """
 
 TEMPLATES: Final = {"gpu": GPU, "node": NODE}
-"""By what each describes."""
+"""Templates by the kind of object that they describe."""

@@ -4,16 +4,16 @@
     kind = "fat_tree"               # or single_switch, rail_optimized, rail_only
     source = "..."
 
-    [leaf]                          # and [spine] in three levels; the top stands for itself
+    [leaf]                          # and [spine] with three levels; the top has no table
     ports_down = 32
     oversubscription = 1            # capacity down over capacity up: "3/2", 2, ...
-    latency = "260 ns"              # added to a way that goes up from here and comes down again
+    latency = "260 ns"              # total latency added by going up from here and down again
     source = "..."
     latency_source = "..."
 
-A leaf switch takes `ports_down` NICs. In a fat tree they are all NICs of its nodes, on rails one of
-each node. So the number of nodes below a leaf follows from the node; it is rounded down (at least
-to 1) such that leaves and NVSwitch domains nest.
+A leaf switch has `ports_down` ports for NICs. In a fat tree these are all NICs of its nodes, on
+rails one NIC of each node. So the number of nodes below a leaf follows from the node; it is rounded
+down (at least to 1) such that leaves and NVSwitch domains nest.
 """
 
 from fractions import Fraction
@@ -82,9 +82,9 @@ def _read(kind: FabricKind, name: str, table: dict[str, Any], node: Cluster) -> 
 
 
 def nested(wanted: int, domain: int, below: int) -> int:
-    """Return the most nodes up to `wanted` that nest with domains and with `below` nodes.
+    """Return the largest number of nodes up to `wanted` that nests with domains and with `below`.
 
-    It is a multiple of `below`, and divides `domain` or is a multiple of it; `below` at least.
+    It is a multiple of `below`, and divides `domain` or is a multiple of it; at least `below`.
     """
     if wanted >= domain:
         step = lcm(domain, below)

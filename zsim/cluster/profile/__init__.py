@@ -1,1 +1,1 @@
-"""Constants of GPUs and networks by name, and the files that they stand in."""
+"""Constants of GPUs and networks by name, and their files."""

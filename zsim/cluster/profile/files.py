@@ -1,7 +1,7 @@
-"""Profiles as files: one for each kind of GPU, in TOML, with the systems that were measured.
+"""Profiles as TOML files: one for each kind of GPU, with the systems that were measured.
 
-What belongs to the GPU and its links is the same for all systems with it; a system names what its
-hosts, its network and its software make different. Such a file is written by `zsim calibrate`.
+Constants of the GPU and its links are shared by all its systems; a system has only the constants
+that its hosts, network and software change. `zsim calibrate` writes these files.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,16 +16,16 @@ KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
-    """Constants for one kind of GPU.
+    """Constants of one kind of GPU.
 
     Attributes:
         gpu: the kind, such as "h100".
-        shared: fitted to all systems together, for a system that is not known.
-        systems: by name, fitted to each.
-        publications: what they were fitted to.
+        shared: constants fitted to all systems together, for unknown systems.
+        systems: constants fitted to each system, by name.
+        publications: publications of the fitted rows.
         fabrics: systems that were measured on many nodes, the least congested first.
-        scaled_from: the GPU whose constants stand for what nobody measured on this one.
-        errors: fractions, by name: how well they do on rows fitted and on rows held out.
+        scaled_from: GPU whose constants replace those never measured on this one; None if none.
+        errors: relative errors by name, on fitted and on held-out rows.
     """
 
     gpu: str
@@ -37,7 +37,7 @@ class Profiles:
     errors: Mapping[str, float]
 
     def of(self, system: str | None) -> NetworkProfile:
-        """Return the constants of `system`, or the shared ones if it is not known."""
+        """Return the constants of `system`, or the shared ones if it is unknown."""
         return self.systems.get(system or "", self.shared)
 
 
@@ -83,10 +83,10 @@ def parse(
 ) -> Profiles:
     """Return the profiles in a file that was read as `table`; `name` is for messages.
 
-    `check` raises a ProfileError where constants cannot be (`zsim.network` knows them).
+    `check` raises ProfileError for invalid constants (`zsim.network` defines them).
 
     Raises:
-        ProfileError: a key or constant is missing, unknown or cannot be.
+        ProfileError: a key or constant is missing, unknown or invalid.
     """
     unknown = sorted(set(table) - KEYS)
     if unknown:

@@ -1,4 +1,4 @@
-"""Host time to issue operations: a stream starts none before its host has issued it."""
+"""Host time to issue operations; a stream cannot start one before the host has issued it."""
 
 from dataclasses import dataclass, fields
 from typing import assert_never
@@ -27,29 +27,29 @@ FORWARD = (Action.FORWARD, Action.RECOMPUTE)
 
 
 class LaunchError(ValueError):
-    """A cost that cannot be; the message names it."""
+    """Invalid cost; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCosts:
-    """Picoseconds of the host's thread, all 0 where nothing is known of it.
+    """Picoseconds of the host's thread; all 0 if unknown.
 
-    A kernel of a `Compute` is one launch, as many as its list has; one that lists none is one.
+    Each kernel in the list of a `Compute` is one launch; a `Compute` without a list is one launch.
 
     Attributes:
-        forward_ps: for each kernel of forward and recompute: the module's call, the operator, the
-            launch.
+        forward_ps: for each kernel of forward and recompute: the call of the module, the operator,
+            and the launch.
         backward_ps: for each kernel of backward: the node of autograd, the operator, the launch.
-        operation_ps: for any other kernel, of the optimizer for one, and for each Fill and each
-            launch of a Copy.
-        collective_ps: for each operation of a communicator; those issued as one are one.
-        wait_ps: for each operation that something has to wait for: an event recorded and waited
-            for by a stream or by the host.
+        operation_ps: for any other kernel, such as those of the optimizer, for each Fill, and for
+            each launch of a Copy.
+        collective_ps: for each operation of a communicator; operations issued together are one.
+        wait_ps: for each dependency of an operation: an event recorded and waited for by a stream
+            or by the host.
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
-            unit, beside its kernels: the Python of the trainer. No profile has them, since they are
-            not the host's (`zsim.cluster.profile.trainer_costs`).
-        message_ps: for each send and each receive, as well as `collective_ps`: what a trainer does
-            ahead of a message. No profile has it either.
+            unit, in addition to its kernels: the Python code of the trainer. Profiles lack both,
+            which depend on the trainer, not the host (`zsim.cluster.profile.trainer_costs`).
+        message_ps: for each send and each receive, in addition to `collective_ps`: work of the
+            trainer before a message. Profiles lack it, too.
     """
 
     forward_ps: int = 0
@@ -67,7 +67,7 @@ class LaunchCosts:
                 raise LaunchError(f"{name}: {getattr(self, name)} must be at least 0")
 
     def issue_ps(self, operation: Operation) -> int:
-        """Picoseconds until the host has issued `operation`, without what it waits for."""
+        """Return the picoseconds in which the host issues `operation`, without waiting."""
         match operation:
             case Compute():
                 each = self._kernel_ps(operation.action)
@@ -90,7 +90,7 @@ class LaunchCosts:
                 return self.wait_ps
             case Branch(value=None):
                 return self.wait_ps * len(operation.after)
-            case Branch():  # it also reads a value of the device
+            case Branch():  # it also reads a value from the device
                 return self.operation_ps + self.wait_ps * len(operation.after)
             case Allocate() | SetScalar():
                 return 0
@@ -104,20 +104,20 @@ class LaunchCosts:
 
 
 OF_TRAINER = ("segment_ps", "unit_ps", "message_ps")
-"""Costs of the trainer's own Python, which no file of a host has."""
+"""Costs of the trainer's Python code, which no host file has."""
 
 NAMES = tuple(field.name for field in fields(LaunchCosts) if field.name not in OF_TRAINER)
-"""All costs of a host, in the order of a file."""
+"""Names of all costs of a host, in the order of a file."""
 
 FREE = LaunchCosts()
-"""Of a host that issues in no time."""
+"""Costs of a host that issues in no time."""
 
 
 def launch_costs(seconds: dict[str, float]) -> LaunchCosts:
-    """Costs by name, in seconds: `forward_s` and so on; those left out are 0.
+    """Return costs from seconds by name: `forward_s` and so on; missing ones are 0.
 
     Raises:
-        LaunchError: a name is not known, or a cost is less than 0.
+        LaunchError: a name is unknown, or a cost is less than 0.
     """
     known = {name.removesuffix("_ps") + "_s": name for name in NAMES}
     for name in seconds:
@@ -129,7 +129,7 @@ def launch_costs(seconds: dict[str, float]) -> LaunchCosts:
 
 
 def seconds_of(costs: LaunchCosts) -> dict[str, float]:
-    """Return what `launch_costs` makes `costs` from."""
+    """Return the seconds by name from which `launch_costs` makes `costs`."""
     return {
         name.removesuffix("_ps") + "_s": getattr(costs, name) / PICOSECONDS_PER_SECOND
         for name in NAMES
@@ -138,7 +138,7 @@ def seconds_of(costs: LaunchCosts) -> dict[str, float]:
 
 EAGER = LaunchCosts(
     # PyTorch's operator with its launch: 7.1 us for an addition of 8 kB in bf16 on the host of an
-    # A100, one after the other (github.com/flagos-ai/FlagGems/issues/4558; 8 us in
+    # A100, called in a loop (github.com/flagos-ai/FlagGems/issues/4558; 8 us in
     # github.com/flagos-ai/Torch-FL/pull/27). nn.Linear takes 5 us more than its operator
     # (github.com/pytorch/pytorch/pull/50431).
     forward_ps=12_100_000,
@@ -152,5 +152,7 @@ EAGER = LaunchCosts(
     # An event recorded and waited for, about 1 us (github.com/chelsea0x3b/cudarc/pull/335).
     wait_ps=1_000_000,
 )
-"""PyTorch without compilation or CUDA graphs, on servers of 2021 to 2025; of no host in particular:
-what was published tells hosts apart less than versions of PyTorch."""
+"""PyTorch without compilation or CUDA graphs, on servers of 2021 to 2025, of any host.
+
+Published times differ more between versions of PyTorch than between hosts.
+"""

@@ -1,9 +1,9 @@
-"""Shares that kernels reach in training of what they reach alone, fitted to whole runs.
+"""Factors of kernel speed in training relative to kernels alone, fitted to whole runs.
 
 Benchmarks time one kernel after a pause. In training the GPU is warm and near its power limit,
-operands come from memory and not from the cache, and libraries choose for other shapes; so each
-class of kernels has one share. Such constants come from `zsim calibrate`, which also predicts runs
-that were not fitted and writes down how far off it was.
+operands come from memory and not from the cache, and libraries choose kernels for other shapes; so
+each class of kernels has one factor. `zsim calibrate` fits these constants. It also predicts runs
+that were not fitted, and stores the errors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ from zsim.model.kernel import Kernel, KernelKind
 
 
 class InTrainingError(ValueError):
-    """A constant that cannot be; the message names it."""
+    """Invalid constant; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The evidence that constants of training rest on.
+    """The evidence for training constants.
 
     Attributes:
-        gpu: the kind of GPU whose runs were fitted and judged.
-        fitted: runs that were fitted.
-        publications: short names of who published them.
-        judged: runs of sweeps that were not.
-        median, p90: absolute error of step times of those, as fractions.
-        rows: which those are, by table: their lines, of which the header is 1.
-        date: when they were predicted.
+        gpu: the kind of GPU of the fitted and judged runs.
+        fitted: number of fitted runs.
+        publications: short names of the publications of the runs.
+        judged: number of runs in sweeps that were not fitted.
+        median, p90: absolute relative errors of their step times.
+        rows: the judged runs by table: line numbers, where the header is line 1.
+        date: date of their prediction.
     """
 
     gpu: str
@@ -43,14 +43,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InTraining:
-    """Shares of what each class of kernels reaches alone; more than 1 if it reaches more.
+    """Speed of each class of kernels in training relative to kernels alone; may exceed 1.
 
     Attributes:
-        product: products of matrices.
-        attention_forward, attention_backward: attention that keeps scores on the chip.
-        flash2: FlashAttention-2 and cuDNN's attention, of what was published of them.
-        memory: all else, which moves memory.
-        evidence: what they rest on; None if nothing was fitted.
+        product: matrix products.
+        attention_forward, attention_backward: fused attention.
+        flash2: FlashAttention-2 and cuDNN's attention, relative to their published speed.
+        memory: all other kernels, which are memory-bound.
+        evidence: the runs that were fitted and judged; None if nothing was fitted.
     """
 
     product: float = 1.0
@@ -71,17 +71,17 @@ class InTraining:
         return found
 
     def changed(self, name: str, value: float) -> "InTraining":
-        """Return the same with another value of the constant called `name`."""
+        """Return a copy with another value of the constant called `name`."""
         constants = {each: self.constant(each) for each in SHARES} | {name: value}
         return InTraining(**constants, evidence=self.evidence)
 
     def share(self, kernel: Kernel) -> float:
-        """Return what the time that `kernel` takes alone is divided by."""
+        """Return the speed of `kernel` in training relative to its speed alone."""
         return self.constant(share_of(kernel))
 
 
 def share_of(kernel: Kernel) -> str:
-    """Return the name of the share that `kernel` has."""
+    """Return the name of the constant of `kernel`."""
     if kernel.kind is KernelKind.MATMUL:
         return "product"
     if kernel.kind is KernelKind.ATTENTION and kernel.version > 1:
@@ -92,16 +92,16 @@ def share_of(kernel: Kernel) -> str:
 
 
 MATRIX: tuple[str, ...] = ("product", "attention_forward", "attention_backward", "flash2")
-"""Shares of what runs on the matrix units."""
+"""Names of the constants of kernels on matrix units."""
 
 SHARES: tuple[str, ...] = (*MATRIX, "memory")
 
 ALONE = InTraining()
-"""As if every kernel ran alone."""
+"""Constants of kernels as fast as alone."""
 
 
 def text(training: InTraining) -> list[str]:
-    """Lines of a file, in TOML; none if nothing was fitted."""
+    """Return the lines of a file, in TOML; empty if nothing was fitted."""
     evidence = training.evidence
     if evidence is None:
         return []
@@ -119,7 +119,7 @@ def _words_line(name: str, words: Sequence[str]) -> str:
 
 
 def parse(table: Mapping[str, object]) -> InTraining:
-    """Return what `text` wrote, read as a table.
+    """Return the constants from a table that `text` wrote.
 
     Raises:
         InTrainingError: a key is missing, unknown or of the wrong kind.

@@ -1,7 +1,7 @@
-"""Fitted constants of kernels: what share of a GPU's peaks they reach, by what they do and shape.
+"""Fitted constants of kernels: fractions of a GPU's peaks, by kind of kernel and shape.
 
-Such constants come from `zsim calibrate`, which writes them into a file. They are shares, so those
-of one GPU say something of its siblings: the peaks are each GPU's own.
+`zsim calibrate` fits these constants and writes them to a file. They are fractions of the peaks
+of each GPU, so those of one GPU are also estimates for similar GPUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,28 +22,28 @@ from zsim.model.kernel import CUDNN, KernelKind
 
 
 class KernelProfileError(ValueError):
-    """Constants that cannot be; the message names the constant, or the file and the constant."""
+    """Invalid constants; the message names the constant, or the file and the constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelProfile:
-    """Constants of one kind of GPU; shares of its peak or of its memory bandwidth.
+    """Constants of one kind of GPU: fractions of its peak or of its memory bandwidth.
 
     Attributes:
-        processors: streaming multiprocessors, over which tiles are spread.
-        fixed_s: of every kernel beside its work.
-        product: of the peak, of products of matrices in large tiles.
-        product_fill: steps of the inner extent that it takes to fill a tile's pipeline.
-        tile_128x128, tile_128x64, tile_64x64: of `product`, in smaller tiles.
-        product_memory: of the bandwidth, of products that move more than they compute.
-        attention_forward, attention_backward: of the peak, of attention that keeps scores on chip.
-        launch: what the host spends to issue operations.
-        flash2, cudnn: what these kernels of attention reach; None takes the share of earlier ones.
-        alignment: what products reach whose operands begin at odd addresses; None if all they do.
-        training: what of all that is left in training.
-        gpu: the kind of GPU that they were fitted to, or scaled for.
-        vintage: the software that they are of, and its time; empty if that is not said.
-        The others: of the bandwidth, of a kind of kernel that moves memory, each way.
+        processors: streaming multiprocessors, which share the tiles of a product.
+        fixed_s: seconds of every kernel in addition to its work.
+        product: fraction of the peak of matrix products in large tiles.
+        product_fill: steps of the inner extent to fill the pipeline of a tile.
+        tile_128x128, tile_128x64, tile_64x64: fractions of `product` in smaller tiles.
+        product_memory: fraction of the bandwidth of memory-bound products.
+        attention_forward, attention_backward: fractions of the peak of fused attention.
+        launch: host time to issue operations.
+        flash2, cudnn: constants of these attention kernels; None to use those of earlier kernels.
+        alignment: slowdown of products with unaligned rows; None for none.
+        training: factors of the same kernels in training.
+        gpu: kind of GPU that they were fitted to, or scaled for.
+        vintage: software and date of the measurements; empty if unknown.
+        The others: fractions of the bandwidth of kinds of memory-bound kernels, by direction.
     """
 
     processors: float
@@ -85,20 +85,20 @@ class KernelProfile:
 
     @property
     def copying(self) -> float:
-        """Of the bandwidth, of a copy or a fill: that of any kernel that works on elements."""
+        """Fraction of the bandwidth of a copy or a fill: that of any elementwise kernel."""
         return self.elementwise_forward * self.training.memory
 
     def published_attention(self, version: int) -> FusedAttention | None:
-        """Return what kernels of attention of a later version reach, where that was published.
+        """Return the published constants of attention kernels of `version`; None if unpublished.
 
-        Where nothing was published of cuDNN's, FlashAttention-2's stand for them.
+        Without constants of cuDNN, those of FlashAttention-2 are used.
         """
         if version == 1:
             return None
         return self.flash2 if version != CUDNN or self.cudnn is None else self.cudnn
 
     def share(self, kind: KernelKind, *, backward: bool) -> float:
-        """Of the bandwidth, of a kernel that moves memory, or of the peak, of attention."""
+        """Return the fraction of the bandwidth of a kernel, or of the peak for attention."""
         found: float = getattr(self, f"{kind}_{'backward' if backward else 'forward'}")
         return found
 
@@ -108,24 +108,24 @@ NAMES = tuple(
     for field in fields(KernelProfile)
     if field.name not in ("launch", "flash2", "cudnn", "alignment", "training", "gpu", "vintage")
 )
-"""All constants of kernels, in the order of a file."""
+"""Names of all constants of kernels, in the order of a file."""
 
 
 ASSUMED = "assumed"
-"""Stands for a sibling that was not fitted: the start of the search."""
+"""Name in place of a sibling when no GPU was fitted: the start values of the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedKernels:
-    """A file: constants of the kernels of one GPU, with what they rest on.
+    """Content of a file: constants of the kernels of one GPU, and their evidence.
 
     Attributes:
         gpu: kind of GPU, such as "h100".
-        sibling: the GPU whose constants stand where this one has no rows, or "assumed" where none
-            was fitted beside it; empty if it has all.
-        rows: how many rows speak of each kind of kernel.
-        publications: where they come from.
-        errors: medians, by name: of rows fitted and of rows held out.
+        sibling: the GPU whose constants replace those without rows, "assumed" if there is no fitted
+            GPU, or empty if all constants have rows.
+        rows: number of rows for each kind of kernel.
+        publications: sources of the rows.
+        errors: median errors by name, of fitted and of held-out rows.
     """
 
     gpu: str
@@ -184,7 +184,7 @@ def _alignment_text(published: Alignment | None) -> list[str]:
 
 
 def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
-    """Return what a file that was read as `table` says; `name` is for messages.
+    """Return the content of a file that was read as `table`; `name` is for messages.
 
     Raises:
         KernelProfileError: a key is missing, unknown or of the wrong kind.

@@ -1,10 +1,10 @@
-"""Times that were measured on the ranks at hand, as tables: what `zsim measure` writes.
+"""Times measured on the ranks of a machine, as tables; `zsim measure` writes them.
 
-Fitted constants say what share of a data sheet a kind of GPU reaches. Of a machine without a data
-sheet, such as processors that ranks share, times themselves are kept, and what lies between two of
-them is interpolated. An operation takes a part of its own, a part for each kernel, and a multiple
-of what its kernels took alone: these are fitted to steps of a training, in which caches are cold
-and Python runs between kernels.
+Fitted constants are fractions of a data sheet. A machine without a data sheet, such as
+processors shared by ranks, has measured times instead, with interpolation between them. The time
+of an operation is a constant, a constant for each kernel, and a multiple of the time of its
+kernels alone. These are fitted to training steps, in which caches are cold and Python runs
+between kernels.
 """
 
 from bisect import bisect_right
@@ -20,14 +20,14 @@ from zsim.schedule.operation import Communication, Compute, Copy, Fill, Operatio
 
 
 class MeasuredTimesError(ValueError):
-    """Times that cannot be; the message names them."""
+    """Invalid times; the message names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeCurve:
-    """Seconds by size. Between two sizes the logarithms of both lie on a straight line.
+    """Seconds by size, interpolated linearly between the logarithms of both.
 
-    Below the smallest size the time is that of it; above the largest it grows with the size.
+    Below the smallest size the time is constant; above the largest it is proportional to the size.
     """
 
     sizes: tuple[float, ...]
@@ -58,10 +58,10 @@ class TimeCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductTimes:
-    """Seconds of products of matrices of a format, m x k with k x n, on a grid of extents.
+    """Seconds of matrix products of a format, m x k with k x n, on a grid of extents.
 
-    `seconds` has all m, n and k of `extents`, k the fastest. Between them it is linear in
-    logarithms, beyond the largest it grows with the extent; each of a batch takes as long.
+    `seconds` covers all m, n and k of `extents`, k varying fastest. Between them, interpolation is
+    linear in logarithms; beyond the largest, time is proportional to the extent and the batch.
     """
 
     dtype: DType
@@ -91,7 +91,7 @@ class ProductTimes:
         return batch * beyond * exp(found)
 
     def _between(self, extent: int) -> tuple[tuple[int, float], ...]:
-        """Return the places of the extents around `extent`, with the share that each counts."""
+        """Return the indices of the extents around `extent`, with their weights."""
         place = bisect_right(self.extents, extent)
         if place == 0:
             return ((0, 1.0),)
@@ -104,7 +104,7 @@ class ProductTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
-    """Seconds of kernels of a kind that are no products: by bytes, of attention by FLOPs."""
+    """Seconds of other kernels than products: by bytes, or by FLOPs for attention."""
 
     kind: KernelKind
     dtype: DType
@@ -114,14 +114,14 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationCost:
-    """Seconds of the operations of a schedule that do one thing, in a training.
+    """Seconds of schedule operations of one action, in training.
 
     Attributes:
-        name: an action of a Compute, "copy", "fill", or "other" for all that are not named.
-        own_s: of each operation.
-        kernel_s: of each of its kernels.
-        product, moving: times its products of matrices, and its other kernels, take of what they
-            take alone; operations without a list of kernels move the bytes that they touch.
+        name: an action of a Compute, "copy", "fill", or "other" for all remaining operations.
+        own_s: seconds of each operation.
+        kernel_s: seconds of each kernel of an operation.
+        product, moving: factors on the times of its products and of its other kernels alone;
+            operations without a list of kernels move the bytes that they touch.
     """
 
     name: str
@@ -136,13 +136,13 @@ class OperationCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTimes:
-    """Seconds of a collective of so many ranks, by the bytes of its whole tensor.
+    """Seconds of a collective of `ranks` ranks, by the bytes of its whole tensor.
 
-    From when its host has handed it over until the host has learnt of its end. In `landing_s` of
-    them, for each size, the host runs nothing else, however long ago the last byte has come: it
-    sums what came, divides, and notes the end. None are given where the host has no part in it.
-    `taken_s` is what operations lose that the host runs meanwhile: other threads of the rank carry
-    the bytes, on its cores. None are given where that was not measured for each size.
+    The time runs from the launch by the host until the host knows of the end. `landing_s` is the
+    part of it, for each size, in which the host is busy with the end and runs nothing else: it sums
+    received data, divides, and notes the end. It is empty if the host does no such work. `taken_s`
+    is the time that concurrent operations on the host lose, since other threads of the rank
+    transfer the bytes on its cores. It is empty if it was not measured for each size.
     """
 
     collective: str
@@ -167,28 +167,28 @@ class CollectiveTimes:
 
     @property
     def landing(self) -> TimeCurve | None:
-        """The host's part by size."""
+        """Seconds of the host at the end of the collective, by size; None if it does nothing."""
         return TimeCurve(sizes=self.curve.sizes, seconds=self.landing_s) if self.landing_s else None
 
     @property
     def taken(self) -> TimeCurve | None:
-        """What it takes from operations beside it, by size."""
+        """Seconds that concurrent operations lose, by size; None if not measured."""
         return TimeCurve(sizes=self.curve.sizes, seconds=self.taken_s) if self.taken_s else None
 
 
 OTHER = "other"
-"""Cost of operations that are not named."""
+"""Name of the cost of operations that have no cost of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """Seconds of the host for an operation, beside those in which it runs it itself.
+    """Seconds of the host to issue an operation, in addition to running it.
 
     Attributes:
-        stream_s: of a Compute, a Copy or a Fill.
-        collective_s: of an operation of a communicator, until it is handed over.
-        book_s: of an allocation, a free, and all else.
-        step_s: from the end of a step until the next one begins: the loop around the schedule.
+        stream_s: seconds of a Compute, a Copy or a Fill.
+        collective_s: seconds of an operation of a communicator, until its launch is done.
+        book_s: seconds of an allocation, a free, and every other operation.
+        step_s: seconds between two steps, of the training loop around the schedule.
     """
 
     stream_s: float
@@ -202,17 +202,17 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTimes:
-    """All times that were measured of one rank, while the others did the same.
+    """All measured times of one rank, while the other ranks did the same.
 
     Attributes:
-        runs_on_host: the host is the stream: it runs each operation itself before it goes on, and
-            waits where a stream would, as on processors; False of a GPU.
-        host: what its operations cost the host.
-        products, kernels: kernels alone, one after the other.
-        operations: operations in a training; "other" is one of them.
-        collectives: by kind, ranks and bytes.
-        missing: what was not measured.
-        hurried: what was repeated less often than it should be.
+        runs_on_host: True if the host itself runs each operation before the next one, and waits
+            like a stream, as on CPUs; False for a GPU.
+        host: host time to issue operations.
+        products, kernels: times of kernels alone, run back to back.
+        operations: costs of operations in training, including "other".
+        collectives: times by kind, ranks and bytes.
+        missing: names of what could not be measured.
+        hurried: names of measurements that were repeated too few times.
     """
 
     runs_on_host: bool
@@ -234,12 +234,12 @@ class MeasuredTimes:
             raise MeasuredTimesError("products: missing")
 
     def cost(self, name: str) -> OperationCost:
-        """Return the cost of operations called `name`, or that of others."""
+        """Return the cost of operations called `name`, else that of "other"."""
         found = {each.name: each for each in self.operations}
         return found.get(name, found[OTHER])
 
     def issue_s(self, operation: Operation) -> float:
-        """Return the seconds in which the host issues `operation`, beside running it."""
+        """Return the seconds in which the host issues `operation`, in addition to running it."""
         match operation:
             case Compute() | Copy() | Fill():
                 return self.host.stream_s
@@ -251,8 +251,8 @@ class MeasuredTimes:
     def kernel_s(self, kernel: Kernel) -> float:
         """Return the seconds of `kernel` alone.
 
-        One of a format that was not measured takes that of another; of a kind that was not, as
-        long as any kernel that moves as many bytes.
+        An unmeasured format uses the times of another format; an unmeasured kind uses those of an
+        elementwise kernel that moves as many bytes.
         """
         if kernel.kind is KernelKind.MATMUL:
             return self._product_s(kernel)
@@ -265,15 +265,15 @@ class MeasuredTimes:
         return curve.at(size)
 
     def moving_s(self, size_bytes: int, dtype: DType = DType.FP32) -> float:
-        """Return the seconds of a kernel on elements that moves `size_bytes`."""
+        """Return the seconds of an elementwise kernel that moves `size_bytes`."""
         curve = self._curve(KernelKind.ELEMENTWISE, dtype, backward=False)
-        assert curve is not None  # it was asked for when this was made
+        assert curve is not None  # checked in __post_init__
         return curve.at(size_bytes)
 
     def collective_s(self, collective: str, ranks: int, size_bytes: int) -> float | None:
         """Return the seconds of `collective` on a tensor of `size_bytes`; None if not measured.
 
-        Of a group of another size it takes as much longer as a ring passes more bytes.
+        For another group size, the time is scaled by the bytes that a ring passes.
         """
         nearest = self._nearest_ranks(collective, ranks)
         if nearest is None:
@@ -282,7 +282,7 @@ class MeasuredTimes:
         return nearest.curve.at(size_bytes) * passed
 
     def landing_s(self, collective: str, ranks: int, size_bytes: int) -> float:
-        """Return the seconds of `collective_s` that the host has to do with its end."""
+        """Return the part of `collective_s` in which the host is busy with the end."""
         nearest = self._nearest_ranks(collective, ranks)
         if nearest is None or nearest.landing is None:
             return 0.0
@@ -291,11 +291,11 @@ class MeasuredTimes:
 
     @property
     def takes_from_host(self) -> bool:
-        """Return whether it was measured what collectives take from a host that computes."""
+        """True if the slowdown of a computing host by collectives was measured."""
         return self.runs_on_host and any(each.taken_s for each in self.collectives)
 
     def taken_s(self, collective: str, ranks: int, size_bytes: int) -> float:
-        """Return the seconds that operations lose which the host runs beside `collective`."""
+        """Return the seconds that concurrent operations on the host lose during `collective`."""
         nearest = self._nearest_ranks(collective, ranks)
         if not self.runs_on_host or nearest is None or nearest.taken is None:
             return 0.0
@@ -311,7 +311,7 @@ class MeasuredTimes:
         if len(kernel.shape) == 4:
             batch, m, n, k = kernel.shape
             return times.at(batch, m, n, k)
-        side = max(1, round((kernel.flops / 2) ** (1 / 3)))  # of no known shape
+        side = max(1, round((kernel.flops / 2) ** (1 / 3)))  # unknown shape
         return times.at(1, side, side, side)
 
     def _curve(self, kind: KernelKind, dtype: DType, *, backward: bool) -> TimeCurve | None:
@@ -323,7 +323,7 @@ _Times = TypeVar("_Times", ProductTimes, KernelTimes)
 
 
 def _nearest(times: Sequence[_Times], dtype: DType, *, backward: bool) -> _Times:
-    """Return those of the same direction and format, as far as there are some."""
+    """Return the times that match the direction and format best."""
     return min(times, key=lambda each: (each.backward is not backward, each.dtype is not dtype))
 
 

@@ -1,7 +1,7 @@
 """Fitted constants of collectives on one kind of hardware: names and numbers.
 
-The formulas that use them are in `zsim.network`: it knows which constants there are and what each
-may be (`zsim.network.algorithm.constant.check`). Constants are made by `zsim calibrate` alone.
+`zsim.network` has the formulas with these constants, their names, and their allowed values
+(`zsim.network.algorithm.constant.check`). Only `zsim calibrate` creates constants.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from math import isfinite
 from typing import cast
 
 NAME = "name"
-"""Key of the name among the constants, in files of jobs."""
+"""Key of the name among the constants, in job files."""
 
 
 class ProfileError(ValueError):
-    """Constants that cannot be; the message starts with the name of the constant."""
+    """Invalid constants; the message starts with the name of the constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkProfile:
-    """Constants by name. Times in seconds, shares of nominal bandwidth.
+    """Constants by name. Times are in seconds, fractions relative to nominal bandwidth.
 
-    `name` is the kind of GPU that they were fitted to, with the system if it is of one alone:
-    "h100", "h100/aws_p5". It is empty of constants that were made by hand.
+    `name` is the kind of GPU that they were fitted to, with the system if they are of one system
+    only: "h100", "h100/aws_p5". It is empty for constants created by hand.
     """
 
     numbers: Mapping[str, float] = field(hash=False)
@@ -43,12 +43,12 @@ class NetworkProfile:
         return self.numbers[name]
 
     def as_json(self) -> dict[str, float | str]:
-        """Return the form of the constants in files of jobs."""
+        """Return the JSON of the constants in job files."""
         return {**self.numbers, **({NAME: self.name} if self.name else {})}
 
     @classmethod
     def from_json(cls, value: object) -> "NetworkProfile":
-        """Return the constants that `as_json` made `value` from."""
+        """Return the constants from the JSON that `as_json` returned."""
         if not isinstance(value, dict):
             raise ProfileError(f"{value!r} must be an object of numbers")
         numbers = dict(cast("dict[str, float]", value))
@@ -58,5 +58,5 @@ class NetworkProfile:
         return cls(numbers, name)
 
     def changed(self, **numbers: float) -> "NetworkProfile":
-        """Return the same constants but those given, in the same order."""
+        """Return a copy with new values of the given constants, in the same order."""
         return NetworkProfile({**self.numbers, **numbers}, self.name)

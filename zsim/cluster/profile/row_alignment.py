@@ -1,32 +1,32 @@
-"""Shares that products of matrices reach where rows of their operands begin at odd addresses.
+"""Slowdown of matrix products whose operands have unaligned rows.
 
-Tensor cores are fed by loads of 16 bytes a thread. Where the extent in which an operand is
-contiguous is no multiple of that, libraries take kernels of narrower loads (NVIDIA, "Matrix
-Multiplication Background User's Guide", on requirements of tensor cores). An operand that lies
-along the inner extent loses more than one along the rows or columns of the result.
+Each thread loads 16 bytes at once for tensor cores. If the contiguous extent of an operand is not a
+multiple of that, libraries use kernels with narrower loads (NVIDIA, "Matrix Multiplication
+Background User's Guide", on requirements of tensor cores). An operand that is contiguous along the
+inner extent loses more than one along the rows or columns of the result.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 ROUND_BYTES = 32
-"""Rows of a multiple of so many bytes lose nothing: 0 to 1.3 % in the sweeps below."""
+"""Rows of a multiple of these bytes are aligned: they lose 0 to 1.3 % in the sweeps below."""
 
 SIZES = (2, 4, 8, 16)
-"""Bytes that may be the largest power of two in a row that is not round."""
+"""Largest power of two, in bytes, that may divide an unaligned row."""
 
 
 class AlignmentError(ValueError):
-    """A constant that cannot be; the message names it."""
+    """Invalid constant; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """Shares of what round rows let products reach, by the largest power of two in a row, in bytes.
+    """Speed relative to aligned rows, by the largest power of two in bytes that divides a row.
 
     Attributes:
-        inner_2, inner_4, inner_8, inner_16: where an operand is contiguous along the inner extent.
-        outer_2, outer_4, outer_8, outer_16: where one is along rows or columns of the result.
+        inner_2, inner_4, inner_8, inner_16: an operand is contiguous along the inner extent.
+        outer_2, outer_4, outer_8, outer_16: an operand is contiguous along rows or columns.
     """
 
     inner_2: float
@@ -49,19 +49,19 @@ class Alignment:
                 least = share
 
     def share(self, *, inner_bytes: int, outer_bytes: int) -> float:
-        """Return what a product reaches with rows of so many bytes; 0 bytes are round."""
+        """Return the relative speed of a product with rows of these bytes; 0 bytes are aligned."""
         return min(self._of("inner", inner_bytes), self._of("outer", outer_bytes))
 
     def _of(self, along: str, size: int) -> float:
         if size % ROUND_BYTES == 0:
             return 1.0
-        # a single byte is loaded no better than two
+        # a single byte is loaded like two
         found: float = getattr(self, f"{along}_{max(SIZES[0], size & -size)}")
         return found
 
 
 NAMES: tuple[str, ...] = tuple(field.name for field in fields(Alignment))
-"""Constants of alignment, in the order of a file."""
+"""Names of the constants of alignment, in the order of a file."""
 
 AMPERE = Alignment(
     # Logs of Anthony et al. 2024, "The Case for Co-Designing Model Architectures with Hardware"
@@ -83,8 +83,8 @@ AMPERE = Alignment(
 
 VOLTA = Alignment(
     # The same on V100, products of plain attention (V100_h_sweep.out, heads of 64 elements or
-    # more): those of an even size are as fast as others, those of an odd size reach 3.9 and 5.0
-    # TFLOP/s, which these shares of zsim's constants make.
+    # more): rows of an even number of elements are as fast as others, those of an odd number reach
+    # 3.9 and 5.0 TFLOP/s, which these fractions of zsim's constants reproduce.
     inner_2=0.034,
     inner_4=1.0,
     inner_8=1.0,
@@ -106,13 +106,16 @@ OF_AMPERE = (
     "gh200",
     "b200",
 )
-"""Profiles that take what was published of A100. Of later chips rows of 16 bytes were timed alone:
-products of plain attention on GH200 take as long as round ones, or up to 1.25 times
-(github.com/DebarghaG/estimate-train-time at 1ac4d5e4, bmm and baddbmm). Their own instructions want
-16 bytes, too (`cp.async.bulk` of the PTX ISA), so that others are run by kernels of A100's kind."""
+"""Profiles that use the published values of A100.
+
+On later chips only rows of 16 bytes were timed: products of plain attention on GH200 take 1 to 1.25
+times the time of aligned rows (github.com/DebarghaG/estimate-train-time at 1ac4d5e4, bmm and
+baddbmm). Their own instructions need 16 bytes, too (`cp.async.bulk` of the PTX ISA), so other rows
+use kernels like those of A100.
+"""
 
 ALIGNMENT: Mapping[str, Alignment] = {
     **dict.fromkeys(OF_AMPERE, AMPERE),
     **dict.fromkeys(("v100", "v100_timed"), VOLTA),
 }
-"""Shares that odd rows reach, by profile."""
+"""Speed of unaligned rows, by profile."""
