@@ -17,11 +17,11 @@ from pathlib import Path
 
 from benchmarks.study import proved_step, study
 from zsim.files.html_page import render
-from zsim.report.study_page import study_page
-from zsim.study.outcome import StudyOutcome
-from zsim.study.proved import Proved
-from zsim.study.result import StudyResult, result_of
-from zsim.study.study_plan import StudyPlan
+from zsim_study.page.study_page import study_page
+from zsim_study.study.outcome import StudyOutcome
+from zsim_study.study.proved import Proved
+from zsim_study.study.result import StudyResult, result_of
+from zsim_study.study.study_plan import StudyPlan
 
 TARGET_S = 3
 FLAGS = (

@@ -34,17 +34,17 @@ from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim.study.file import parse
-from zsim.study.outcome import StudyOutcome
-from zsim.study.proved import Proved
-from zsim.study.result import result_of
-from zsim.study.study_plan import Reader, StudyPlan, planned
-from zsim.workers.code_version import code_version
-from zsim.workers.crew import crew
-from zsim.workers.store import opened
-from zsim.workers.work import keys_of, left_of, work_off
-from zsim.workers.worker import FinishedRun, RunBatch
 from zsim_des import SimBackend
+from zsim_study.study.file import parse
+from zsim_study.study.outcome import StudyOutcome
+from zsim_study.study.proved import Proved
+from zsim_study.study.result import result_of
+from zsim_study.study.study_plan import Reader, StudyPlan, planned
+from zsim_study.workers.code_version import code_version
+from zsim_study.workers.crew import crew
+from zsim_study.workers.store import opened
+from zsim_study.workers.work import keys_of, left_of, work_off
+from zsim_study.workers.worker import FinishedRun, RunBatch
 
 CORES = 2
 SPEEDS = 17

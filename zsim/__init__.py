@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from zsim.api.largest_result import largest as largest
     from zsim.api.launch import run as run
     from zsim.api.limited import limited as limited
-    from zsim.api.machine_measurement import measure as measure
     from zsim.api.proof_result import check as check
     from zsim.api.scenario import load as load
-    from zsim.api.sweep_result import sweep as sweep
     from zsim.cluster.cluster import Cluster as Cluster
     from zsim.mistake import MistakeError as MistakeError
     from zsim.model.model import Model as Model
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
     from zsim.schedule.schedule import Schedule as Schedule
     from zsim.strategy.strategy import Strategy as Strategy
     from zsim.trace.trace import Trace as Trace
+    from zsim_record.machine_measurement import measure as measure
+    from zsim_study.answer.sweep_result import sweep as sweep
 
     __version__: str
 
@@ -46,11 +46,11 @@ _INDEX = {
     "largest": "zsim.api.largest_result:largest",
     "limited": "zsim.api.limited:limited",
     "load": "zsim.api.scenario:load",
-    "measure": "zsim.api.machine_measurement:measure",
+    "measure": "zsim_record.machine_measurement:measure",
     "make_schedule": "zsim.runtimes.registry:make_schedule",
     "check": "zsim.api.proof_result:check",
     "run": "zsim.api.launch:run",
-    "sweep": "zsim.api.sweep_result:sweep",
+    "sweep": "zsim_study.answer.sweep_result:sweep",
 }
 
 __all__ = [

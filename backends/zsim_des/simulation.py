@@ -21,6 +21,7 @@ from zsim.network.link_load import Decision
 from zsim.prediction.predicted_error import step_error
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, StepError, Trace
+from zsim_des.clock.ready_queue import Agenda, Alarm, Clock
 from zsim_des.engine.host_issue import Courses
 from zsim_des.engine.lowering import LoweringError, lower
 from zsim_des.engine.memory_wait import AskedMemory
@@ -34,7 +35,6 @@ from zsim_des.lowered_schedule import LoweredSchedule
 from zsim_des.network.communicator_placement import used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
-from zsim_des.ready_queue import Agenda, Alarm, Clock
 from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes

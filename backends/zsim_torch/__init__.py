@@ -1,8 +1,5 @@
 """The torch backend: run a schedule on real ranks through torch.distributed."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
 from zsim_torch.backend import TorchBackend as TorchBackend
 from zsim_torch.module.description import describe as describe
 from zsim_torch.module.initializer import Initializer as Initializer
@@ -14,13 +11,3 @@ from zsim_torch.supervise.ranks import run_ranks as run_ranks
 from zsim_torch.train import Trained as Trained
 from zsim_torch.train import train as train
 from zsim_torch.trainer import Trainer as Trainer
-
-if TYPE_CHECKING:
-    from zsim_torch.record.recording import recording as recording
-
-
-def __getattr__(name: str) -> object:
-    """Import the recorder on first use: it imports more of torch than a run needs."""
-    if name != "recording":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("zsim_torch.record.recording").recording

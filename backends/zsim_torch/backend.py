@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 
 from torch import distributed, nn
 
-from zsim.backend.backend import BackendTraits, Job, RecordedScript, RefusedError
-from zsim.cluster.files.measured_node import MeasuredNode
+from zsim.backend.backend import BackendTraits, Job, RefusedError
 from zsim.trace.trace import Trace
 from zsim_torch import admission, loss_journal
 from zsim_torch.capability import of_memory
@@ -84,42 +82,6 @@ class TorchBackend:
             }
         ),
     )
-
-    @staticmethod
-    def record_script(
-        command: Sequence[str],
-        *,
-        world: int,
-        ranks: Sequence[int],
-        cuda: bool,
-        lifts: bool = False,
-    ) -> RecordedScript:
-        """Record a Python script and its arguments on some ranks; needs no job.
-
-        The recorder is imported here, since it imports more of torch than a run needs.
-
-        Raises:
-            ScriptError: `command` is not a readable Python script.
-        """
-        process = import_module("zsim_torch.record.script_process")
-        found: RecordedScript = process.record_script(
-            command, world=world, ranks=ranks, cuda=cuda, lifts=lifts
-        )
-        return found
-
-    @staticmethod
-    def measure_machine(
-        *, ranks: int | None, seconds: float, drive: Path | None = None
-    ) -> MeasuredNode:
-        """Measure this machine, or the ranks that torchrun started; needs no job.
-
-        Raises:
-            DriveError: the folder cannot be measured.
-            RankFailedError: a rank failed.
-        """
-        machine = import_module("zsim_torch.measure.machine")
-        found: MeasuredNode = machine.measure_machine(ranks=ranks, seconds=seconds, drive=drive)
-        return found
 
     def __init__(  # noqa: PLR0913  (options, by keyword)
         self,

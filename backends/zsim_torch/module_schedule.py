@@ -13,13 +13,13 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_torch.execute.optimizer_groups import RateGroups, with_optimizer
 from zsim_torch.module.description import describe, describe_planned
 from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.module_loss import LossOf
 from zsim_torch.module.module_refusal import need_no_hooks, need_trained
 from zsim_torch.module.planned_module import PlannedModule, has_forward
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
-from zsim_torch.optimizer_groups import RateGroups, with_optimizer
 
 FIRST_BUCKET_BYTES: Final = 2**20
 """DistributedDataParallel's `_DEFAULT_FIRST_BUCKET_BYTES` (torch 2.13)."""

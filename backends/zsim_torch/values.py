@@ -22,11 +22,11 @@ from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.collectives import received
 from zsim_torch.execute.memory_part import spoil
 from zsim_torch.feed import place_of_data
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module import autograd
 from zsim_torch.module.absent import Absence
 from zsim_torch.module.unit import TorchUnit, UnitChoice, resolve
 from zsim_torch.module.visit import Visit, parameter_order, views_of, visit_of
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 Feed = Callable[[int, int, int], torch.Tensor]
 """Returns the micro-batch for a replica, a step, and an index in the step."""

@@ -11,7 +11,7 @@ from fractions import Fraction
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Collective, GroupShape, LinkBytes, Protocol
 from zsim.network.algorithm.algorithm import Algorithm
-from zsim.network.constant import Constant
+from zsim.network.algorithm.constant import Constant
 
 HOP_S = Constant(name="pat_hop_s", default=4e-6)
 """From a GPU to the next of its tree, within a node."""

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from zsim.api.launch import NoWayError, RefutedError, run
 from zsim.api.scenario import load
-from zsim.api.sweep_result import sweep
 from zsim.backend.backend import Job, RefusedError, RunFailedError
 from zsim.backend.document import DocumentError, decode, decode_trace, encode, encode_trace
 from zsim.mistake import MistakeError
 from zsim.proof import check
 from zsim.proof.against_trace import examine
-from zsim.study.outcome import Status
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
+from zsim_study.answer.sweep_result import sweep
+from zsim_study.study.outcome import Status
 from zsim_torch import RankPool, TorchBackend
 
 CASES = int(os.environ.get("ZSIM_CASES", "50000"))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.scenario.tables import TrainTable
-from zsim.study.fixed import Fixed, held
+from zsim_study.study.fixed import Fixed, held
 
 
 @settings(max_examples=50)

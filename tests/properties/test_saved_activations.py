@@ -17,10 +17,10 @@ from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH
 from zsim.model.transformer import transformer as described
 from zsim.strategy.precision import Precision
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import transformer
 from zsim_torch.module.transformer_segment import SegmentedDecoder
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
 def statistics_on_cpu(shape: Architecture, precision: Precision, tokens: int, norms: int) -> int:

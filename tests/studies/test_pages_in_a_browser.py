@@ -18,7 +18,7 @@ from drawn_study import drawn_study
 from zsim.api.local_page import LocalServer
 from zsim.cli.main import answer
 from zsim.files.html_page import render
-from zsim.report.study_page import study_page
+from zsim_study.page.study_page import study_page
 
 pytestmark = [
     pytest.mark.studies,

@@ -19,12 +19,12 @@ from zsim.schedule.access import accesses
 from zsim.schedule.operation import Allocate, Branch, Edge, Previous, StreamOperation, View
 from zsim.schedule.schedule import Place, Schedule
 from zsim.trace.trace import Event
-from zsim_torch.clocks.access_history import RecordedAccess
-from zsim_torch.clocks.block_contract import BlockContract, TrackedBlock
-from zsim_torch.clocks.byte_region import ByteRegion
-from zsim_torch.clocks.call_stack import CallStack, StackFrame
-from zsim_torch.clocks.finding import BlockKind, Hazard, HazardList, Site
-from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, StreamClocks, Tick
+from zsim_record.clocks.access_history import RecordedAccess
+from zsim_record.clocks.block_contract import BlockContract, TrackedBlock
+from zsim_record.clocks.byte_region import ByteRegion
+from zsim_record.clocks.call_stack import CallStack, StackFrame
+from zsim_record.clocks.finding import BlockKind, Hazard, HazardList, Site
+from zsim_record.clocks.stream_clock import ClockMark, ClockTimeline, StreamClocks, Tick
 from zsim_torch.execute.flights import PendingWork, StreamEntry
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.host_workers import Awaitable, HostWorkers, worker_streams

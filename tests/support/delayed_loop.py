@@ -12,7 +12,7 @@ from tiny_training import Case, Parameters, Tiny
 from torch.func import functional_call
 
 from zsim.strategy.optimizer_rule import Adam
-from zsim_torch.torch_dtype import TORCH_DTYPE
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 
 VECTOR = 64
 """Elements of whole vectors, in every format and on every processor."""

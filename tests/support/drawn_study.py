@@ -6,11 +6,11 @@ import numpy as np
 from step_errors import step_error
 
 from zsim.analysis.summary import Rates, Summary
-from zsim.study.file import GoalTable
-from zsim.study.goal import goal_of, ranked
-from zsim.study.outcome import Status, StudyOutcome
-from zsim.study.result import StudyResult
-from zsim.study.row import StudyRow
+from zsim_study.study.file import GoalTable
+from zsim_study.study.goal import goal_of, ranked
+from zsim_study.study.outcome import Status, StudyOutcome
+from zsim_study.study.result import StudyResult
+from zsim_study.study.row import StudyRow
 
 
 def drawn_study(

@@ -29,10 +29,10 @@ from zsim.schedule.host_traffic import copied_bytes, leaves_device
 from zsim.schedule.operation import AllGather, Copy, ReduceScatter
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
+from zsim_record.record.recording import recording
+from zsim_record.record.script_surroundings import register_device
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.transformer import transformer
-from zsim_torch.record.recording import recording
-from zsim_torch.record.script_surroundings import register_device
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 # Autograd counts devices at the first backward of a process, which other tests may run.
 register_device()

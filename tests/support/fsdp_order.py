@@ -17,9 +17,9 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, AllReduce, ReduceScatter
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.description import describe
 from zsim_torch.module.transformer import transformer
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
 def issued(made: Schedule, stage: int | None = None) -> Iterator[Collective]:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.strategy.strategy import Strategy
-from zsim_torch.torch_dtype import TORCH_DTYPE
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 
 KINDS = {
     "_allgather_base_": ("all_gather", 0),

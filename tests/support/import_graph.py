@@ -13,10 +13,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-IMPORT_ROOTS = (".", "backends", "topologies", "scenarios", "tests/support")
+IMPORT_ROOTS = (".", "backends", "apps", "topologies", "scenarios", "tests/support")
 PACKAGES = (
     "zsim",
     "backends",
+    "apps",
     "topologies",
     "scenarios",
     "tests/support",

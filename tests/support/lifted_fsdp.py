@@ -14,8 +14,8 @@ from zsim.model.gpt import gpt
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
-from zsim_torch import recording
-from zsim_torch.lift.lifted_schedule import document
+from zsim_record import recording
+from zsim_record.lift.lifted_schedule import document
 from zsim_torch.module.transformer import transformer
 
 WORLD = 4

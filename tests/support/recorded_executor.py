@@ -14,7 +14,8 @@ from torch import nn
 from zsim.backend.backend import Job
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Schedule
-from zsim_torch import recording
+from zsim_record import recording
+from zsim_record.record.tape import Tape
 from zsim_torch.execute.cuda_streams import CudaStreams
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.host_memory import HostPools
@@ -25,7 +26,6 @@ from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.feed import feed
 from zsim_torch.module.transformer import initial_value, transformer
 from zsim_torch.module.unit import TorchUnit, resolve
-from zsim_torch.record.tape import Tape
 from zsim_torch.run_option import given_by_strategy
 
 

@@ -9,7 +9,7 @@ from zsim.dtype import DType
 from zsim.schedule.mesh import Axis, Joined, Mesh
 from zsim.schedule.operation import FreeMode
 from zsim.strategy.optimizer_rule import SGD, Adam, rate_of
-from zsim_torch.torch_dtype import TORCH_DTYPE
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 
 WIDTH, ROWS, MAXIMUM = 3, 2, 0.05
 UNITS = ("body", "loss")

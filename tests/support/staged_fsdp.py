@@ -26,10 +26,10 @@ from zsim.runtimes.fsdp2.pipeline import orders
 from zsim.runtimes.registry import make_schedule
 from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 from zsim.strategy.strategy import Strategy
+from zsim_record.record.recording import recording
+from zsim_record.record.script_surroundings import register_device
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.transformer import transformer
-from zsim_torch.record.recording import recording
-from zsim_torch.record.script_surroundings import register_device
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 # Autograd counts devices at the first backward of a process, which other tests may run.
 register_device()

@@ -19,14 +19,14 @@ import torch
 
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import Compute, Copy, Edge, Fill
-from zsim_torch.clocks.block_contract import TrackedBlock
-from zsim_torch.clocks.finding import BlockKind
-from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
+from zsim_record.clocks.block_contract import TrackedBlock
+from zsim_record.clocks.finding import BlockKind
+from zsim_record.clocks.stream_clock import ClockMark, ClockTimeline, Tick
+from zsim_record.record.tape import Tape, _LiveStorage
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.host_memory import HostBlock
 from zsim_torch.execute.host_workers import Awaitable, HostJob, HostWorkers
 from zsim_torch.execute.live_memory import LiveMemory
-from zsim_torch.record.tape import Tape, _LiveStorage
 
 _Operation = Compute | Fill | Copy
 

@@ -14,9 +14,9 @@ from zsim.model.transformer import transformer as described
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.description import describe
 from zsim_torch.module.transformer import transformer
-from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import Option, train
 
 SHAPE = GPT(layers=1, hidden_size=10, attention_heads=2, sequence_length=5, vocab_size=13)

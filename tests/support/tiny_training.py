@@ -19,9 +19,9 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.description import describe
 from zsim_torch.supervise.ranks import RankPool
-from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import Option, train
 
 TOKENS, WIDTH, LENGTH = 7, 5, 3

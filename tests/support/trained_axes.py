@@ -28,10 +28,10 @@ from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, trained_on_rank
 from zsim_torch.feed import feed
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import transformer
 from zsim_torch.supervise.ranks import RankPool
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 SEED = 3
 

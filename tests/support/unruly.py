@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zsim.scenario.resolved_scenario import ResolvedScenario
-from zsim.study.outcome import Status, StudyOutcome
-from zsim.study.proved import Proved
-from zsim.workers.worker import Maker
+from zsim_study.study.outcome import Status, StudyOutcome
+from zsim_study.study.proved import Proved
+from zsim_study.workers.worker import Maker
 
 
 @dataclass(frozen=True)

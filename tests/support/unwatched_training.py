@@ -33,7 +33,7 @@ from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.execute import reserve
-from zsim_torch.optimizer_groups import with_optimizer
+from zsim_torch.execute.optimizer_groups import with_optimizer
 from zsim_torch.run_option import Option
 from zsim_torch.trainer import Trainer
 

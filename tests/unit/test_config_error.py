@@ -10,7 +10,7 @@ from zsim.cluster.files.explicit_fabric import EdgeTable
 from zsim.config_error import CONTRADICTION, WORDING, line
 from zsim.scenario.fault_tables import NeighbourTable
 from zsim.scenario.tables import Scenario
-from zsim.study.file import GoalTable, StudyFile
+from zsim_study.study.file import GoalTable, StudyFile
 
 VALUES: tuple[object, ...] = (
     *("x", "", "1", "-3 GB", True, 0, -1, 1.5, 10**30, 10**400, float("nan"), float("inf")),

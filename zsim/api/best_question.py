@@ -17,10 +17,9 @@ from zsim.mistake import MistakeError, mistakes
 from zsim.planner.fleet import Fleet
 from zsim.planner.space import RuntimeSpace, SettingSpace, powers
 from zsim.runtimes.registry import runtimes
+from zsim.scenario.changes import changed, flat
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import setting_value, with_settings
-from zsim.study.axis import changed, flat
-from zsim.study.file import StudyError
 from zsim.suggestion import one_of
 
 BATCH_TOKENS: Final = 4 * 2**20
@@ -166,7 +165,7 @@ class Question:
 
     def scenario(self, changes: Mapping[str, object]) -> dict[str, Any]:
         """Return the tables of the scenario with the changes of a setting."""
-        with mistakes(StudyError):
+        with mistakes(ScenarioError):
             return changed(self.tables, changes)
 
 

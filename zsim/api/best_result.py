@@ -33,8 +33,8 @@ from zsim.files.source import settled
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
 from zsim.planner.front import front
+from zsim.scenario.changes import changed
 from zsim.scenario.tables import from_tables
-from zsim.study.axis import changed
 from zsim.units import format_bytes, format_seconds
 
 SHOWN = 10

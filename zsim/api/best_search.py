@@ -23,7 +23,7 @@ from zsim.calibration.setting_choice import TIGHT
 from zsim.planner.plain_settings import FIRST_RUNTIME, plain_settings
 from zsim.planner.search import Search, Trial
 from zsim.prediction.error_rule import SURE
-from zsim.workers.crew import cores, processes
+from zsim.workers.processes import cores, processes
 
 OPERATIONS: Final = 3_000_000
 """Default limit of a search, in operations."""

@@ -17,7 +17,7 @@ from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.prediction.closest_runs import slower
 from zsim.prediction.evidence import judged_runs
 from zsim.prediction.run_features import RunFeatures
-from zsim.workers.crew import cores, processes
+from zsim.workers.processes import cores, processes
 
 Rank = tuple[bool, float]
 

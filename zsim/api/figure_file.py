@@ -8,7 +8,7 @@ from zsim.api.notebook import Picture
 from zsim.files.picture import need_format, write_picture
 from zsim.files.written import unwritten
 from zsim.mistake import MistakeError
-from zsim.report.figure import NoFigureError
+from zsim.report.svg.figure import NoFigureError
 
 
 def need_figure(option: str, figure: str, known: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ from zsim.planner.fleet import Changes
 from zsim.planner.space import SHARDS_ON_DRIVES, STATES_ON_DRIVES
 from zsim.report.setting_page import FormField, OptionGroups
 from zsim.runtimes.registry import runtimes
+from zsim.scenario.changes import changed
 from zsim.strategy.strategy import STAGES
-from zsim.study.axis import changed
 from zsim.suggestion import one_of
 
 DIGITS: Final = 9

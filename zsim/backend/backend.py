@@ -6,12 +6,10 @@ A backend is registered as an entry point of the group "zsim.backends": its name
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
-from zsim.cluster.files.measured_node import MeasuredNode
 from zsim.entry_point import entries
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
@@ -21,7 +19,7 @@ from zsim.suggestion import one_of
 from zsim.trace.trace import LastStep, Trace
 
 if TYPE_CHECKING:
-    from zsim.backend.document import Document
+    pass
 
 GROUP = "zsim.backends"
 SIMULATOR = "sim"
@@ -132,75 +130,6 @@ class Trier(Backend, Protocol):
 def names() -> tuple[str, ...]:
     """Return the names of all registered backends, sorted."""
     return tuple(sorted({entry.name for entry in entries(GROUP)}))
-
-
-class RecordedScript(Protocol):
-    """A training script as it was recorded: its findings, and its schedule."""
-
-    @property
-    def is_clean(self) -> bool:
-        """Return whether nothing was found."""
-        ...
-
-    @property
-    def failures(self) -> Sequence[str]:
-        """Errors that ended the script, for each rank that has one."""
-        ...
-
-    def text(self) -> str:
-        """Return the findings as lines."""
-        ...
-
-    def to_dict(self) -> dict[str, object]:
-        """Return all that was found."""
-        ...
-
-    def page(self, title: str) -> str:
-        """Return a page of HTML."""
-        ...
-
-    def document(self) -> "Document":
-        """Return the step that the script repeats as a schedule, without a cluster.
-
-        Raises:
-            ValueError: no schedule says it, or nobody asked for one.
-        """
-        ...
-
-
-class ScriptRecorder(Protocol):
-    """A kind of backend that can also record a script of others, without what it needs."""
-
-    def record_script(
-        self,
-        command: Sequence[str],
-        *,
-        world: int,
-        ranks: Sequence[int],
-        cuda: bool,
-        lifts: bool = False,
-    ) -> RecordedScript:
-        """Record a Python script and its arguments on some ranks, with `lifts` for a schedule.
-
-        Raises:
-            ValueError: there is no such script.
-        """
-        ...
-
-
-class MachineMeter(Protocol):
-    """A kind of backend that can also measure the ranks that it would run on."""
-
-    def measure_machine(
-        self, *, ranks: int | None, seconds: float, drive: Path | None = None
-    ) -> MeasuredNode:
-        """Return the machine as a node; without `ranks` as many as it has GPUs, or else two.
-
-        Raises:
-            ValueError: it cannot be measured so.
-            RunFailedError: it began and could not end.
-        """
-        ...
 
 
 def load_backend(name: str) -> type[Backend]:

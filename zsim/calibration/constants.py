@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from math import log
 
 from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm.constant import TENSOR_WAIT_S
 from zsim.network.algorithm.installed_algorithms import constants
-from zsim.network.constant import TENSOR_WAIT_S
 
 START = NetworkProfile(
     {

@@ -14,8 +14,8 @@ from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm import direct
 from zsim.network.algorithm.activity import Collective, GroupShape, Protocol
 from zsim.network.algorithm.algorithm import Algorithm, Bandwidths, Request, Terms
+from zsim.network.algorithm.constant import LAUNCH_S
 from zsim.network.algorithm.installed_algorithms import algorithms
-from zsim.network.constant import LAUNCH_S
 from zsim.network.tuner import ranks_on_a_node
 
 Flags = npt.NDArray[np.bool_]

@@ -5,31 +5,19 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import EntryPoint
 from io import TextIOWrapper
 from typing import Annotated, Protocol, cast
 
 import typer
 
-from zsim.cli.best import best
-from zsim.cli.calibrate import calibrate
-from zsim.cli.check import check
-from zsim.cli.compare import compare
-from zsim.cli.largest import largest
-from zsim.cli.listing import list_
-from zsim.cli.measure import measure
 from zsim.cli.option import Code
-from zsim.cli.plan import plan
-from zsim.cli.record import record
-from zsim.cli.run import run
-from zsim.cli.serve import serve
-from zsim.cli.show import show
-from zsim.cli.sweep import sweep
-from zsim.cli.topology import topology
-from zsim.cli.validate import validate
+from zsim.entry_point import EntryPointError, entries
 from zsim.mistake import (
     MistakeError,
     UnwrittenError,
     is_out_of_memory,
+    mistakes,
     one_line,
     reason_of,
 )
@@ -41,11 +29,19 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, an exhausted quota or a file that is too large."""
 
 HELP = {"-h", "--help"}
-app = typer.Typer(
-    context_settings={"help_option_names": sorted(HELP)},
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+GROUP = "zsim.commands"
+"""Entry points of commands of apps: the name of each, and its function."""
+
+CORE = {
+    "run": "zsim.cli.run:run",
+    "check": "zsim.cli.check:check",
+    "plan": "zsim.cli.plan:plan",
+    "compare": "zsim.cli.compare:compare",
+    "topology": "zsim.cli.topology:topology",
+    "list": "zsim.cli.listing:list_",
+    "show": "zsim.cli.show:show",
+}
+"""Commands of the core, as entry points of the same form."""
 
 
 def _print_version(given: bool) -> None:  # noqa: FBT001  (typer hands it over)
@@ -56,7 +52,6 @@ def _print_version(given: bool) -> None:  # noqa: FBT001  (typer hands it over)
         raise typer.Exit
 
 
-@app.callback()
 def options(
     context: typer.Context,
     *,
@@ -84,21 +79,54 @@ def options(
     context.with_resource(limited(**chosen_limits(limit or ())))
 
 
-app.command("run")(run)
-app.command("check")(check)
-app.command("plan")(plan)
-app.command("sweep")(sweep)
-app.command("best")(best)
-app.command("serve")(serve)
-app.command("record")(record)
-app.command("measure")(measure)
-app.command("compare")(compare)
-app.command("topology")(topology)
-app.command("largest")(largest)
-app.command("list")(list_)
-app.command("show")(show)
-app.command("calibrate")(calibrate)
-app.command("validate")(validate)
+def commands() -> dict[str, EntryPoint]:
+    """Return the commands by name: those of the core, then those of installed apps.
+
+    Raises:
+        EntryPointError: two commands have one name.
+    """
+    known = {name: EntryPoint(name, value, GROUP) for name, value in CORE.items()}
+    for entry in entries(GROUP):
+        if entry.name in known:
+            raise EntryPointError(f"{GROUP}: {entry.name!r} is registered more than once")
+        known[entry.name] = entry
+    return known
+
+
+def app(arguments: Sequence[str]) -> typer.Typer:
+    """Return the command line for `arguments`: the command that they name alone, or else all.
+
+    Imports the modules of those commands.
+    """
+    name = _command(arguments)
+    if name in CORE:  # without reading the metadata of installed packages
+        chosen = {name: EntryPoint(name, CORE[name], GROUP)}
+    else:
+        with mistakes(EntryPointError):
+            known = commands()
+        chosen = {name: known[name]} if name in known else known
+    found = typer.Typer(
+        context_settings={"help_option_names": sorted(HELP)},
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    found.callback()(options)
+    for each, entry in chosen.items():
+        found.command(each)(entry.load())
+    return found
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """Return the first argument that is neither an option of `zsim` nor its value; "" if none."""
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--limit":
+            next(left, "")
+        elif argument in HELP:
+            return ""
+        elif not argument.startswith("-"):
+            return argument
+    return ""
 
 
 class _Usage(Protocol):
@@ -116,7 +144,7 @@ USAGE = cast("type[Exception]", typer.BadParameter.__base__)
 def answer(arguments: Sequence[str]) -> int:
     """Run the command line `arguments` and return the exit code; print help if it is empty."""
     try:
-        found = app(
+        found = app(arguments)(
             args=list(arguments) or ["--help"],
             prog_name="zsim",
             standalone_mode=False,

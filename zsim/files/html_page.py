@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from zsim.files.written import need_folder
 from zsim.mistake import MistakeError
 from zsim.report.drawing import NARROW, WIDE, drawn
-from zsim.report.figure import Figure, LaneBars
 from zsim.report.page import Page
 from zsim.report.setting_page import FormAnswer, SettingPage
+from zsim.report.svg.figure import Figure, LaneBars
 
 if TYPE_CHECKING:
     from jinja2 import Template

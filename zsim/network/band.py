@@ -7,7 +7,7 @@ least and the most congested named fabric.
 
 from zsim.cluster.profile.files import Profiles
 from zsim.cluster.profile.network import NetworkProfile
-from zsim.network.constant import CONGESTION, FAR_FILL_S, FAR_HOP_S, NIC, TAIL
+from zsim.network.algorithm.constant import CONGESTION, FAR_FILL_S, FAR_HOP_S, NIC, TAIL
 
 
 def band(profiles: Profiles, system: str | None) -> tuple[NetworkProfile, NetworkProfile]:

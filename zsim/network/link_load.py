@@ -12,9 +12,9 @@ from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
+from zsim.network.algorithm.constant import TENSOR_WAIT_S
 from zsim.network.algorithm.installed_algorithms import algorithms, check
 from zsim.network.algorithm.nvls import NVLS, Nvls
-from zsim.network.constant import TENSOR_WAIT_S
 from zsim.network.tuner import choose, first_able
 from zsim.schedule.operation import CollectiveOperation
 from zsim.suggestion import one_of

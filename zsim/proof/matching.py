@@ -21,8 +21,8 @@ from difflib import SequenceMatcher
 from itertools import chain
 
 from zsim.proof.context import Context
+from zsim.proof.execution.rank_class import AlikeCommunicators, communicators, outside, rank_classes
 from zsim.proof.finding import Finding
-from zsim.proof.rank_class import AlikeCommunicators, communicators, outside, rank_classes
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     Branch,

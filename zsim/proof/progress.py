@@ -37,8 +37,8 @@ from itertools import product
 from typing import NamedTuple
 
 from zsim.proof.context import Context
+from zsim.proof.execution.rank_class import AlikeCommunicators, RankBox, communicators, rank_classes
 from zsim.proof.finding import Finding
-from zsim.proof.rank_class import AlikeCommunicators, RankBox, communicators, rank_classes
 from zsim.proof.wait_graph import WaitGraph
 from zsim.schedule.happens_before import OUTCOMES_MAX
 from zsim.schedule.operation import (

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.report.figure import NoFigureError, PlottedPoint, PointChart, Series
 from zsim.report.page import Page, PageTable, Section, TableCell, number, words
+from zsim.report.svg.figure import NoFigureError, PlottedPoint, PointChart, Series
 from zsim.units import format_bytes, format_seconds
 
 FRONT, OTHER = "#d1603f", "#9aa5b1"

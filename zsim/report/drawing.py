@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import assert_never
 
-from zsim.report.figure import (
+from zsim.report.svg import bar_row_drawing, choice_drawing, curve_drawing, point_drawing
+from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas
+from zsim.report.svg.figure import (
     BarRows,
     ChoiceChart,
     Figure,
@@ -13,8 +15,6 @@ from zsim.report.figure import (
     SeriesMark,
     StackedCurves,
 )
-from zsim.report.svg import bar_row_drawing, choice_drawing, curve_drawing, point_drawing
-from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas
 from zsim.report.timeline import lane_picture
 
 WIDE, NARROW = 1128.0, 372.0

@@ -6,8 +6,8 @@ from itertools import groupby
 
 from zsim.backend.backend import Job
 from zsim.memory import Peak, peak, reservations
-from zsim.report.figure import Series, SeriesMark, StackedCurves
 from zsim.report.page import PageTable, Section, number, words
+from zsim.report.svg.figure import Series, SeriesMark, StackedCurves
 from zsim.schedule.schedule import Kind, Place
 from zsim.trace.trace import BookEntry, RankTrace, Reservation, Trace
 from zsim.units import format_bytes

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zsim.report.figure import Figure
+from zsim.report.svg.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from itertools import groupby
 
 from zsim.analysis.summary import last_step
 from zsim.backend.backend import Job
-from zsim.report.figure import LaneBars
-from zsim.report.lane import Bar, lanes
 from zsim.report.page import Section
+from zsim.report.svg.figure import LaneBars
+from zsim.report.svg.lane import Bar, lanes
 from zsim.report.timeline import close_up_picture, close_ups
 from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds

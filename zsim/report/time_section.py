@@ -7,8 +7,8 @@ from zsim.analysis.summary import last_step
 from zsim.analysis.time_breakdown import Breakdown, breakdown
 from zsim.backend.backend import Job
 from zsim.cluster.host_links import HostWork
-from zsim.report.figure import BarRows, RowBar, Series
 from zsim.report.page import Section
+from zsim.report.svg.figure import BarRows, RowBar, Series
 from zsim.trace.trace import RankTrace, Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 

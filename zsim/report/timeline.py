@@ -1,7 +1,7 @@
 """Timeline of a step as a picture: a lane for every stream, a bar for every operation.
 
 It shows the last step of a run on the first rank of the trace. The step starts at the end of the
-step before it, so late operations of that step appear too. `zsim.report.lane` labels the bars.
+step before it, so late operations of that step appear too. `zsim.report.svg.lane` labels the bars.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from itertools import groupby
 
 from zsim.analysis.summary import last_step
 from zsim.model.model import Model
-from zsim.report.figure import LaneBars, NoFigureError
-from zsim.report.lane import Bar, Sort, lanes
 from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas, data
+from zsim.report.svg.figure import LaneBars, NoFigureError
+from zsim.report.svg.lane import Bar, Sort, lanes
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds

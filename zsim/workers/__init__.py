@@ -1,1 +1,1 @@
-"""Runs of studies: on processes and nodes, kept in a store."""
+"""Processes that compute for this one, and limits of what runs take."""

@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from zsim.cluster.cluster import Gpu
-from zsim_des.ready_queue import Agenda
+from zsim_des.clock.ready_queue import Agenda
 
 PARTS = 1000
 """Shares are counted in thousandths, so that work is a whole number."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from zsim.cluster.cluster import Gpu
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Operation
+from zsim_des.clock.ready_queue import Agenda
 from zsim_des.engine.arrival import Key
 from zsim_des.engine.gpu_sharing import Beside, takes_from_kernels
 from zsim_des.engine.host_issue import Courses, IssueStretch, Item
@@ -17,7 +18,6 @@ from zsim_des.engine.memory_wait import AskedMemory, Awaited
 from zsim_des.engine.rendezvous import Rendezvous
 from zsim_des.engine.stream import UNKNOWN, EntryBatch, Links, ProgramRun, Stream
 from zsim_des.engine.watch import Durations, RunWatcher
-from zsim_des.ready_queue import Agenda
 from zsim_des.symmetry.classes import RankClass
 from zsim_des.symmetry.fault_state import Pace
 

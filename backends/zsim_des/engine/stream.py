@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
+from zsim_des.clock.ready_queue import Agenda, Walker
 from zsim_des.engine.arrival import ALONE, Arrival, Key
 from zsim_des.engine.gpu_sharing import Beside
 from zsim_des.engine.host_issue import HostIssue, Item
 from zsim_des.engine.rendezvous import CarriedStart, Rendezvous
-from zsim_des.ready_queue import Agenda, Walker
 from zsim_des.symmetry.classes import RankClass
 
 UNKNOWN = -1

@@ -8,9 +8,9 @@ from functools import lru_cache
 import simpy
 
 from zsim.units import PICOSECONDS_PER_SECOND
+from zsim_des.clock.ready_queue import Alarm
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.max_min_fair import Shape, fair_rates
-from zsim_des.ready_queue import Alarm
 
 Rate = tuple[Fraction, Fraction]
 """Bytes of progress per picosecond, and per second."""

@@ -20,8 +20,8 @@ from zsim.cluster.links import FROM_SWITCH, TO_SWITCH, LinkClass
 from zsim.compute.drive import drive_bytes_per_s
 from zsim.network.algorithm.activity import GroupShape
 from zsim.network.algorithm.ring import RingShape
+from zsim.network.algorithm.way_latency import far_ps, near_ps
 from zsim.network.link_load import Decision, LinkLoad, LinkLoads, Ways
-from zsim.network.way_latency import far_ps, near_ps
 from zsim.schedule.operation import CollectiveOperation
 from zsim_des.network.carried import Carried
 from zsim_des.network.link_numbering import directions

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
-from zsim_torch.optimizer_groups import CONSTANTS, OFF, RATE
+from zsim_torch.execute.optimizer_groups import CONSTANTS, OFF, RATE
 
 SavedGroup = Mapping[str, Any]
 

@@ -18,8 +18,8 @@ from zsim_torch.checkpoint.rank_state import RankState, derivations, need_savabl
 from zsim_torch.checkpoint.safe_load import UnsafeError, load_value
 from zsim_torch.checkpoint.saved_groups import SavedGroup, matched, saved_groups
 from zsim_torch.execute.executor import Executor
-from zsim_torch.execute.generator_state import RandomState
-from zsim_torch.optimizer_groups import RateGroups
+from zsim_torch.execute.optimizer_groups import RateGroups
+from zsim_torch.module.generator_state import RandomState
 
 STEP: Final = "step"
 """The host scalar with the number of updates."""

@@ -11,19 +11,19 @@ import torch
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, Role, View
 from zsim.schedule.schedule import Schedule
-from zsim_torch.execute.generator_state import RandomState, need_repeatable
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.memory_part import ProducedPart
 from zsim_torch.execute.operands import Operands
 from zsim_torch.execute.shard_compute import Initial, ShardComputer
+from zsim_torch.ground.torch_dtype import entering
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import BackwardPart, Record, UnitLink
 from zsim_torch.module.entered import Leaves
+from zsim_torch.module.generator_state import RandomState, need_repeatable
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.saving import InputEntry, version
 from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, Visit, parameter_order
-from zsim_torch.torch_dtype import entering
 
 PARTS: Final = {
     Action.BACKWARD: BackwardPart.WHOLE,

@@ -12,11 +12,11 @@ from zsim_torch.execute.collectives import IssuedCollective
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.forward_pass import ForwardPass
 from zsim_torch.execute.whole_parameters import StateMemory, holders, whole
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE, entering
 from zsim_torch.module import autograd
 from zsim_torch.module.module_state import evaluating
 from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, views_of
-from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 
 
 class Evaluation:

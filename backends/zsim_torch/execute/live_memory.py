@@ -18,8 +18,8 @@ from zsim_torch.execute.host_workers import Awaitable
 from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains, settle, spoil
 from zsim_torch.execute.range_file import aligned
 from zsim_torch.execute.reserve import Reserve
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.observe.watchers import see_taken
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
 class MemoryFaultError(RuntimeError):

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from zsim.schedule.operation import Compute, Fill, SetScalar, walk
 from zsim.schedule.schedule import Kind, Program
-from zsim_torch.torch_dtype import TORCH_DTYPE
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 
 MOMENTS: Final = "optimizer's moments"
 

@@ -17,7 +17,7 @@ from zsim.zero.names import TENSOR
 from zsim_torch.execute.collectives import OwnGroup
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.live_memory import LiveMemory
-from zsim_torch.torch_dtype import TORCH_DTYPE
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 
 
 class OwnPart(NamedTuple):

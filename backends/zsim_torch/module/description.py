@@ -13,6 +13,7 @@ from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.strategy.precision import Precision
+from zsim_torch.ground.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
 from zsim_torch.module.autograd import call
 from zsim_torch.module.block_result import cut
 from zsim_torch.module.forward_plan import Symbol
@@ -21,7 +22,6 @@ from zsim_torch.module.planned_module import PlannedModule
 from zsim_torch.module.probe import value_or_probe
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 from zsim_torch.module.unwritten import UnwrittenMemory
-from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
 
 BACKWARD_FLOPS = 2
 """FLOPs of a backward per FLOP of its forward: a product for the input, one for the weight."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from zsim_torch.execute.generator_state import drawn_so_far
 from zsim_torch.module.block_result import PLAIN, called_instead
+from zsim_torch.module.generator_state import drawn_so_far
 from zsim_torch.module.object_state import same
 from zsim_torch.module.tensor_values import is_pretended
 

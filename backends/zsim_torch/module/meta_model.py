@@ -11,6 +11,7 @@ from zsim.dtype import DType
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.strategy.precision import Precision
+from zsim_torch.ground.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE
 from zsim_torch.module.capture import (
     END,
     START,
@@ -24,7 +25,6 @@ from zsim_torch.module.capture import (
 from zsim_torch.module.description import BatchSize, batch_value
 from zsim_torch.module.module_state import unchanged
 from zsim_torch.module.unit import ModuleUnitError
-from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE
 
 
 def model_from(

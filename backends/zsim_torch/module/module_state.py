@@ -8,7 +8,7 @@ from torch import distributed, nn
 
 from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Schedule
-from zsim_torch.execute.generator_state import NumpyState, RandomState
+from zsim_torch.module.generator_state import NumpyState, RandomState
 from zsim_torch.module.python_state import PythonState
 from zsim_torch.module.saving import version
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import flop_registry
 
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind, flash_attention
-from zsim_torch.torch_dtype import DTYPE_OF_TORCH
+from zsim_torch.ground.torch_dtype import DTYPE_OF_TORCH
 
 Arguments = tuple[Any, ...]
 """The positional arguments of an operator."""

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from zsim.dtype import DType
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE, entering
 from zsim_torch.module.block_result import BlockResult, cut
 from zsim_torch.module.compiled import uncompiled
 from zsim_torch.module.forward_plan import (
@@ -41,7 +42,6 @@ from zsim_torch.module.probe import value_or_probe
 from zsim_torch.module.repeated_blocks import blocks_of, names_outside, outside
 from zsim_torch.module.state_crossing import LateReads, StateCrossing
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitRunError, choose
-from zsim_torch.torch_dtype import TORCH_DTYPE, entering
 
 _UP: Final = 1 + 2**-2
 _DOWN: Final = 1 - 2**-2

@@ -17,6 +17,7 @@ from zsim.model.model import BATCH, Model, Segment, Unit, Value
 from zsim.model.transformer.ends import PLACES, TOKENS
 from zsim.schedule.mesh import Mesh
 from zsim.zero.names import PIPELINE
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.context_place import ALONE, ContextPlace
 from zsim_torch.module.norm import norm
 from zsim_torch.module.shared_segment import (
@@ -44,7 +45,6 @@ from zsim_torch.module.vocabulary_parallel import (
     statistics,
     words,
 )
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 
 class SegmentedDecoder(nn.Module):

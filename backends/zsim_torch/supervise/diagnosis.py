@@ -10,7 +10,6 @@ from typing import Final
 
 from torch.distributed import distributed_c10d
 
-from zsim_torch.execute import streams
 from zsim_torch.supervise.progress_record import LastProgress
 
 _NAMED_MAX: Final = 3
@@ -150,7 +149,8 @@ def named(ranks: Iterable[int]) -> str:
 
 
 _TOP_FRAME: Final = re.compile(r'^(?:Current thread|Thread) .*\n  File "(.*)", line', re.MULTILINE)
-_WAITS_IN: Final = (streams.__file__, distributed_c10d.__file__)
+_STREAMS: Final = str(Path(__file__).parents[1] / "execute" / "streams.py")
+_WAITS_IN: Final = (_STREAMS, distributed_c10d.__file__)
 
 
 def says_that_it_waits(log: str) -> bool:

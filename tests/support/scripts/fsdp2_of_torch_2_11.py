@@ -50,8 +50,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-from zsim_torch import recording
-from zsim_torch.record.finding_report import document_of
+from zsim_record import recording
+from zsim_record.record.finding_report import document_of
 
 settings: Any = torch._dynamo.config
 settings._config["skip_fsdp_hooks"] = copy.copy(settings._config["suppress_errors"])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-from zsim_torch import recording
+from zsim_record import recording
 
 WIDTH, HEADS, LAYERS = 8192, 64, 80
 

@@ -7,8 +7,8 @@ from functools import cache
 from zsim.api.launch import run
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import load
-from zsim.api.sweep_result import sweep
 from zsim.files.source import shipped_text
+from zsim_study.answer.sweep_result import sweep
 
 ONE_NODE: dict[str, object] = {"cluster.nodes": 1, "model.layers": 2, "train.steps": 1}
 PUBLISHED_RATES: dict[str, object] = {

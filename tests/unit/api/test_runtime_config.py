@@ -14,7 +14,7 @@ from zsim.mistake import MistakeError
 from zsim.planner.fleet import Fleet
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.registry import runtimes
-from zsim.study.axis import changed
+from zsim.scenario.changes import changed
 
 SEQUENCES, LENGTH = 64, 16_384
 

@@ -19,11 +19,11 @@ from zsim.planner.fleet import Fleet
 from zsim.planner.knob_effects import ADDS
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.registry import copied_bytes, runtimes
+from zsim.scenario.changes import changed
 from zsim.scenario.tables import from_tables
 from zsim.schedule.host_traffic import leaves_device
 from zsim.schedule.operation import Copy
 from zsim.schedule.schedule import Place
-from zsim.study.axis import changed
 
 FLEETS = ("8xh100", "16xh100", "4xa100", "16xv100", "4x4090", "16xa100", "32xv100")
 

@@ -10,7 +10,7 @@ from zsim.api.runtime_config import ConfigQuestion
 from zsim.api.scenario import load
 from zsim.api.torchtitan_text import torchtitan_text
 from zsim.mistake import MistakeError
-from zsim.study.axis import changed
+from zsim.scenario.changes import changed
 
 TRAIN: dict[str, object] = {
     "precision": "bf16",

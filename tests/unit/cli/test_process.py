@@ -27,7 +27,7 @@ def test_simulating_imports_no_torch() -> None:
 HEAVY = {"numpy", "networkx", "simpy", "rich", "scipy", "sqlite3", "torch"}
 
 
-LIGHT = {"zsim.mistake", "zsim.units"}
+LIGHT = {"zsim.entry_point", "zsim.mistake", "zsim.units"}
 """What the command line imports beside itself: messages and sizes."""
 
 

@@ -17,8 +17,9 @@ from zsim.cli.main import answer
 from zsim.cli.progress_bar import progress
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.files.installed import network_profile
-from zsim.workers.crew import Crew, InProcess
-from zsim.workers.worker import FinishedRun, RunBatch, run_batch
+from zsim.workers.processes import InProcess
+from zsim_study.workers.crew import Crew
+from zsim_study.workers.worker import FinishedRun, RunBatch, run_batch
 
 STUDY = """
 question = "how is a small model cut?"
@@ -42,7 +43,7 @@ variants.small.cluster.gpu_memory = "1 MB"
 variants.slow.fault = [{ kind = "gpu", rank = 1, factor = 2 }]
 """
 
-RUN_BATCH = "zsim.workers.work.run_batch"
+RUN_BATCH = "zsim_study.workers.work.run_batch"
 
 Json = dict[str, Any]
 Ask = Callable[..., tuple[int, str, str]]
@@ -163,7 +164,7 @@ def test_a_changed_profile_reruns_what_takes_it(
         found = network_profile(name)
         return found.changed(launch_s=1.0) if name == "h100" else found
 
-    monkeypatch.setattr("zsim.workers.study_source.network_profile", changed)
+    monkeypatch.setattr("zsim_study.workers.study_source.network_profile", changed)
     swept(ask("sweep", "cut.toml", "--workers", "1", "--json"))
     assert sum(tried) == 2 + 1
 
@@ -242,7 +243,7 @@ def test_an_error_of_our_own_is_a_row_and_is_tried_again(
         raise KeyError("gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("zsim.study.proved.Proved.tried", broken)
+        patch.setattr("zsim_study.study.proved.Proved.tried", broken)
         found = swept(ask("sweep", "cut.toml", "--workers", "1", "--json"), code=1)
     assert {run["status"] for run in found["runs"]} == {"failed", "impossible"}
     assert "internal error: KeyError: 'gone'" in {run["reason"] for run in found["runs"]}
@@ -289,7 +290,7 @@ def test_a_sweep_whose_workers_die_fails_and_says_how_to_go_on(
     def gone(*_: object) -> Generator[Crew]:
         yield Crew(executor=Gone(), workers=1)
 
-    monkeypatch.setattr("zsim.api.sweep_result.crew", gone)
+    monkeypatch.setattr("zsim_study.answer.sweep_result.crew", gone)
     code, out, error = ask("sweep", "cut.toml")
     assert (code, out, error.count("\n")) == (3, "", 1)
     assert error.startswith(

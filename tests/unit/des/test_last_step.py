@@ -9,11 +9,11 @@ from zsim.analysis.summary import step_of, summary
 from zsim.backend.backend import Job
 from zsim.runtimes.registry import make_schedule
 from zsim.scenario.toml import parse
-from zsim.study.outcome import Status
-from zsim.study.proved import Proved
-from zsim.workers.study_source import reader
-from zsim.workers.worker import simulated
 from zsim_des import SimBackend
+from zsim_study.study.outcome import Status
+from zsim_study.study.proved import Proved
+from zsim_study.workers.study_source import reader
+from zsim_study.workers.worker import simulated
 
 CASES = {
     "stage 3": (),

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import pytest
 from statements import statements, statements_in
 
 import zsim_scenarios
@@ -29,7 +30,10 @@ FOLDERS = {
     "zsim_des": ROOT / "backends" / "zsim_des",
     "zsim_torch": ROOT / "backends" / "zsim_torch",
     "zsim_null": ROOT / "backends" / "zsim_null",
+    "zsim_record": ROOT / "apps" / "zsim_record",
+    "zsim_study": ROOT / "apps" / "zsim_study",
 }
+APPS = {path.name for path in (ROOT / "apps").iterdir() if path.is_dir()}
 GROUND = "ground"
 LEVELS = (
     {GROUND},
@@ -42,12 +46,13 @@ LEVELS = (
     {"scenario"},
     {"proof", "prediction"},
     {"analysis", "calibration", "backends"},
-    {"study", "planner"},
+    {"planner"},
     {"report"},
     {"files"},
     {"workers", "conformance"},
     {"api"},
     {"cli"},
+    APPS,
 )
 """Rooms, the lowest first: one imports lower ones, and none of its own level."""
 
@@ -114,6 +119,8 @@ def arrows() -> dict[str, set[str]]:
 
 def room(name: str) -> str:
     package, *rest = name.split(".")
+    if package in APPS:
+        return package
     if package != "zsim":
         return "backends"
     return rest[0] if rest and FILES[f"zsim.{rest[0]}"].name == "__init__.py" else GROUND
@@ -135,27 +142,53 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         raise AssertionError(" -> ".join(error.args[1])) from None
 
 
+def folder(name: str) -> Path:
+    return FILES[name].parent
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["imported", "for type checkers too"])
+def test_no_folders_import_each_other_in_a_circle(typed: bool) -> None:
+    """Packages themselves aside: `__init__.py` says what a folder offers."""
+    between: defaultdict[Path, set[Path]] = defaultdict(set)
+    for name, path in FILES.items():
+        nodes = said_by(path).anywhere if typed else said_by(path).carried_out
+        for other in (found for node in nodes for found in taken_from(node)):
+            inits = {path.name, FILES[other].name} & {"__init__.py"}
+            if folder(name) != folder(other) and not inits:
+                between[folder(name)].add(folder(other))
+    try:
+        TopologicalSorter(between).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(map(str, error.args[1]))) from None
+
+
 def test_rooms_import_lower_rooms_alone() -> None:
     level = {name: number for number, names in enumerate(LEVELS) for name in names}
     upward = {(one, other) for one, other in between_rooms() if level[one] <= level[other]}
     assert upward == set()
 
 
-FRONT_DOOR = ("zsim.api.", "zsim.cli.", "zsim.mistake", "zsim.units")
+FRONT_DOOR = ("zsim.api.", "zsim.cli.", "zsim.mistake", "zsim.units", "zsim.entry_point")
 
 
 def behind_the_front_door(path: Path) -> set[str]:
     """Modules of ours that a file imports anywhere, and that are no part of the front door."""
     found = {node.module for node in said_by(path).anywhere if node.module}
-    return {name for name in found if name.startswith("zsim") and not name.startswith(FRONT_DOOR)}
+    own = path.parents[1].name  # an app may import its own modules
+    return {
+        name
+        for name in found
+        if name.startswith("zsim") and not name.startswith((*FRONT_DOOR, f"{own}."))
+    }
 
 
 def test_the_command_line_uses_the_front_door_for_python_and_nothing_else() -> None:
-    files = [path for name, path in FILES.items() if name.startswith("zsim.cli.")]
-    assert len(files) > 10
-    assert {path.name: behind_the_front_door(path) for path in files} == {
-        path.name: set() for path in files
-    }
+    core = [path for name, path in FILES.items() if name.startswith("zsim.cli.")]
+    apps = [path for name, path in FILES.items() if ".commands." in name]
+    assert len(core) > 8
+    assert len(apps) > 2
+    assert {str(path) for path in core if behind_the_front_door(path) - {"zsim"}} == set()
+    assert {str(path) for path in apps if behind_the_front_door(path)} == set()
 
 
 def test_there_are_few_rooms_and_few_arrows() -> None:
@@ -163,7 +196,7 @@ def test_there_are_few_rooms_and_few_arrows() -> None:
     assert {each for arrow in between for each in arrow} == {
         name for names in LEVELS for name in names
     }
-    assert len(between) <= 170
+    assert len(between) <= 184
 
 
 def homes(names_in: Callable[[Path], Iterable[str]]) -> dict[str, list[str]]:
@@ -192,8 +225,9 @@ def test_a_module_name_stands_for_one_thing_but_for_a_few() -> None:
 def test_the_page_has_a_line_for_every_room() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     rooms = defaultdict(str, re.findall(r"^\| `([\w/]+)` \| (.+) \|$", page, re.MULTILINE))
-    names = {name for names in LEVELS for name in names} - {GROUND, "backends"}
+    names = {name for names in LEVELS for name in names} - {GROUND, "backends", *APPS}
     assert {name for name in names if not rooms[f"zsim/{name}"]} == set()
+    assert {name for name in APPS if not rooms[name]} == set()
 
 
 @cache

@@ -14,7 +14,17 @@ from zsim.trace.trace import Trace
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-OURS = ("zsim", "backends", "benchmarks", "docs", "examples", "scenarios", "tests", "topologies")
+OURS = (
+    "zsim",
+    "apps",
+    "backends",
+    "benchmarks",
+    "docs",
+    "examples",
+    "scenarios",
+    "tests",
+    "topologies",
+)
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"`([^`\s]+)`")
 GROUPS = {"zsim.algorithms", "zsim.backends", "zsim.fabrics", "zsim.runtimes", "zsim.commands"}
@@ -32,7 +42,7 @@ def paragraphs(page: Path) -> list[str]:
 
 def found(path: str) -> Path | None:
     """Return a file or folder of the checkout; packages of backends are import roots."""
-    folders = (ROOT, *(ROOT / each for each in ("backends", "topologies", "scenarios")))
+    folders = (ROOT, *(ROOT / each for each in ("backends", "apps", "topologies", "scenarios")))
     return next((each / path for each in folders if (each / path).exists()), None)
 
 

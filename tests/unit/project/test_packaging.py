@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-IMPORT_ROOTS = ("backends", "topologies", "scenarios")
+IMPORT_ROOTS = ("backends", "apps", "topologies", "scenarios")
 PACKAGES = {
     "zsim",
     "zsim_null",
     "zsim_des",
     "zsim_torch",
+    "zsim_record",
+    "zsim_study",
     "zsim_topologies",
     "zsim_scenarios",
 }

@@ -8,8 +8,8 @@ import pytest
 
 import zsim_scenarios
 from zsim.cli.main import answer
-from zsim.study.file import AxisTable, GoalTable, StudyFile, WhereTable, parse
-from zsim.workers.study_source import study_of
+from zsim_study.study.file import AxisTable, GoalTable, StudyFile, WhereTable, parse
+from zsim_study.workers.study_source import study_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "studies.md").read_text("utf-8")

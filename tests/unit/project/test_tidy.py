@@ -14,11 +14,14 @@ import pytest
 from statements import statements
 
 ROOT = Path(__file__).parents[3]
-CODE_FOLDERS = ("zsim", "backends", "topologies", "scenarios")
+CODE_FOLDERS = ("zsim", "backends", "apps", "topologies", "scenarios")
 TEST_FOLDERS = ("tests", "benchmarks", "examples")
 NAMELESS = {"util", "utils", "helpers", "common", "misc", "manager", "base"}
 FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 600
+INDEX = PurePosixPath("zsim/__init__.py")
+"""Names functions of apps, for `zsim.best`; it imports them when they are used."""
+TORCH = {"zsim_torch", "zsim_record"}
 CORE_MAY_NOT_CALL = {"open", "print", "input"}
 EFFECT = re.compile(r"\b(?:open|print|input)\(")
 CORE_MAY_NOT_IMPORT = {"time", "typer", "rich"}
@@ -83,10 +86,14 @@ def long_functions(path: PurePosixPath, tree: ast.Module) -> Iterator[str]:
 def wrong_imports(path: PurePosixPath, tree: ast.Module) -> Iterator[str]:
     for line, module, name in imported(tree):
         top = module.partition(".")[0]
-        if package_of(path) == "zsim" and (top == "simpy" or top.startswith("zsim_")):
+        if (
+            path != INDEX
+            and package_of(path) == "zsim"
+            and (top == "simpy" or top.startswith("zsim_"))
+        ):
             yield f"{path}:{line}: zsim finds {top} through entry points, never by import"
-        if package_of(path) != "zsim_torch" and top == "torch":
-            yield f"{path}:{line}: only zsim_torch imports torch"
+        if package_of(path) not in TORCH and top == "torch":
+            yield f"{path}:{line}: only zsim_torch and zsim_record import torch"
         if in_core(path) and top in CORE_MAY_NOT_IMPORT:
             yield f"{path}:{line}: {top} belongs to the edge, the core is pure"
         if in_core(path) and f"{module}.{name}.".startswith("zsim.cli."):
@@ -186,13 +193,17 @@ PLANTED = {
         "def f() -> None:\n    from zsim_torch import TorchBackend",
         "zsim/cli/main.py:2: zsim finds zsim_torch",
     ),
-    "torch in the core": ("zsim/model/model.py", "import torch", "only zsim_torch"),
+    "torch in the core": ("zsim/model/model.py", "import torch", "only zsim_torch and zsim_record"),
     "torch in another backend": (
         "backends/zsim_des/values.py",
         "from torch.distributed import all_reduce",
-        "only zsim_torch",
+        "only zsim_torch and zsim_record",
     ),
-    "torch in a topology": ("topologies/zsim_topologies/x.py", "import torch", "only zsim_torch"),
+    "torch in a topology": (
+        "topologies/zsim_topologies/x.py",
+        "import torch",
+        "only zsim_torch and zsim_record",
+    ),
     "a clock in the core": ("zsim/trace/trace.py", "from time import perf_counter", "time belongs"),
     "typer in the core": ("zsim/scenario/tables.py", "import typer", "typer belongs"),
     "rich in the core": ("zsim/study.py", "from rich.table import Table", "rich belongs"),

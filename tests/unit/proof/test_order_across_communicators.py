@@ -6,7 +6,7 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import Finding, check, progress
 from zsim.proof.context import Context
-from zsim.proof.rank_class import rank_classes
+from zsim.proof.execution.rank_class import rank_classes
 from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Span

@@ -18,12 +18,12 @@ from zsim.cluster.links import link_classes
 from zsim.files.html_page import render
 from zsim.files.source import Changes, read
 from zsim.report.drawing import NARROW, WIDE, drawn
-from zsim.report.figure import BarRows, Figure, LaneBars, RowBar, Series, StackedCurves
 from zsim.report.memory_section import PLACES, MemoryLine, highest, memory
 from zsim.report.network_section import network
 from zsim.report.page import Page, PageTable, Section, TableCell
 from zsim.report.run_page import run_page
 from zsim.report.streams_section import streams
+from zsim.report.svg.figure import BarRows, Figure, LaneBars, RowBar, Series, StackedCurves
 from zsim.report.time_section import split
 from zsim.schedule.schedule import Kind
 from zsim.trace.trace import Trace

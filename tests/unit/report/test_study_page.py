@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from zsim.analysis.run_comparison import ratio_error
 from zsim.cli.main import answer
 from zsim.files.html_page import render
-from zsim.report.chart import CHANGES, chart
-from zsim.report.choice_chart import LINES_MAX
 from zsim.report.drawing import NARROW, WIDE, drawn
-from zsim.report.figure import BarRows, ChoiceChart, ChoicePoint, NoFigureError, RowBar, Series
 from zsim.report.page import Page, Section
-from zsim.report.study_page import PAIRS_MAX, ROWS_MAX, changes, study_page
 from zsim.report.svg.choice_drawing import BELOW, HEIGHT, TOP
-from zsim.study.file import GoalTable
-from zsim.study.goal import goal_of, ranked
-from zsim.study.result import StudyResult
+from zsim.report.svg.figure import BarRows, ChoiceChart, ChoicePoint, NoFigureError, RowBar, Series
+from zsim_study.page.chart import CHANGES, chart
+from zsim_study.page.choice_chart import LINES_MAX
+from zsim_study.page.study_page import PAIRS_MAX, ROWS_MAX, changes, study_page
+from zsim_study.study.file import GoalTable
+from zsim_study.study.goal import goal_of, ranked
+from zsim_study.study.result import StudyResult
 
 RESULTS = st.builds(
     drawn_study,

@@ -12,8 +12,8 @@ from zsim.analysis.summary import last_step, step_of
 from zsim.backend.backend import Job
 from zsim.cli.main import answer
 from zsim.files.source import Changes, read
-from zsim.report.lane import Sort
-from zsim.report.lane import lanes as lanes_of
+from zsim.report.svg.lane import Sort
+from zsim.report.svg.lane import lanes as lanes_of
 from zsim.report.timeline import (
     LANE,
     LEFT,

@@ -17,8 +17,8 @@ from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.scenario.toml import parse
-from zsim.study.file import StudyError
-from zsim.study.file import from_tables as study_of
+from zsim_study.study.file import StudyError
+from zsim_study.study.file import from_tables as study_of
 
 TINY = zsim_scenarios.text("tiny")
 

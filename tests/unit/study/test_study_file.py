@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
+from zsim.scenario.changes import changed
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import from_tables
-from zsim.study.axis import axes_of, changed, combinations
-from zsim.study.condition import condition
-from zsim.study.file import StudyError, parse
-from zsim.study.study_plan import StudyPlan, planned
-from zsim.workers.study_source import reader
+from zsim_study.study.axis import axes_of, combinations
+from zsim_study.study.condition import condition
+from zsim_study.study.file import StudyError, parse
+from zsim_study.study.study_plan import StudyPlan, planned
+from zsim_study.workers.study_source import reader
 
 BASE = """
 [base]

@@ -8,12 +8,12 @@ from step_errors import step_error
 from study_summary import SUMMARY
 
 from zsim.analysis.drive_life import DriveLife
-from zsim.study.error_lines import error_lines
-from zsim.study.file import GoalTable, StudyError
-from zsim.study.goal import goal_of, ranked
-from zsim.study.outcome import Status, StudyOutcome, decoded, encoded
-from zsim.study.result import StudyResult, difference
-from zsim.study.row import StudyRow
+from zsim_study.study.error_lines import error_lines
+from zsim_study.study.file import GoalTable, StudyError
+from zsim_study.study.goal import goal_of, ranked
+from zsim_study.study.outcome import Status, StudyOutcome, decoded, encoded
+from zsim_study.study.result import StudyResult, difference
+from zsim_study.study.row import StudyRow
 
 
 def row(name: str, seconds: float, gpus: int = 8, **fields: Any) -> StudyRow:  # noqa: ANN401  (of any field)

@@ -8,7 +8,7 @@ import gc
 
 import pytest
 
-from zsim_torch.record.script_surroundings import register_device
+from zsim_record.record.script_surroundings import register_device
 
 register_device()
 

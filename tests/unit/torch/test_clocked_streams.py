@@ -24,7 +24,7 @@ from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_torch.clocks.finding import Hazard
+from zsim_record.clocks.finding import Hazard
 
 STEPS = 2
 

@@ -15,8 +15,8 @@ from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import LossScale, Train
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.description import describe
-from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import train
 
 UNITS = ("body", "head")

@@ -145,7 +145,7 @@ def test_hooks_of_the_profiler_and_of_the_recorder_may_watch() -> None:
     def watch(*given: object) -> None:
         seen.append(given[0])
 
-    watch.__module__ = import_module("zsim_torch.record.recording").__name__
+    watch.__module__ = import_module("zsim_record.record.recording").__name__
     hook = register_optimizer_step_post_hook(watch)
     try:
         with (

@@ -13,11 +13,11 @@ from zsim.model.architecture import GPT, Architecture, Attention, Llama, Positio
 from zsim.model.model import Unit
 from zsim.model.transformer import transformer as described
 from zsim.strategy.precision import Precision
+from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.autograd import backward, forward
 from zsim_torch.module.transformer import transformer
 from zsim_torch.module.unit import TorchUnit, resolve
 from zsim_torch.observe.observer import Maker, Meter
-from zsim_torch.torch_dtype import TORCH_DTYPE
 
 SEQUENCES = 4
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from study_summary import SUMMARY
 
-from zsim.study.outcome import Status, StudyOutcome
-from zsim.workers.store import TABLE, Store, opened
+from zsim_study.study.outcome import Status, StudyOutcome
+from zsim_study.workers.store import TABLE, Store, opened
 
 PAGES = 12
 

@@ -5,8 +5,8 @@ from io import StringIO
 
 import pytest
 
-from zsim.api.sweep_result import sweep
-from zsim.workers.study_columns import csv_text
+from zsim_study.answer.sweep_result import sweep
+from zsim_study.workers.study_columns import csv_text
 
 FORMULAS = ("=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "-1.5e3", "ordinary")
 

@@ -9,13 +9,14 @@ from unruly import Unruly
 
 from zsim.limits import USUAL
 from zsim.scenario.resolved_scenario import ResolvedScenario
-from zsim.study.outcome import Status
-from zsim.workers import supervised
-from zsim.workers.crew import Crew, InProcess
-from zsim.workers.study_source import study_of
-from zsim.workers.supervised import SupervisedWorkers
-from zsim.workers.work import work_off
-from zsim.workers.worker import FinishedRun, RunBatch
+from zsim.workers.processes import InProcess
+from zsim_study.study.outcome import Status
+from zsim_study.workers import supervised
+from zsim_study.workers.crew import Crew
+from zsim_study.workers.study_source import study_of
+from zsim_study.workers.supervised import SupervisedWorkers
+from zsim_study.workers.work import work_off
+from zsim_study.workers.worker import FinishedRun, RunBatch
 
 RUNS = 8
 MEMORY_BYTES = 4 * 10**9

@@ -1,7 +1,7 @@
 """Fitted constants of collectives on one kind of hardware: names and numbers.
 
 `zsim.network` has the formulas with these constants, their names, and their allowed values
-(`zsim.network.constant.check`). Only `zsim calibrate` creates constants.
+(`zsim.network.algorithm.constant.check`). Only `zsim calibrate` creates constants.
 """
 
 from collections.abc import Mapping

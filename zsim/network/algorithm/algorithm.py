@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes, Protocol
-from zsim.network.constant import (
+from zsim.network.algorithm.constant import (
     ADD,
     BASE_S,
     CONGESTION,

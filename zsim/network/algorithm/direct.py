@@ -11,7 +11,7 @@ from math import log2
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Collective, GroupShape, LinkBytes
 from zsim.network.algorithm.algorithm import Algorithm, Number, Request, Terms, saturating
-from zsim.network.constant import LAUNCH_S, Constant
+from zsim.network.algorithm.constant import LAUNCH_S, Constant
 
 PAIR_S = Constant(name="pair_s")
 """Additional host time for each pair of a send and a receive in a collective."""

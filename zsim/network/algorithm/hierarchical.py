@@ -15,7 +15,7 @@ from math import log2
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes, Protocol
 from zsim.network.algorithm.algorithm import Algorithm, Request, crowding
-from zsim.network.constant import FAR_HOP_S, LINK, NIC, SIMPLE_HOP_S
+from zsim.network.algorithm.constant import FAR_HOP_S, LINK, NIC, SIMPLE_HOP_S
 from zsim.units import PICOSECONDS_PER_SECOND
 
 

@@ -10,15 +10,15 @@ from functools import cache
 
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.entry_point import registered
-from zsim.network import constant
+from zsim.network.algorithm import constant
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Algorithm
+from zsim.network.algorithm.constant import Constant
 from zsim.network.algorithm.direct import Direct
 from zsim.network.algorithm.hierarchical import Hierarchical
 from zsim.network.algorithm.nvls import Nvls
 from zsim.network.algorithm.ring import Ring
 from zsim.network.algorithm.tree import Tree
-from zsim.network.constant import Constant
 
 GROUP = "zsim.algorithms"
 SHIPPED: tuple[Algorithm, ...] = (Ring(), Tree(), Nvls(), Hierarchical(), Direct())

@@ -16,8 +16,8 @@ faster.
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Collective, GroupShape, LinkBytes, Protocol
 from zsim.network.algorithm.algorithm import Algorithm, Number, Terms, saturating
+from zsim.network.algorithm.constant import Constant
 from zsim.network.algorithm.tree import between_nodes, depth
-from zsim.network.constant import Constant
 
 NVLS = Constant(name="nvls", is_share=True, may_be_zero=True)
 """Share of a GPU's link that in-switch reduction reaches; 0 if the switch cannot reduce."""

@@ -12,7 +12,7 @@ from fractions import Fraction
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Collective, GroupShape, LinkBytes
 from zsim.network.algorithm.algorithm import ALL_PROTOCOLS, Algorithm
-from zsim.network.constant import LINK, Constant
+from zsim.network.algorithm.constant import LINK, Constant
 
 TREE = Constant(name="tree", is_share=True)
 """Share of the link bandwidth of a ring that trees reach."""

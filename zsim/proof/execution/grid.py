@@ -1,4 +1,4 @@
-"""The ranks that a proof runs: those of each class (`zsim.proof.rank_class`), as arrays along axes.
+"""The ranks that a proof runs: those of each class (`rank_class`), as arrays along axes.
 
 Along an axis on which ranks send, each rank is a class of its own. Some coordinates of an axis may
 represent others: `Along.coordinates` are those that are run, and `weights` is the number of ranks
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from zsim.proof.rank_class import rank_classes
+from zsim.proof.execution.rank_class import rank_classes
 from zsim.schedule.mesh import Coordinates, Group
 from zsim.schedule.operation import PointToPoint, Receive, Send
 from zsim.schedule.schedule import Program, Schedule

@@ -1,7 +1,7 @@
 """Draw rows of horizontal bars."""
 
-from zsim.report.figure import BarRows, RowBar
 from zsim.report.svg.canvas import FAINT, GRID, LETTER, Box, Canvas
+from zsim.report.svg.figure import BarRows, RowBar
 from zsim.report.svg.value_axis import ValueAxis, linear
 
 ROW, TALL, LABEL = 34.0, 24.0, 18.0

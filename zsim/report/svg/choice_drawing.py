@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from zsim.report.figure import ChoiceChart, ChoicePoint
 from zsim.report.svg.canvas import FAINT, GRID, LETTER, Box, Canvas
+from zsim.report.svg.figure import ChoiceChart, ChoicePoint
 from zsim.report.svg.value_axis import ValueAxis, linear, logarithmic
 from zsim.units import format_seconds
 

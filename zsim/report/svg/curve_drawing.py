@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from zsim.report.figure import SeriesMark, StackedCurves
 from zsim.report.svg.canvas import FAINT, GRID, LETTER, Box, Canvas
+from zsim.report.svg.figure import SeriesMark, StackedCurves
 from zsim.report.svg.value_axis import linear
 
 LEFT, TOP, BELOW = 52.0, 26.0, 52.0

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from zsim.report.figure import PointChart
 from zsim.report.svg.canvas import FAINT, GRID, LETTER, Box, Canvas
+from zsim.report.svg.figure import PointChart
 from zsim.report.svg.value_axis import linear
 
 LEFT, TOP, BELOW = 64.0, 30.0, 52.0

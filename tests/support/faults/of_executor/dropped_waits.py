@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from zsim_torch.record.pretended_streams import PretendedEvent, PretendedStream
+from zsim_record.record.pretended_streams import PretendedEvent, PretendedStream
 
 _WAITS = (
     (PretendedStream, "wait_event"),

@@ -8,8 +8,8 @@ from fsdp_matrix import RUNS, WORLD, train
 from faults.judge import Known, NamedRun
 from faults.of_executor.dropped_waits import WaitSite, waits_seen
 from faults.of_executor.runtimes import Bug
-from zsim_torch import recording
-from zsim_torch.record.tape import Tape
+from zsim_record import recording
+from zsim_record.record.tape import Tape
 
 
 def by_kind(tape: Tape) -> dict[str, list[str]]:

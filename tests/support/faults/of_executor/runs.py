@@ -71,13 +71,13 @@ from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_record.record.pretended_streams import PretendedStream
+from zsim_record.record.tape import Tape, UnrecordableError
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.module.unit import resolve
-from zsim_torch.record.pretended_streams import PretendedStream
-from zsim_torch.record.tape import Tape, UnrecordableError
 
 KIND: dict[type[Communication], str] = {
     AllGather: "allgather_base",

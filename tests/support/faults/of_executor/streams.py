@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from faults.of_executor.patches import Function, altered, plant
+from zsim_record.record.pretended_streams import PretendedEvent, PretendedStream
 from zsim_torch.execute.cuda_streams import CudaStreams
 from zsim_torch.execute.flights import PendingWork, StreamEntry
-from zsim_torch.record.pretended_streams import PretendedEvent, PretendedStream
 
 
 @plant("stage 0", CudaStreams, "_events_of", why="race")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim_torch.clocks.access_history import RecordedAccess
-from zsim_torch.clocks.block_contract import BlockContract, TrackedBlock
-from zsim_torch.clocks.byte_region import ByteRegion
-from zsim_torch.clocks.call_stack import CallStack, CallStacks, StackFrame
-from zsim_torch.clocks.finding import BlockKind, HazardKind, HazardList, Site
-from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, StreamClocks
+from zsim_record.clocks.access_history import RecordedAccess
+from zsim_record.clocks.block_contract import BlockContract, TrackedBlock
+from zsim_record.clocks.byte_region import ByteRegion
+from zsim_record.clocks.call_stack import CallStack, CallStacks, StackFrame
+from zsim_record.clocks.finding import BlockKind, HazardKind, HazardList, Site
+from zsim_record.clocks.stream_clock import ClockMark, ClockTimeline, StreamClocks
 
 STREAMS = ("compute", "copy", "reduce")
 

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim_torch.clocks.byte_region import ByteRegion, region_of_view
+from zsim_record.clocks.byte_region import ByteRegion, region_of_view
 
 ITEM = st.sampled_from([1, 2, 4])
 DIMENSION = st.tuples(st.integers(1, 4), st.integers(0, 9))

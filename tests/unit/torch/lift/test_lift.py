@@ -22,12 +22,12 @@ from zsim.schedule.operation import (
     Previous,
 )
 from zsim.schedule.schedule import Place, Schedule
-from zsim_torch import recording
-from zsim_torch.lift.communicator_mesh import mesh_of
-from zsim_torch.lift.lifted_step import cut
-from zsim_torch.lift.step_events import LiftError
-from zsim_torch.record.device_module import DeviceModule
-from zsim_torch.record.tape import Tape
+from zsim_record import recording
+from zsim_record.lift.communicator_mesh import mesh_of
+from zsim_record.lift.lifted_step import cut
+from zsim_record.lift.step_events import LiftError
+from zsim_record.record.device_module import DeviceModule
+from zsim_record.record.tape import Tape
 
 Kind = TypeVar("Kind", bound=Operation)
 

@@ -13,7 +13,7 @@ from lifted_fsdp import BothJobs, both_jobs
 from zsim.analysis.memory_footprint import footprint
 from zsim.proof import prove
 from zsim.schedule.schedule import Schedule
-from zsim_torch import recording
+from zsim_record import recording
 
 pytestmark = pytest.mark.matrix(3, together=True)
 BOTH: dict[str, dict[str, Any]] = {

@@ -12,15 +12,15 @@ from measured_times import ALONE, TIMES, cluster
 from zsim.backend.backend import Job
 from zsim.cluster.profile.measured import HostTimes, MeasuredTimes, OperationCost
 from zsim_des.simulation import SimBackend
-from zsim_torch.measure.cost_fit import (
+from zsim_record.measure.cost_fit import (
     WARM_UP,
     ReferenceTrace,
     fitted_costs,
     fitted_host,
     not_negative,
 )
-from zsim_torch.measure.ladder import Ladder
-from zsim_torch.measure.reference_run import reference_jobs
+from zsim_record.measure.ladder import Ladder
+from zsim_record.measure.reference_run import reference_jobs
 
 UNSEEN = Ladder(shapes=((3, 96, 48),), steps=WARM_UP + 1)
 RUNS = Ladder(shapes=((1, 32, 16), (2, 64, 32), (1, 256, 64)), steps=WARM_UP + 1)

@@ -11,7 +11,6 @@ from shared_ranks import SharedPools
 from torch import distributed
 
 import zsim
-from zsim.api.machine_measurement import MeasurementResult
 from zsim.api.placement import node_of
 from zsim.api.real_comparison import compare_with_real
 from zsim.backend.backend import RefusedError
@@ -21,13 +20,14 @@ from zsim.mistake import MistakeError
 from zsim.model.kernel import KernelKind
 from zsim.prediction.predicted_error import step_error
 from zsim.schedule.schedule import Schedule
-from zsim_torch.measure import drive_times as measured_drive
-from zsim_torch.measure.drive_times import DriveError, drive_times
-from zsim_torch.measure.kernel_times import OPERATORS, kernel_tables
-from zsim_torch.measure.ladder import Ladder
-from zsim_torch.measure.machine import measure_machine
-from zsim_torch.measure.stopwatch import Stopwatch
-from zsim_torch.measure.time_budget import TimeBudget
+from zsim_record.machine_measurement import MeasurementResult
+from zsim_record.measure import drive_times as measured_drive
+from zsim_record.measure.drive_times import DriveError, drive_times
+from zsim_record.measure.kernel_times import OPERATORS, kernel_tables
+from zsim_record.measure.ladder import Ladder
+from zsim_record.measure.machine import measure_machine
+from zsim_record.measure.stopwatch import Stopwatch
+from zsim_record.measure.time_budget import TimeBudget
 from zsim_torch.run_option import Option
 from zsim_torch.trainer import Trainer
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim_torch.measure.collective_times import CollectiveSample, shared_s
-from zsim_torch.measure.machine import SeveralNodesError, measure_machine
+from zsim_record.measure.collective_times import CollectiveSample, shared_s
+from zsim_record.measure.machine import SeveralNodesError, measure_machine
 
 TAKEN_S = 2.0
 

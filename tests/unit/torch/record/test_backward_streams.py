@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from zsim_torch import recording
-from zsim_torch.record.device_module import DEVICE_MODULE as DEVICE
-from zsim_torch.record.pretended_streams import PretendedStream
-from zsim_torch.record.tape import Tape
+from zsim_record import recording
+from zsim_record.record.device_module import DEVICE_MODULE as DEVICE
+from zsim_record.record.pretended_streams import PretendedStream
+from zsim_record.record.tape import Tape
 
 
 def streams() -> list[PretendedStream]:

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zsim.proof import prove
 from zsim.schedule.operation import Compute
-from zsim_torch import recording
-from zsim_torch.record.recorded_collectives import RecordedWork
-from zsim_torch.record.recorded_future import RecordedFuture
-from zsim_torch.record.tape import Tape
+from zsim_record import recording
+from zsim_record.record.recorded_collectives import RecordedWork
+from zsim_record.record.recorded_future import RecordedFuture
+from zsim_record.record.tape import Tape
 
 with warnings.catch_warnings(action="ignore"):  # torch 2.13 compiles with what it deprecates
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -11,7 +11,7 @@ from faults.of_executor.recordings import FsdpRun as DroppedWaitRun
 from faults.of_executor.registry import WAITS_OF_FSDP2
 from fsdp_matrix import RUNS, VALUES, WORLD, FsdpRun, train
 
-from zsim_torch import recording
+from zsim_record import recording
 
 DRAWN = {
     "fsdp, offload, bf16",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from zsim_torch.record.finding_report import Document
-from zsim_torch.record.script_process import record_script
+from zsim_record.record.finding_report import Document
+from zsim_record.record.script_process import record_script
 
 SCRIPTS = Path(__file__).parents[3] / "support" / "scripts"
 

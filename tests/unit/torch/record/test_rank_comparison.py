@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from zsim_torch import recording
-from zsim_torch.record.finding_report import ScriptRecording, document_of
+from zsim_record import recording
+from zsim_record.record.finding_report import ScriptRecording, document_of
 
 WORLD = 4
 

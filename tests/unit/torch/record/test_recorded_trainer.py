@@ -10,9 +10,9 @@ from torch import nn
 
 from zsim.backend.backend import RefusedError
 from zsim.strategy.strategy import Parallel, Strategy, Zero
-from zsim_torch import recording
+from zsim_record import recording
+from zsim_record.record.tape import Tape
 from zsim_torch.module.module_state import SharedBuffers
-from zsim_torch.record.tape import Tape
 from zsim_torch.trainer import Trainer
 
 WORLD = 4

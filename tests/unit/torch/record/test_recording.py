@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zsim.api.script_recording import cluster_of
 from zsim.mistake import MistakeError
-from zsim_torch import recording
-from zsim_torch.record.finding_report import LIMITS, ScriptRecording, document_of
-from zsim_torch.record.script_process import ScriptError, record_script
-from zsim_torch.record.tape import UnrecordableError
+from zsim_record import recording
+from zsim_record.record.finding_report import LIMITS, ScriptRecording, document_of
+from zsim_record.record.script_process import ScriptError, record_script
+from zsim_record.record.tape import UnrecordableError
+from zsim_record.script_recording import cluster_of
 
 
 @pytest.mark.parametrize(("world", "rank"), [(0, 0), (4, 4), (4, -1)])
@@ -217,8 +217,8 @@ def test_a_process_in_which_a_backward_ran_before_cannot_be_recorded() -> None:
     program = """
 import torch
 torch.ones((), requires_grad=True).backward()
-from zsim_torch import recording
-from zsim_torch.record.tape import UnrecordableError
+from zsim_record import recording
+from zsim_record.record.tape import UnrecordableError
 try:
     with recording(world=2):
         torch.nn.Linear(2, 2).to("zsim")(torch.ones(2, device="zsim")).sum().backward()

@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from zsim_torch import recording
-from zsim_torch.record.device_module import DEVICE_MODULE
-from zsim_torch.record.pretended_streams import PretendedStream
-from zsim_torch.record.script_process import record_script
-from zsim_torch.record.tape import Tape, UnrecordableError
+from zsim_record import recording
+from zsim_record.record.device_module import DEVICE_MODULE
+from zsim_record.record.pretended_streams import PretendedStream
+from zsim_record.record.script_process import record_script
+from zsim_record.record.tape import Tape, UnrecordableError
 
 MAKE: dict[str, Callable[[Any], Any]] = {
     "number": lambda device: torch.tensor(0.0, device=device),

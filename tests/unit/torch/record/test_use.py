@@ -32,7 +32,7 @@ def test_a_test_that_takes_the_fixture_fails_with_its_races(
     file = tmp_path / "test_training.py"
     file.write_text(TEST, "utf-8")
     apart = ["-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
-    code = pytest.main(["-q", "-p", "zsim_torch.record.pytest_fixture", *apart, str(file)])
+    code = pytest.main(["-q", "-p", "zsim_record.record.pytest_fixture", *apart, str(file)])
     told = capsys.readouterr().out
     assert code == pytest.ExitCode.TESTS_FAILED
     assert "race: side must wait for aten::ones on default stream before aten::sum" in told

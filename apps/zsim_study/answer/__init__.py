@@ -1,0 +1,1 @@
+"""Results of sweeps as values that print themselves."""

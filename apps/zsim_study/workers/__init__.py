@@ -1,0 +1,1 @@
+"""Runs of studies on processes and nodes, kept in a store."""

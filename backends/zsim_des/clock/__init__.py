@@ -1,0 +1,1 @@
+"""The order in which what is ready at one time goes on."""
