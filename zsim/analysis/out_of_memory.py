@@ -1,5 +1,6 @@
 """Describe an out-of-memory failure: its moment and the largest consumers of memory."""
 
+from zsim.analysis.memory_category import by_category
 from zsim.analysis.memory_footprint import Lack
 from zsim.schedule.describe_operation import moment
 from zsim.units import format_bytes
@@ -24,8 +25,9 @@ def lack_object(lack: Lack) -> dict[str, object]:
 
 
 def alive_text(lack: Lack) -> str:
-    """Return the live memory by kind, largest first, with the largest buffer of that kind."""
-    (kind, size), *others = lack.alive_bytes
+    """Return the live memory by category, largest first, then the largest buffer."""
+    sizes = ", ".join(
+        f"{name} {format_bytes(size)}" for name, size in by_category(lack.alive_bytes)
+    )
     largest = f"{lack.largest_buffer} {format_bytes(lack.largest_buffer_bytes)}"
-    first = f"most is {kind} {format_bytes(size)} (its largest: {largest})"
-    return ", ".join([first, *(f"{each} {format_bytes(much)}" for each, much in others if much)])
+    return f"{sizes}; largest buffer: {largest}"

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Sequence
 from textwrap import fill, wrap
 
 LINE_WIDTH = 100
-NAME_WIDTH = 23
 NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[kMGTPEmunp]?(?:B|s)|[kMGTPE]?FLOP/s|tokens/s)\b)")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 RULE = "\N{BOX DRAWINGS LIGHT HORIZONTAL}"
@@ -18,17 +17,19 @@ def title_text(title: str) -> str:
 
 def facts_text(facts: Iterable[tuple[str, str]]) -> str:
     """Return names and texts in two columns; no line breaks between a number and its unit."""
-    indent = " " * (NAME_WIDTH + 1)
+    known = list(facts)
+    width = max((len(name) for name, _ in known), default=0)
+    indent = " " * (width + 2)
     return "\n".join(
         fill(
             NUMBER_AND_UNIT.sub(NO_BREAK, text),
             LINE_WIDTH,
-            initial_indent=f"{name:<{NAME_WIDTH}} ",
+            initial_indent=f"{name:<{width}}  ",
             subsequent_indent=indent,
             break_long_words=False,
             break_on_hyphens=False,
         ).replace(NO_BREAK, " ")
-        for name, text in facts
+        for name, text in known
     )
 
 

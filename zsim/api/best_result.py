@@ -271,7 +271,7 @@ class BestResult(BestPages, AnswerInFacts):
         if found.slower >= LONGER:
             lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
-            lines.append(("the training", budget.text()))
+            lines.append(("training", budget.text()))
         is_beaten = self.unsure is not None
         optimality = optimality_text(self, is_sure=found.is_sure, unsure_is_better=is_beaten)
         lines += [("optimality", optimality), ("search", searched), *self._tied()]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from zsim.analysis.memory_category import by_category
 from zsim.analysis.memory_footprint import Lack, communicator_count, lack_of_run
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.remedies import Remedy
@@ -120,13 +121,13 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             *_causal(found),
         ]
         if outcome.training is not None:
-            lines.append(("the training", outcome.training.text()))
-    lines.append(("memory at the peak", _memory(found)))
+            lines.append(("training", outcome.training.text()))
+    lines.append(("memory", _memory(found)))
     lines += [(each.name, each.text()) for each in found.tiers]
     if found.drive_life is not None and predicts(trace.backend):
         lines.append(("written to drives", found.drive_life.text()))
     if predicts(trace.backend) and outcome.job.cluster.gpu.overheads.total_bytes(1):
-        lines.append(("other memory", _overheads(outcome.job)))
+        lines.append(("outside PyTorch", _overheads(outcome.job)))
     observed = dict(trace.observed)
     if LIVE in observed and BOOKED in observed:
         seen = f"{observed[LIVE]:,.0f} bytes live, {observed[BOOKED]:,.0f} in the ledger"
@@ -203,13 +204,13 @@ def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
 def _fits(outcome: RunOutcome) -> str:
     job, found = outcome.job, outcome.summary
     chance = fit_probability(found, outcome.trace.backend)
-    needed = f"{_verdict(found.fits, chance)}: {format_bytes(found.needed_bytes)} needed"
+    verdict, tensors = _verdict(found.fits, chance), format_bytes(found.needed_bytes)
     if chance is None:
-        return f"{needed} on each of {job.schedule.mesh.size} ranks"
+        return f"{verdict}: at most {tensors} of tensors on each of {job.schedule.mesh.size} ranks"
     usable = f"{format_bytes(found.usable_bytes)} usable on {job.cluster.gpu.name}"
     if found.reserved_bytes is None and found.needed_bytes > found.usable_bytes:
-        return f"{needed}, {usable}"
-    return f"{needed}, {_reserved(outcome)} reserved, {usable}"
+        return f"{verdict}: tensors need {tensors}, more than the {usable}"
+    return f"{verdict}: reserves {_reserved(outcome)} of {usable}, {tensors} in tensors"
 
 
 def _verdict(fits: bool, chance: float | None) -> str:  # noqa: FBT001  (the prediction itself)
@@ -289,8 +290,8 @@ def _exposed(found: Summary) -> list[tuple[str, str]]:
         return []
     by_axis = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in groups)
     share = found.exposed_communication_s / found.step_time_s
-    exposed = f"{format_seconds(found.exposed_communication_s)} ({share:.1%} of the step)"
-    return [("exposed communication", f"{exposed}: {by_axis}")]
+    exposed = f"{format_seconds(found.exposed_communication_s)} exposed ({share:.1%} of the step)"
+    return [("communication", f"{exposed}: {by_axis}")]
 
 
 SHOWN = 0.0005
@@ -306,7 +307,7 @@ def _on_host(found: Summary) -> list[tuple[str, str]]:
     said = ", ".join(
         f"{name} {format_seconds(seconds)} ({share:.1%})" for name, seconds, share in waits
     )
-    return [("exposed offload", said)]
+    return [("offload", f"exposed: {said}")]
 
 
 def _rates(found: Summary) -> str:
@@ -353,12 +354,13 @@ BLOCKS = 0.01
 
 
 def _memory(found: Summary) -> str:
-    kinds = sorted(found.memory_by_kind, key=lambda each: -each[1])
-    said = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
-    blocks = found.needed_bytes - sum(size for _, size in kinds)
+    """Return the bytes of tensors at the peak by category, the largest first."""
+    sizes = by_category(found.memory_by_kind)
+    said = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes)
+    blocks = found.needed_bytes - sum(size for _, size in sizes)
     if blocks < BLOCKS * found.needed_bytes:
         return said
-    return f"{said}; {format_bytes(blocks)} more in blocks of the allocator"
+    return f"{said}, rounding to blocks of the allocator {format_bytes(blocks)}"
 
 
 def _overheads(job: Job) -> str:
@@ -366,8 +368,6 @@ def _overheads(job: Job) -> str:
     count = communicator_count(job)
     gpu, taken = job.cluster.gpu, job.cluster.gpu.overheads
     visible = gpu.memory_bytes if gpu.visible_bytes is None else gpu.visible_bytes
-    parts = [f"context and cuBLAS {format_bytes(taken.total_bytes(0))}"]
-    if count:
-        name = "1 communicator" if count == 1 else f"{count} communicators"
-        parts.append(f"{name} {format_bytes(count * taken.communicator_bytes)}")
-    return f"{', '.join(parts)}, of {format_bytes(visible)} visible"
+    used = f"{format_bytes(taken.total_bytes(count))} of {format_bytes(visible)}"
+    name = "1 communicator" if count == 1 else f"{count} communicators"
+    return f"{used}: CUDA context, cuBLAS" + (f", {name} of NCCL" if count else "")

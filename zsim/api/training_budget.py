@@ -15,6 +15,7 @@ from zsim.strategy.config_table import Positive, Table
 from zsim.units import UnitError, format_count, parse_duration, parse_tokens
 
 SECONDS_PER_DAY = 86_400
+DAYS_PER_YEAR = 365.25
 SECONDS_PER_HOUR = 3600
 JOULES_PER_KWH = 3_600_000
 
@@ -114,12 +115,11 @@ class TrainingBudget:
         hours = f"{_days(self.days)} on {self.gpus:,} GPUs, {_count(self.gpu_hours)} GPU hours"
         parts = [f"{tokens} tokens: {hours}"]
         if self.price is not None and self.cost is not None:
-            price = f"{self.price.per_gpu_hour:g} an hour ({self.price.source})"
-            parts.append(f"{_count(self.cost)} {self.price.currency}".rstrip() + f" at {price}")
+            rate = f"{self.price.per_gpu_hour:.2f} per GPU hour"
+            rate += "" if self.price.source == "--price" else f", {self.price.source}"
+            parts.append(f"{_count(self.cost)} {self.price.currency}".rstrip() + f" ({rate})")
         if self.energy_kwh is not None and self.expected_kwh is not None:
-            power = f"GPUs alone, {DRAWN:.0%} of {self.gpu_power_w} W each"
-            most = f"at most {_count(self.energy_kwh)}"
-            parts.append(f"about {_count(self.expected_kwh)} kWh ({power}), {most}")
+            parts.append(f"about {_count(self.expected_kwh)} kWh for the GPUs")
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, object]:
@@ -137,6 +137,8 @@ class TrainingBudget:
 
 
 def _days(days: float) -> str:
+    if days >= DAYS_PER_YEAR:
+        return f"{days / DAYS_PER_YEAR:,.1f} years"
     return f"{days:,.1f} days" if days >= 1 else f"{days * 24:.1f} hours"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from zsim.analysis.memory_category import LABELS, by_category
 from zsim.backend.backend import Job
 from zsim.memory import Peak, peak, reservations
 from zsim.report.page import PageTable, Section, number, words
@@ -107,7 +108,7 @@ def _figure(lines: list[MemoryLine], capacity: int | None) -> StackedCurves:
     unit, size = next((each for each in UNITS if top >= each[1]), UNITS[-1])
     alive = [at for at in range(len(Kind)) if any(line.alive[at] for line in lines)]
     kinds = list(Kind)
-    series = [Series(str(kinds[at]), COLOURS[kinds[at]]) for at in alive]
+    series = [Series(LABELS[kinds[at]], COLOURS[kinds[at]]) for at in alive]
     drawn: list[tuple[float | None, ...]] = []
     if any(line.reserved for line in lines):
         series.append(Series("reserved", RED, SeriesMark.DOTTED))
@@ -130,7 +131,7 @@ def _figure(lines: list[MemoryLine], capacity: int | None) -> StackedCurves:
 
 def _says(line: MemoryLine) -> str:
     sizes = sorted(zip(line.alive, Kind, strict=True), key=lambda each: -each[0])
-    kinds = ", ".join(f"{kind} {format_bytes(size)}" for size, kind in sizes if size)
+    kinds = ", ".join(f"{LABELS[kind]} {format_bytes(size)}" for size, kind in sizes if size)
     reserved = "" if line.reserved is None else f"; {format_bytes(line.reserved)} reserved"
     total = format_bytes(sum(line.alive))
     return f"{phase_of(line.operation)}: {total} in use ({kinds or 'nothing'}){reserved}"
@@ -162,8 +163,8 @@ def _in_words(phase: str) -> str:
 
 
 def _sentence(found: Peak, rank: RankTrace, reserved: Reservation) -> str:
-    kinds = sorted(found.by_kind, key=lambda each: -each[1])
-    most = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds[:3] if size)
+    kinds = by_category(found.by_kind)
+    most = ", ".join(f"{name} {format_bytes(size)}" for name, size in kinds[:3])
     capacity = reserved.capacity_bytes
     limit = f", of {format_bytes(capacity)} usable" if capacity is not None else ""
     return (

@@ -46,7 +46,7 @@ def test_every_moment_is_what_ranks_first_of_all_that_goes_on(drawn: list[Span])
     assert exclusive_ps(drawn) == expected
 
 
-LINES = ("step time", "exposed communication", "exposed offload", "waiting for the host")
+LINES = ("step time", "communication", "offload", "waiting for the host")
 PERCENT = re.compile(r"([\d.]+)%")
 
 
@@ -80,4 +80,4 @@ def test_shares_that_a_run_prints_are_of_one_step_and_the_largest_bounds_it(
 def test_a_run_on_one_gpu_says_nothing_of_communication() -> None:
     alone = {"parallel.data": 1, "cluster.nodes": None}
     names = [name for name, _ in zsim.run("tiny", alone, check=False).facts()]
-    assert "exposed communication" not in names
+    assert "communication" not in names

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.api.answer_text import LINE_WIDTH, NAME_WIDTH, facts_text, table_text
+from zsim.api.answer_text import LINE_WIDTH, facts_text, table_text
 
 words = st.text("abc/_", min_size=1, max_size=30)
 tables = st.integers(1, 5).flatmap(
@@ -20,10 +20,11 @@ def test_a_line_never_ends_between_a_number_and_its_unit() -> None:
         assert max(map(len, lines)) <= LINE_WIDTH
 
 
-@given(facts=st.lists(st.tuples(st.text("ab", max_size=NAME_WIDTH), words), max_size=5))
+@given(facts=st.lists(st.tuples(st.text("ab", max_size=23), words), max_size=5))
 def test_facts_stand_below_each_other(facts: list[tuple[str, str]]) -> None:
     lines = facts_text(facts).splitlines()
-    assert [(line[:NAME_WIDTH].rstrip(), line[NAME_WIDTH + 1 :]) for line in lines] == facts
+    width = max((len(name) for name, _ in facts), default=0)
+    assert [(line[:width].rstrip(), line[width + 2 :]) for line in lines] == facts
 
 
 @given(table=tables, ruled=st.booleans(), data=st.data())

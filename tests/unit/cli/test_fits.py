@@ -36,7 +36,7 @@ def test_a_host_that_runs_ahead_waits_for_memory_and_needs_no_more(
     fits = " ".join(capsys.readouterr().out.split())
     reserved = "20 GB" if waits else "106 GB"
     verdict = r"uncertain \(probability \d+%\)" if waits else "yes"
-    assert re.search(f"fits {verdict}: 7.05 GB needed, {reserved} reserved, 2", fits)
+    assert re.search(f"fits {verdict}: reserves {reserved} of 2.* 7.05 GB in tensors", fits)
     assert ("host waits for memory" in fits) is waits
 
 
@@ -50,7 +50,7 @@ def test_a_run_that_does_not_fit_says_what_it_needs_and_nothing_that_looks_like_
     code, out, _ = ask(*large)
     assert code == 1
     line = " ".join(out.partition("out of memory at")[0].split())
-    found = re.search(r"no: ([\d.]+) GB needed, 3 GB usable", line)
+    found = re.search(r"no: tensors need ([\d.]+) GB, more than the 3 GB usable", line)
     assert found is not None
     assert float(found[1]) > 3
     assert json.loads(ask(*large, "--json")[1])["peak_reserved_bytes"] is None
@@ -62,7 +62,7 @@ def test_a_run_that_only_fragments_does_not_fit_for_what_it_would_reserve(ask: A
     code, out, _ = ask("run", "llama2_7b", "--no-check", "--set", "cluster.gpu_memory=7 GB")
     assert code == 1
     line = " ".join(out.split())
-    figures = "6.33 GB needed, at least 7.07 GB reserved, 7 GB usable on H100-SXM5-80GB"
+    figures = "reserves at least 7.07 GB of 7 GB usable on H100-SXM5-80GB, 6.33 GB in tensors"
     assert re.search(rf"fits\s+probably not \(probability [1-4]\d%\): {figures}", line)
 
 

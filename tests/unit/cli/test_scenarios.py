@@ -64,4 +64,4 @@ def test_the_100_billion_run_fits_with_partitioned_checkpoints_alone() -> None:
     taken = footprint(read("zero_100b", whole).job())
     assert not taken.fits
     assert taken.lack is not None
-    assert alive_text(taken.lack).startswith("most is saved 67.1 GB")  # whole ones on every rank
+    assert alive_text(taken.lack).startswith("activations 67.1 GB")  # whole ones on every rank
