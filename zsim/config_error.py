@@ -105,7 +105,8 @@ def wrong_fields(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[
         if any(at.path[: len(key)] == key and at.path[-1] != KEY for key in wrong_keys):
             continue  # it stands under a key that is wrong itself
         if at.kind == "extra_forbidden":
-            strangers.append(WrongField(_field(at.path), _unknown(at.path[-1], at.fields)))
+            meant = _elsewhere(at.path[-1], root) if len(at.path) == 1 else ""
+            strangers.append(WrongField(_field(at.path), _unknown(at.path[-1], at.fields, meant)))
         elif at.kind == "missing" and at.path and isinstance(at.path[-1], str):
             missing.append(_field(at.path))
         elif at.kind == "union_tag_not_found":
@@ -237,7 +238,8 @@ def unknown(name: str, root: type[BaseModel]) -> str | None:
             return None
         fields = {each: kind for kind in inside for each in _fields_of(kind)}
         if key not in fields:
-            return f"{'.'.join(path[: depth + 1])}: {_unknown(key, fields)}"
+            meant = "" if depth else _elsewhere(key, root)
+            return f"{'.'.join(path[: depth + 1])}: {_unknown(key, fields, meant)}"
         hint = _inside(fields[key], key)
     return None
 
@@ -249,10 +251,19 @@ def _flat(hint: object) -> Iterator[object]:
         yield from _flat(each)
 
 
-def _unknown(key: int | str, fields: Collection[str]) -> str:
-    close = get_close_matches(str(key), fields, n=1)
+def _unknown(key: int | str, fields: Collection[str], elsewhere: str = "") -> str:
+    """Return why a key is unknown, with a close key first; `elsewhere` is one of another table."""
+    close = [elsewhere] if elsewhere else get_close_matches(str(key), fields, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     return f"unknown key; {meant}allowed: {', '.join(fields)}"
+
+
+def _elsewhere(key: int | str, root: type[BaseModel]) -> str:
+    """Return the field of a table of `root` that is called `key`, such as `zero.stage`; else ""."""
+    for name, field in root.model_fields.items():
+        if any(str(key) in _fields_of(kind) for kind in _flat(field.annotation)):
+            return f"{name}.{key}"
+    return ""
 
 
 def refusal(field: str, value: object, why: str) -> InitErrorDetails:

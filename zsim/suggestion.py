@@ -1,17 +1,29 @@
-"""Suggestions: known names that a wrong one may stand for."""
+"""Suggestions: known names that a wrong name may stand for."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
 
 
 def one_of(
-    given: str, known: Collection[str], *, or_else: str = "", unlisted: Collection[str] = ()
+    given: str,
+    known: Collection[str],
+    *,
+    or_else: str = "",
+    unlisted: Collection[str] = (),
+    listed_by: str = "",
 ) -> str:
-    """Return that `given` must be one of the names that are `known`, and which may be meant.
+    """Return that `given` must be one of the `known` names, a close one first.
 
-    Those that are `unlisted` may be meant as well, and are too many to be told.
+    Args:
+        given: the wrong name.
+        known: names that are allowed.
+        or_else: other allowed values, such as "a file or ".
+        unlisted: names that are allowed, too, but are not listed.
+        listed_by: command that prints the names, such as "zsim list models", instead of a list.
     """
     names = {name.lower(): name for name in (*known, *unlisted)}
     close = get_close_matches(given.lower(), names, n=1)
-    meant = f"; did you mean {names[close[0]]}?" if close else ""
-    return f"{given!r} must be {or_else}one of {', '.join(known)}{meant}"
+    listed = f"a name that {listed_by} prints" if listed_by else f"one of {', '.join(known)}"
+    if close:
+        return f"{given!r}: did you mean {names[close[0]]}? It must be {or_else}{listed}"
+    return f"{given!r} must be {or_else}{listed}"

@@ -23,6 +23,9 @@ SWITCH: Final = "single_switch"
 
 ASKED = re.compile(r"(?:([0-9]+)\s*[xX]\s*)?(\S+|\S.*\.(?:toml|xml))", re.ASCII | re.IGNORECASE)
 
+COUNTED = re.compile(r"([0-9]+)([a-z]\S*)", re.ASCII | re.IGNORECASE)
+"""A number and a GPU without the x between them."""
+
 FILES: Final = (".toml", ".xml")
 """Suffixes of files that describe a GPU or a node."""
 
@@ -70,6 +73,8 @@ def gpu_fleet(text: str, gpu: str | None = None) -> GpuFleet:
     match = ASKED.fullmatch(text.strip())
     if match is None:
         raise MistakeError(f"--gpus: {text!r} must be a number and a name, such as 128xh100")
+    if match[1] is None and (lone := COUNTED.fullmatch(match[2])) and lone[2] in usual_nodes():
+        raise MistakeError(f"--gpus: {text!r}: did you mean {lone[1]}x{lone[2]}?")
     most, digits = limits().ranks, (match[1] or "1").lstrip("0")
     count = int(digits[: len(str(most)) + 1] or 0)
     if not count:
@@ -117,7 +122,7 @@ def _node_of(name: str, count: int) -> tuple[str, bool]:
     if word not in nodes:
         gpus = part_names(Part.GPU)
         words = tuple(each for each in usual if each not in gpus)
-        or_else = "a file, a node or GPU that ships (zsim list nodes, zsim list gpus), or "
+        or_else = "a file, a name that zsim list nodes or zsim list gpus prints, or "
         why = one_of(word, words, or_else=or_else, unlisted=(*gpus, *nodes))
         raise MistakeError(f"--gpus: {why}")
     return word, False

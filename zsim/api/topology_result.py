@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from zsim.api.answer import AnswerInFacts
+from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.host_facts import host_facts, host_object
 from zsim.api.notebook import Picture
 from zsim.api.scenario import Changed, as_settings
@@ -99,13 +100,24 @@ class TopologyResult(AnswerInFacts):
         }
 
 
+def _named_by_gpus(name: str, nodes: int) -> tuple[str, int]:
+    """Return the node and number of nodes of GPUs such as "8xh100"; other names are unchanged."""
+    if name in (*part_names(Part.SYSTEM), *part_names(Part.NODE)) or Path(name).suffix:
+        return name, nodes
+    try:
+        fleet = gpu_fleet(name)
+    except MistakeError:  # refused by the caller, with the names of topologies
+        return name, nodes
+    return fleet.node, max(nodes, -(-fleet.gpus // fleet.cluster.gpus_per_node))
+
+
 def read_topology(
     name: str, *, nodes: int = 1, fabric: str | None = None, changes: Changed = None
 ) -> TopologyResult:
     """Return a packaged cluster, or one described in a file, with its bandwidths.
 
     Args:
-        name: name or file of a system or a node.
+        name: name or file of a system or a node, or a GPU as `--gpus` of `best` names it.
         nodes: number of nodes.
         fabric: fabric between nodes; default a single switch.
         changes: values by key as in a scenario: `{"cluster.oversubscription": 2}`.
@@ -113,11 +125,13 @@ def read_topology(
     Raises:
         MistakeError: the cluster does not exist, or a change is invalid.
     """
+    name, nodes = _named_by_gpus(name, nodes)
     if fabric is None and (name in part_names(Part.NODE) or name.endswith(".xml")):
         fabric = ONE_SWITCH
     if fabric is None and name not in part_names(Part.SYSTEM) and not name.endswith(".toml"):
         known = (*part_names(Part.SYSTEM), *part_names(Part.NODE))
-        raise MistakeError(f"name: {one_of(name, known, or_else='a file (.toml, .xml) or ')}")
+        or_else, listed_by = "a file (.toml, .xml), or ", "zsim list topologies or zsim list nodes"
+        raise MistakeError(f"name: {one_of(name, known, or_else=or_else, listed_by=listed_by)}")
     if fabric is not None and name in part_names(Part.SYSTEM):
         raise MistakeError(f"--fabric: {name} is a node on a fabric already")
     settings = as_settings(changes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.cluster.files import Part
 from zsim.files.given import read_config, read_file
 from zsim.files.installed import (
+    find,
     kernel_profile,
     model_catalogue,
     network_profile,
@@ -20,6 +21,7 @@ from zsim.files.installed import (
     scenarios,
     studies,
     topology,
+    usual_nodes,
 )
 from zsim.mistake import MistakeError, file_fault, mistakes, one_line, reason_of
 from zsim.suggestion import one_of
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from zsim.network.link_load import Decision
     from zsim.scenario.resolved_scenario import ResolvedScenario
     from zsim.scenario.tables import Scenario
+
+
+FILES = (".toml", ".json", ".yaml", ".yml", ".py")
+"""Endings by which a name is meant as that of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,12 +185,25 @@ def shipped_text(name: str) -> str:
     for part in Part:
         if name in part_names(part):
             return part_text(part, name)
+    if (nodes := usual_nodes().get(name.lower())) is not None:
+        gpu = find(Part.NODE, nodes[0])["gpu"]
+        return part_text(Part.GPU, gpu) if isinstance(gpu, str) else part_text(Part.NODE, nodes[0])
     try:
         return model_catalogue().text(name)
     except ScenarioError:
-        either, models = "a model (zsim list models) or ", _model_names()
-        why = one_of(name, _names_beside_models(), or_else=either, unlisted=models)
+        why = one_of(name, shipped_names(), listed_by="zsim list")
         raise MistakeError(f"name: {why}") from None
+
+
+def is_model(name: str) -> bool:
+    """Return True if a model that ships has this name, or its name on Hugging Face."""
+    from zsim.scenario.tables import ScenarioError
+
+    try:
+        model_catalogue().text(name)
+    except ScenarioError:
+        return False
+    return True
 
 
 def shipped_names() -> list[str]:
@@ -218,7 +237,16 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
         raise file_fault(name, error) from None
     except ValueError:  # a null character in the name
         raise MistakeError(f"{what}: {name!r} must be the name of a file") from None
-    raise MistakeError(f"{what}: {one_of(name, shipped, or_else='a file or ')}")
+    if what == "scenario" and is_model(name):
+        raise MistakeError(
+            f"{what}: {name!r} is a model: zsim best {name} --gpus 8xh100 finds a setting for it, "
+            f"zsim run SCENARIO --set model.name={name} runs it in a scenario"
+        )
+    if Path(name).suffix in FILES or os.sep in name:
+        raise MistakeError(f"{what}: {name!r}: there is no such file")
+    listed_by = f"zsim list {'studies' if what == 'study' else 'scenarios'}"
+    why = one_of(name, shipped, or_else="a file, or ", listed_by=listed_by)
+    raise MistakeError(f"{what}: {why}")
 
 
 def _config_text(scenario: str, key: str, config: str) -> str:

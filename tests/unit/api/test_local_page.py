@@ -68,7 +68,7 @@ def test_a_price_is_told_as_money(client: Client) -> None:
     assert "money" not in re.findall(r"<span>(\w+)</span>", got(client, "/answer").text)
     dear, cheap = (got(client, "/answer", price=price).text for price in ("100", "0.01"))
     assert all("<span>money</span>" in each for each in (dear, cheap))
-    assert "an hour" in cheap
+    assert "per GPU hour" in cheap
     assert dear != cheap
 
 

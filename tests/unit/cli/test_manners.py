@@ -76,14 +76,36 @@ SUGGESTED = {
 
 @pytest.mark.parametrize("words", SUGGESTED)
 def test_a_name_that_is_nearly_right_is_suggested(ask: Ask, words: str) -> None:
-    assert refused(ask(*words.split())).endswith(f"; did you mean {SUGGESTED[words]}?")
+    assert f": did you mean {SUGGESTED[words]}? It must be " in refused(ask(*words.split()))
 
 
 def test_a_node_that_is_nearly_right_is_suggested(ask: Ask) -> None:
     words = ["--set=cluster.topology=none", "--set=cluster.fabric=fat_tree_2"]
     line = refused(ask("run", "tiny", *words, "--set=cluster.node=dgx_h10"))
-    assert line.startswith("tiny: cluster.node: 'dgx_h10' must be one of a100_pcie_8, ")
-    assert line.endswith("; did you mean dgx_h100?")
+    start = "tiny: cluster.node: 'dgx_h10': did you mean dgx_h100? It must be one of a100_pcie_8, "
+    assert line.startswith(start)
+
+
+HINTS = {
+    "run llama3.1-8b": "scenario: 'llama3.1-8b' is a model: zsim best llama3.1-8b --gpus 8xh100 ",
+    "run nofile.toml": "scenario: 'nofile.toml': there is no such file",
+    "run tiny --set stage=3": "tiny: stage: unknown key; did you mean zero.stage? allowed: title, ",
+    "best llama3.1-8b --gpus 8h100": "--gpus: '8h100': did you mean 8xh100?",
+    "run abacus": "scenario: 'abacus' must be a file, or a name that zsim list scenarios prints",
+}
+
+
+@pytest.mark.parametrize("words", HINTS)
+def test_a_mistake_comes_with_the_hint_that_mends_it(ask: Ask, words: str) -> None:
+    assert refused(ask(*words.split())).startswith(HINTS[words])
+
+
+def test_gpus_are_called_alike_by_every_command(ask: Ask) -> None:
+    """As `--gpus` of `best` calls them."""
+    assert answered(ask("topology", "16xh100", "--json")) == answered(
+        ask("topology", "dgx_h100", "--nodes", "2", "--json")
+    )
+    assert ask("show", "4090") == ask("show", "rtx_4090_24gb")
 
 
 def test_a_name_that_is_like_no_other_is_not_guessed(ask: Ask) -> None:

@@ -258,13 +258,15 @@ def test_without_cairosvg_one_line_says_what_to_install(
 
 
 REFUSED: dict[tuple[str, ...], str] = {
-    ("abacus",): "name: 'abacus' must be a file (.toml, .xml) or one of dgx2_infiniband, ",
+    (
+        "abacus",
+    ): "name: 'abacus' must be a file (.toml, .xml), or a name that zsim list topologies or ",
     ("dgx_h100", "--fabric", "torus"): "'torus' must be one of fat_tree_2, fat_tree_3, rail_only",
     (
         "dgx9",
         "--fabric",
         "fat_tree_2",
-    ): "'dgx9' must be one of a100_pcie_8, a100_pcie_8_40gb, a100_roce, a40_8, ",
+    ): "'dgx9': did you mean dgx2? It must be one of a100_pcie_8, a100_pcie_8_40gb, ",
     (
         "dgx2_infiniband",
         "--fabric",

@@ -311,8 +311,8 @@ FABRIC_WRONG: dict[str, tuple[str, object, str]] = {
     "a kind that is a list": (
         "kind",
         ["fat_tree"],
-        "wrong: fabric: kind: \"['fat_tree']\" must be one of single_switch, fat_tree, "
-        "rail_optimized, rail_only, explicit; did you mean fat_tree?",
+        "wrong: fabric: kind: \"['fat_tree']\": did you mean fat_tree? It must be one of "
+        "single_switch, fat_tree, rail_optimized, rail_only, explicit",
     ),
     "a spine without leaves": ("leaf", None, "wrong: fabric: leaf: missing below spine"),
     "a kind that does not exist": (

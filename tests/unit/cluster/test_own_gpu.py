@@ -203,7 +203,10 @@ def test_show_prints_templates_and_parts_by_kind(capsys: pytest.CaptureFixture[s
     refused: tuple[tuple[tuple[str, ...], str], ...] = (
         (("fabric", "--template"), "zsim: --template: 'fabric' must be one of gpu, node"),
         (("gpu", "mi300x_192gb", "--template"), "zsim: --template: 'mi300x_192gb': cannot be"),
-        (("gpus", "l4_24gb"), "zsim: name: 'gpus' must be one of topology, node, fabric, gpu"),
+        (
+            ("gpus", "l4_24gb"),
+            "zsim: name: 'gpus': did you mean gpu? It must be one of topology, node, fabric, gpu",
+        ),
     )
     for wrong, why in refused:
         assert answer(["show", *wrong]) != 0
