@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED := $(PIP) --require-hashes
 ZSIM := $(PIP) --no-build-isolation -e .
 
-.PHONY: run check test test-all test-long test-matrix test-studies docs lint mypy pyright bench bench-predicted bench-real lock sbom format clean python
+.PHONY: run check test test-all test-long test-matrix test-studies docs lint ruff mypy pyright bench bench-predicted bench-real lock sbom format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -30,14 +30,16 @@ CHECKED = $(filter-out tests/unit/torch/ tests/unit/project/,$(wildcard tests/un
   tests/unit/*.py tests/unit/project/test_tidy.py tests/unit/project/test_architecture.py \
   tests/unit/torch/test_training.py::test_an_overflow_skips_the_step_and_lowers_the_scale
 
-check: .venv/installed  ## while you work: ruff, mypy, unit tests without torch, one training on two ranks
-	@.venv/bin/ruff check
-	@.venv/bin/ruff format --check
-	@$(MAKE) --no-print-directory mypy
+TYPES = $(MAKE) --no-print-directory --jobs 2 --output-sync mypy pyright
+
+check: ruff mypy  ## while you work: ruff, mypy, unit tests without torch, one training on two ranks
 	@$(PYTEST) $(REACHED) --one-of 10 $(CHECKED)
 
-test: lint  ## everything that has to pass, with a sample of each matrix; CHANGED=1: what a change can reach
-	@$(PYTEST) $(REACHED) --file-seconds 20 --blame
+# Types are checked while tests run, where a core is free; the answer is printed after theirs.
+test: ruff  ## everything that has to pass, with a sample of each matrix; CHANGED=1: what a change can reach
+	@mkdir -p build; $(TYPES) >build/types.txt 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
+	  $(PYTEST) $(REACHED) --file-seconds 20 --blame; tests=$$?; \
+	  wait $$types; types=$$?; cat build/types.txt; exit $$((tests ? tests : types))
 
 # MARKS selects tests by their marks, as pytest's -m does.
 MARKS ?=
@@ -57,13 +59,18 @@ test-studies: .venv/studies  ## sweeps that are killed, pages in a browser, trac
 docs: .venv/docs  ## the documentation, in build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
-lint: .venv/installed
+lint: ruff
+	@$(TYPES)
+
+ruff: .venv/installed
 	@.venv/bin/ruff check
 	@.venv/bin/ruff format --check
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync mypy pyright
 
-mypy pyright: .venv/installed
-	@.venv/bin/$@
+mypy: .venv/installed
+	@.venv/bin/mypy
+
+pyright: .venv/installed  ## of files that can have changed their types since it last found nothing
+	@.venv/bin/python tests/support/changed_types.py
 
 bench-predicted: .venv/installed  ## predicted steps of the ranks at hand beside measured ones; nothing else may run
 	.venv/bin/python -m benchmarks.predicted

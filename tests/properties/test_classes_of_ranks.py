@@ -89,6 +89,7 @@ def sharing_updates_barely() -> Job:
     return small(strategy), strategy
 
 
+@pytest.mark.one_commit_in(4)
 @given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS)
 @example(sharing_updates_barely(), 12)
 @examples(25, suppress_health_check=[HealthCheck.too_slow])

@@ -145,6 +145,7 @@ def runtimes(draw: DrawFn) -> Schedule:
     return build.schedule(Contract(data_axes=draw(st.permutations(["outer", "inner"]).map(tuple))))
 
 
+@pytest.mark.one_commit_in(6)
 @given(schedules() | runtimes(), st.integers(1, 2**63 - 1))
 @settings(deadline=None)
 def test_a_schedule_that_is_written_and_read_is_the_same(written: Schedule, steps: int) -> None:

@@ -111,6 +111,7 @@ def agree(drawn: dict[str, object], rank: int, *, most: int) -> None:
     assert SimBackend(decision=decision, unfold=True).step_ends_ps(job) == folded
 
 
+@pytest.mark.one_commit_in(6)
 @given(changes, st.integers(0, 127))
 @examples(6)
 def test_a_scenario_takes_as_long_unfolded(drawn: dict[str, object], rank: int) -> None:

@@ -45,6 +45,7 @@ def test_it_trains_what_plain_data_parallelism_does(
     trains(*job, timing, overflow_steps)
 
 
+@pytest.mark.one_commit_in(6)
 @often
 @given(any_jobs)
 def test_frozen_parameters_have_no_state_and_no_gradient(job: Job) -> None:

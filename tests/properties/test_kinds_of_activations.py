@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import pytest
 from drawn import jobs
 from drawn_emulated import emulated_jobs, pipelined_jobs
 from drawn_examples import examples
@@ -91,6 +92,7 @@ def test_what_pipelines_keep_for_backward_is_saved(job: tuple[Model, Strategy]) 
     need_kinds(job)
 
 
+@pytest.mark.one_commit_in(6)
 def test_what_comes_back_from_the_host_is_saved() -> None:
     shape = GPT(layers=3, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=13)
     for named in CHECKPOINTED.values():

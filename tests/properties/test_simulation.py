@@ -213,6 +213,7 @@ def test_nothing_starts_before_its_host_has_issued_all_up_to_it(case: Case) -> N
         assert sum(rank.host_bound_ps) <= spent_ps
 
 
+@pytest.mark.one_commit_in(6)
 @given(zero_cases())
 @examples(50)
 def test_the_null_backend_records_the_same_operations_transfers_and_book(case: Case) -> None:

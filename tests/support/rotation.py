@@ -1,13 +1,13 @@
 """A pytest plugin that runs a sample of each matrix of tests, chosen by the commit.
 
-A test marked `matrix(n)` runs one of `n` of its cases; which, follows from a seed (the commit's
-hash unless `--rotation SEED` names another). Those of a file that are marked
+Each case of a test marked `matrix(n)` runs in one of `n` commits; a seed says in which (the
+commit's hash unless `--rotation SEED` names another). Those of a file that are marked
 `matrix(n, together=True)` draw by the names of cases alone: tests with the same cases, of a
 parametrized fixture, run the same sample, which is made once. A test marked `one_commit_in(n)`
 runs, with all of its cases, in one of `n` commits. `--all-cases` runs everything; a test that an
 argument names (`tests/test_x.py::test_y`) runs with all of its cases, and so does one marked `long`
 or `studies` where it is asked for. With `--one-of N`, as in `make check`, every test runs one of N
-of its cases, and those marked `matrix` or `one_commit_in`, which are expensive, none.
+of its cases, at least one; those marked `matrix` or `one_commit_in`, which are expensive, run none.
 
 `--rest-in MINUTES` runs what the sample leaves out, long tests and studies included: file by file,
 in an order that follows from the seed, a quarter of the time at most for each. The cases of a test
@@ -21,7 +21,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from hashlib import sha256
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 from time import monotonic  # noqa: TID251  (when to stop; no result depends on it)
 
@@ -42,28 +42,37 @@ def commit_hash(root: Path = ROOT) -> str:
     return ran.stdout.strip() if ran.returncode == 0 else "no-commit"
 
 
-def sample(cases: Sequence[str], one_of: int, seed: str, *, together: bool = False) -> set[str]:
-    """Return one of `one_of` cases, at least one; every case has the same chance with each seed.
+def sample(
+    cases: Sequence[str], one_of: int, seed: str, *, together: bool = False, least: int = 0
+) -> set[str]:
+    """Return one of `one_of` cases, at least `least`; every case has the same chance.
 
-    With `together`, tests of a file that have cases of the same names draw the same ones.
+    A case is drawn by one of `one_of` seeds: of fewer cases some seeds draw none. With `together`,
+    tests of a file that have cases of the same names draw the same ones.
     """
     if one_of < 1:
         raise ValueError(f"matrix: {one_of} must be at least 1")
 
-    def place(case: str) -> bytes:
+    def named(case: str) -> str:
         file, _, rest = case.partition("::")
-        named = f"{file}[{rest.partition('[')[2]}" if together else case
-        return sha256(f"{seed} {named}".encode()).digest()
+        return f"{file}[{rest.partition('[')[2]}" if together else case
 
-    drawn = sorted(cases, key=place)
-    return set(drawn[: ceil(len(cases) / one_of)])
+    drawn = sorted(cases, key=lambda case: sha256(f"{seed} {named(case)}".encode()).digest())
+    count, over = divmod(len(cases), one_of)
+    count += _number(f"{seed} {' '.join(sorted(map(named, cases)))}") % one_of < over
+    return set(drawn[: max(count, least)])
+
+
+def _number(text: str) -> int:
+    """Return a number that is as good as drawn, the same for the same text."""
+    return int.from_bytes(sha256(text.encode()).digest()[:8])
 
 
 def is_drawn(nodeid: str, one_in: int, seed: str) -> bool:
     """Return whether a test is among those of a seed; each is in one of `one_in` seeds."""
     if one_in < 1:
         raise ValueError(f"one_commit_in: {one_in} must be at least 1")
-    return int.from_bytes(sha256(f"{seed} {nodeid}".encode()).digest()[:8]) % one_in == 0
+    return _number(f"{seed} {nodeid}") % one_in == 0
 
 
 def shuffled(files: Iterable[Path], seed: str) -> list[Path]:
@@ -77,7 +86,7 @@ def shuffled(files: Iterable[Path], seed: str) -> list[Path]:
 
 def first_case(test: str, count: int, seed: str) -> int:
     """Return the place of the case, of `count`, that a test begins with."""
-    return int.from_bytes(sha256(f"{seed} {test}".encode()).digest()[:8]) % count
+    return _number(f"{seed} {test}") % count
 
 
 def begun_elsewhere(cases: Sequence[pytest.Item], seed: str) -> Iterator[pytest.Item]:
@@ -203,6 +212,7 @@ class Rotation:
     def _kept(self, items: Iterable[pytest.Item]) -> set[str]:
         matrices: dict[tuple[str, int, bool], list[str]] = defaultdict(list)
         long: set[str] = set()
+        unmarked: set[str] = set()
         for item in items:
             if _is_long(item):
                 long.add(item.nodeid)
@@ -216,10 +226,12 @@ class Rotation:
                 continue
             one_of = max(self.one_of, 1 if marker is None else int(marker.args[0]))
             together = marker is not None and bool(marker.kwargs.get("together"))
+            if marker is None:
+                unmarked.add(test)
             matrices[test, one_of, together].append(item.nodeid)
         drawn = (
-            sample(cases, one_of, self.seed, together=together)
-            for (_, one_of, together), cases in matrices.items()
+            sample(cases, one_of, self.seed, together=together, least=int(test in unmarked))
+            for (test, one_of, together), cases in matrices.items()
         )
         return long.union(*drawn)
 

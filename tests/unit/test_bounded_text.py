@@ -43,6 +43,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", BOMBS)
 def test_text_whose_kind_takes_longer_than_its_bytes_is_refused_in_one_line(name: str) -> None:
     form, text, why = BOMBS[name]

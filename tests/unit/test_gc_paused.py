@@ -92,6 +92,7 @@ def test_frozen_objects_are_counted_once_however_often_the_collector_waits(
     assert len(counts) == 1
 
 
+@pytest.mark.one_commit_in(6)
 @pytest.mark.usefixtures("nothing_frozen")
 def test_what_others_froze_stays_frozen() -> None:
     gc.freeze()

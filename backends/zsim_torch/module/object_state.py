@@ -196,19 +196,14 @@ def _slots(cls: type) -> Iterator[str]:
         )
 
 
-def names_of(code: types.CodeType) -> Iterator[str]:
-    """Yield names of globals and attributes in `code`, and in functions that it makes."""
+def names_of(code: types.CodeType, *, with_strings: bool = False) -> Iterator[str]:
+    """Yield names of globals and attributes in `code`, and in functions that it makes.
+
+    With strings, those are yielded too: `getattr` reads an attribute by a string.
+    """
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
-            yield from names_of(each)
-
-
-def words_of(code: types.CodeType) -> Iterator[str]:
-    """Yield the names in `code`, and the strings, by which `getattr` reads attributes."""
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from words_of(each)
-        elif isinstance(each, str):
+            yield from names_of(each, with_strings=with_strings)
+        elif with_strings and isinstance(each, str):
             yield each

@@ -33,7 +33,6 @@ from zsim_torch.module.object_state import (
     progress,
     put_items,
     same,
-    words_of,
 )
 from zsim_torch.module.unit import ModuleUnitError
 
@@ -152,7 +151,7 @@ class PythonState:
         if key not in table.before or not _is_installed(type(table.owner)):
             return key in table.before
         functions = [each for each in self._seen.values() if isinstance(each, types.FunctionType)]
-        return any(key in words_of(each.__code__) for each in functions)
+        return any(key in names_of(each.__code__, with_strings=True) for each in functions)
 
     def changed(self) -> dict[Location, str]:
         """Return the locations that have changed since, with their names."""

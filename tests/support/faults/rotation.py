@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/support python -m faults.rotation
 
-A test plants a fault that is one of its parameters. Of a matrix (`matrix(n)`) one of n cases runs
-for each commit, as `rotation` draws them, and one marked `one_commit_in(n)` runs for one of n
+A test plants a fault that is one of its parameters. Each case of a matrix (`matrix(n)`) runs for
+one of n commits, as `rotation` draws them, and one marked `one_commit_in(n)` runs for one of n
 commits; tests marked `long` or `studies` run for none.
 """
 
@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil
 from pathlib import Path
 
 import pytest
@@ -53,16 +52,14 @@ class Case:
 
 @dataclass
 class Cases:
-    """A pytest plugin that notes the cases that plant faults, and how many each test has."""
+    """A pytest plugin that notes the cases that plant faults."""
 
     found: list[Case] = field(default_factory=list[Case])
-    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Note the cases."""
         for item in items:
-            self.counts[item.nodeid.partition("[")[0]] += 1
             call = getattr(item, "callspec", None)
             for value in () if call is None else call.params.values():
                 if isinstance(value, Fault):
@@ -99,17 +96,15 @@ def commits(cases: Cases) -> dict[str, Fraction | None]:
         known = by_fault[each.fault].get(each.test)
         if known is None or known.is_rare:
             by_fault[each.fault][each.test] = each
-    return {fault: _expected(cases.counts, tests.values()) for fault, tests in by_fault.items()}
+    return {fault: _expected(tests.values()) for fault, tests in by_fault.items()}
 
 
-def _expected(counts: Mapping[str, int], cases: Iterable[Case]) -> Fraction | None:
+def _expected(cases: Iterable[Case]) -> Fraction | None:
     """Return the expected number of commits until one of independent cases runs."""
     missed = Fraction(1)
     for each in cases:
         if not each.is_rare:
-            count = counts[each.test]
-            drawn = Fraction(ceil(Fraction(count, each.one_of)), count)
-            missed *= 1 - drawn / each.one_commit_in
+            missed *= 1 - Fraction(1, each.one_of * each.one_commit_in)
     return None if missed == 1 else 1 / (1 - missed)
 
 

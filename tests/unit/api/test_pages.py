@@ -20,6 +20,7 @@ SECTION = (ROOT / "README.md").read_text("utf-8").split("## From Python\n")[1].s
 NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_lines_of_the_readme_print_and_write_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

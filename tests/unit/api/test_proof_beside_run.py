@@ -108,6 +108,7 @@ def test_the_command_forks_and_prints_the_same(
     assert printed[0] == printed[1]
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("edit", [waits_for_nothing, waits_for_ever])
 def test_findings_count_and_not_what_was_simulated_or_failed_meanwhile(
     edit: Callable[[Steps], None], edited: Callable[[Callable[[Steps], None]], Path]

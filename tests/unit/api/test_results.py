@@ -128,6 +128,7 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         zsim.run("tiny", backend="null").timeline()
 
 
+@pytest.mark.one_commit_in(6)
 def test_rows_of_a_run_add_up_to_its_step() -> None:
     result = zsim.run("tiny")
     rows = result.rows()
@@ -152,6 +153,7 @@ def test_without_pandas_a_table_says_what_to_install(
         result.to_pandas()
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_comparison_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     said = asked(capsys, "compare", "tiny", "--but", "zero.stage=2")
     found = zsim.compare("tiny", changes={"zero.stage": 2})
@@ -168,6 +170,7 @@ def test_a_comparison_is_that_of_the_command_line(capsys: pytest.CaptureFixture[
         zsim.compare(one, one, {"zero.stage": 2})
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_trace_in_a_file_is_compared_with_a_scenario(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     zsim.run("tiny").trace(path)

@@ -245,6 +245,7 @@ def test_a_job_and_its_document_say_the_same() -> None:
         replace(Document.of(job), cluster=None).job()
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_job_with_the_constants_that_ship_is_read_back_as_it_was() -> None:
     """They say on which date they were judged."""
     document = load("llama2_7b").document

@@ -63,6 +63,7 @@ def sweeps(*ranks: int) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_fit_finds_constants_that_predict_groups_that_it_has_not_seen() -> None:
     rows, left = read("nccl_tests_sweeps", sweeps(2, 8))
     assert not left

@@ -32,6 +32,7 @@ def is_inside(rule: ErrorRule, row: ErrorRow) -> bool:
     return interval.low <= exp(-row.error) <= interval.high
 
 
+@pytest.mark.one_commit_in(6)
 def test_one_more_exchangeable_group_is_inside_as_often_as_the_level_says() -> None:
     """One row of each left group is drawn, so that trials are independent."""
     hits = 0

@@ -122,6 +122,7 @@ def test_a_run_of_torchtitan_has_the_software_of_its_day() -> None:
 PAGE = "github:pytorch/torchtitan/benchmarks/{}.md@b5bcd76c66d0"
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("page", "day"),
     [

@@ -62,6 +62,7 @@ def test_rates_of_a_cloud_s_drives_are_those_that_fit_the_rows(direction: str) -
     assert stated == f"{rate:.2f} GB/s"
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [

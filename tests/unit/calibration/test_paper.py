@@ -100,6 +100,7 @@ set = ["train.gradient_accumulation_steps=2"]
 """
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_figure_may_have_a_second_answer_which_is_no_judged_run() -> None:
     first, *_, second = parse(SMALL + SECOND).figures
     for one, other in zip(first.runs, second.runs, strict=True):
@@ -286,6 +287,7 @@ def test_rows_of_offloaded_runs_are_scenarios(name: str) -> None:
             assert [from_tables(tables).title for tables in run.ways]
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_widest_layer_in_4_tiles_is_as_wide_as_was_measured() -> None:
     """4 tiles of 4 x 32,768 rows in all have 2 GiB each, which a piece of memory just holds."""
     paper = parse(zsim_scenarios.published_text("zero_infinity_runs"))
@@ -319,6 +321,7 @@ def test_a_step_with_more_to_do_takes_longer() -> None:
     assert shown(found.predicted[0].value, found.figure.quantity).endswith(" times")
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("figure", "median"),
     [

@@ -1,5 +1,6 @@
 """Choices among published settings: what is ranked first, beside what was fastest."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
@@ -29,6 +30,7 @@ def published_settings(draw: DrawFn) -> list[PublishedSetting]:
     ]
 
 
+@pytest.mark.one_commit_in(6)
 @given(published_settings())
 def test_a_choice_is_never_faster_than_the_best_of_its_group(
     settings: list[PublishedSetting],
@@ -40,6 +42,7 @@ def test_a_choice_is_never_faster_than_the_best_of_its_group(
         assert choice.is_good is (choice.share >= 1 - NEAR)
 
 
+@pytest.mark.one_commit_in(6)
 @given(published_settings())
 def test_predictions_that_are_right_choose_the_best(settings: list[PublishedSetting]) -> None:
     right = [

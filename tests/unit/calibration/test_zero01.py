@@ -115,6 +115,7 @@ def test_stages_of_a_pipeline_keep_the_head_whole() -> None:
         )
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_first_micro_batches_of_a_pipeline_say_what_all_of_them_take() -> None:
     run = run_of(
         pp="2", dp="1", tp="1", micro_batch_seqs="2", grad_accum="9", global_batch_seqs="18"
@@ -184,6 +185,7 @@ def test_errors_of_pipelines_are_told_apart() -> None:
     }
 
 
+@pytest.mark.one_commit_in(9)
 def test_the_first_way_that_fits_is_predicted() -> None:
     def with_memory(gib: float) -> list[dict[str, object]]:
         memory = {"node": "p5", "fabric": "fat_tree_2", "gpu_memory": f"{gib} GiB"}
@@ -279,6 +281,7 @@ def test_rows_without_a_result_count_unless_a_harder_one_has_one() -> None:
     assert (over.refused, over.wrong) == (2, (ran,))
 
 
+@pytest.mark.one_commit_in(6)
 def test_memory_says_in_a_line_what_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

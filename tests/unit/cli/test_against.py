@@ -78,6 +78,7 @@ def broken(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
     }
 
 
+@pytest.mark.one_commit_in(6)
 def test_what_is_no_trace_is_refused_in_one_line(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_folder_of_rows_becomes_a_profile_for_each_gpu(ask: Ask, tables: Path)
     assert profiles.publications == ("drawn",)
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_answer_and_the_other_files_stand_where_one_profile_cannot_be_written(
     ask: Ask, tables: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_errors_on_groups_that_were_held_out_stand_beside_those_of_the_fit(
     assert "held out" in out
 
 
+@pytest.mark.one_commit_in(6)
 def test_every_cluster_is_left_out_once_and_predicted_by_the_others(ask: Ask, tables: Path) -> None:
     rows = (tables / "collectives_h100_one_node.csv").read_text("utf-8").splitlines()
     (tables / "allreduce_h200_b200.csv").write_text(

@@ -31,6 +31,7 @@ def test_every_rank_has_a_file_and_groups_have_their_ranks(written: Path) -> Non
     assert groups["1"] == [0, 1, 2, 3]
 
 
+@pytest.mark.one_commit_in(6)
 def test_traces_are_proved_and_run_on_the_cluster_of_a_scenario(ask: Ask, written: Path) -> None:
     assert answered(ask("check", written, "--json"))["findings"] == []
     tiny = answered(ask("run", "tiny", "--no-check", "--json"))

@@ -27,6 +27,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("command", ["run", "check", "plan"])
 def test_a_wrong_setting_is_one_line_and_exit_code_2(
@@ -54,6 +55,7 @@ FILES = {
 }
 
 
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("what", FILES)
 @pytest.mark.parametrize("command", ["run", "check", "plan"])
 def test_a_file_that_is_no_scenario_is_refused(
@@ -89,6 +91,7 @@ def test_a_backend_that_reads_no_data_says_so(ask: Ask, scenario: Path) -> None:
     assert line == "--data: x.txt: backend sim reads no data"
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("words", "why"),
     [

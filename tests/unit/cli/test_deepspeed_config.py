@@ -123,6 +123,7 @@ def test_it_is_looked_for_beside_the_scenario_and_from_here(
     assert answer(["plan", str(scenario)]) == 0
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("text", "line"),
     [

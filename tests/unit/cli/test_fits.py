@@ -104,6 +104,7 @@ def tiers(capsys: pytest.CaptureFixture[str], *settings: str) -> list[dict[str, 
     return found
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_node_holds_the_model_once_for_every_rank_that_builds_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_node_holds_the_model_once_for_every_rank_that_builds_it(
     assert once == 4 * json.loads(capsys.readouterr().out)["parameters"]
 
 
+@pytest.mark.one_commit_in(6)
 def test_pinned_memory_is_rounded_up_unless_it_is_exact(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

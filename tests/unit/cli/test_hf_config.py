@@ -42,6 +42,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_configuration_beside_the_scenario_is_read_and_trained(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_run_that_is_too_long_fits_with_context_ranks_or_shorter_sequences(
     assert answer([*words, *(word for setting in settings for word in ("--set", setting))]) == 0
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_remedy_with_shorter_sequences_says_so(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import zsim
 import zsim_topologies
 from zsim.api.error_text import probability_text
-from zsim.api.largest_result import DIGITS
+from zsim.api.largest_result import DIGITS, LargestResult
 from zsim.cli.main import answer
 from zsim.cluster.files import Part
 from zsim.prediction.error_rule import SURE
@@ -77,14 +77,22 @@ def test_a_run_fits_with_so_many_layers_and_not_with_one_more(
         assert answer(["run", "tiny", *settings, "--set", f"model.layers={count}"]) == code
 
 
-def test_the_largest_size_surely_fits_and_a_larger_one_is_said_with_its_probability() -> None:
-    changes = {"cluster.gpu_memory": "20 MB"}
-    found = zsim.largest("tiny", changes)
+CHANGES = {"cluster.gpu_memory": "20 MB"}
+
+
+@pytest.fixture(scope="module")
+def found() -> LargestResult:
+    return zsim.largest("tiny", CHANGES)
+
+
+def test_the_largest_size_surely_fits_and_a_larger_one_is_said_with_its_probability(
+    found: LargestResult,
+) -> None:
     assert found.sure is not None
     assert found.unsure is not None
     assert found.layers == found.sure.size < found.unsure.size
     chances = [
-        zsim.run("tiny", {**changes, "model.layers": layers}).fit_probability or 0.0
+        zsim.run("tiny", {**CHANGES, "model.layers": layers}).fit_probability or 0.0
         for layers in (found.sure.size, found.sure.size + 1, found.unsure.size)
     ]
     assert chances[0] >= SURE > chances[1]
@@ -99,18 +107,17 @@ def test_the_largest_size_surely_fits_and_a_larger_one_is_said_with_its_probabil
     assert said["unsure"]["fit_probability"] == pytest.approx(chances[2])
 
 
-def test_the_largest_size_says_first_that_none_surely_fits() -> None:
-    one = zsim.largest("tiny", {"cluster.gpu_memory": "20 MB"})
-    assert one.unsure is not None
-    alone = replace(one, sure=None)
+def test_the_largest_size_says_first_that_none_surely_fits(found: LargestResult) -> None:
+    assert found.unsure is not None
+    alone = replace(found, sure=None)
     facts = dict(alone.facts())
     said: Any = alone.to_dict()
     risk = probability_text(said["fit_probability"])
     assert facts["largest"].startswith(
-        f"may not fit: probability {risk}, and no size reaches 95%; {one.unsure.size} layers"
+        f"may not fit: probability {risk}, and no size reaches 95%; {found.unsure.size} layers"
     )
     assert "larger" not in facts
-    assert alone.layers == one.unsure.size
+    assert alone.layers == found.unsure.size
     assert alone.unsure is None
 
 

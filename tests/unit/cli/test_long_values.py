@@ -9,6 +9,7 @@ from zsim.cli.main import answer
 HUGE, LONG = str(2**63), "a" * 300
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     "words",
     [

@@ -44,6 +44,7 @@ def node(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_scenario_runs_on_the_ranks_that_were_measured(ask: Ask, node: str) -> None:
     found = answered(ask("run", "tiny", "--node", node, "--json"))
     assert "ranks = 2" in found["title"]
@@ -53,6 +54,7 @@ def test_a_scenario_runs_on_the_ranks_that_were_measured(ask: Ask, node: str) ->
     assert alone["step_time_s"] < found["step_time_s"]  # it communicates nothing
 
 
+@pytest.mark.one_commit_in(6)
 def test_constants_of_a_data_sheet_have_no_say_on_a_measured_node(ask: Ask, node: str) -> None:
     words = ("run", "tiny", "--node", node, "--json")
     profiles = ("--set", "compute.profile=a100", "--set", "network.profile=a100")
@@ -87,6 +89,7 @@ def test_a_schedule_runs_on_the_node_or_on_the_cluster_of_a_scenario(
     assert elsewhere["step_time_s"] != here["step_time_s"]
 
 
+@pytest.mark.one_commit_in(6)
 def test_what_cannot_be_placed_is_told_in_one_line(ask: Ask, node: str, tmp_path: Path) -> None:
     path = tmp_path / "schedule.json"
     assert ask("plan", "tiny", "--schedule", path)[0] == 0
@@ -126,6 +129,7 @@ def test_without_torch_it_says_what_to_install() -> None:
         assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_node_is_written_as_json_reads_it(ask: Ask, node: str, tmp_path: Path) -> None:
     """A job with measured times goes through a file without loss."""
     path = tmp_path / "schedule.json"

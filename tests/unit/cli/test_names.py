@@ -39,6 +39,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_name_of_300_letters_is_a_mistake_in_one_line(ask: Ask, command: str) -> None:
     code, out, error = ask(*command.format(LONG).split())

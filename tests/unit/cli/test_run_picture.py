@@ -54,6 +54,7 @@ def test_the_picture_of_the_network_is_that_of_the_page_under_the_title_of_the_r
     assert "share of the step that a link is busy" in shown
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("figure", RUN_FIGURES)
 def test_the_command_line_writes_what_python_writes(
     ask: Ask, ran: RunResult, figure: str, tmp_path: Path

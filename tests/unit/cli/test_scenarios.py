@@ -57,6 +57,7 @@ def test_an_unknown_scenario_is_a_lookup_error_with_those_that_ship() -> None:
         zsim_scenarios.text("abacus")
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_100_billion_run_fits_with_partitioned_checkpoints_alone() -> None:
     recorded = (files(zsim_scenarios) / "zero_100b.out").read_text("utf-8")
     assert FITS.match(recorded.splitlines()[1])

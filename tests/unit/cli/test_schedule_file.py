@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
 from asked import Ask, Json, answered, planted, refused
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_schedule_written_by_plan_is_checked_and_run(ask: Ask, schedule: Path) -> None:
     assert answered(ask("check", schedule, "--json"))["findings"] == []
     assert answered(ask("run", schedule, "--json"))["fits"] is True
@@ -54,6 +56,7 @@ def test_a_schedule_takes_no_settings_and_no_ranks(ask: Ask, schedule: Path) -> 
     assert refused(ask("run", schedule, "--ranks", "2")).startswith("--ranks: ")
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_schedule_without_a_model_is_checked_but_not_run(ask: Ask, schedule: Path) -> None:
     planted(schedule, lambda data: data.pop("model"))
     assert ask("check", schedule)[0] == 0

@@ -82,6 +82,7 @@ def swept(asked: tuple[int, str, str], code: int = 0) -> Json:
     return found
 
 
+@pytest.mark.one_commit_in(6)
 def test_every_combination_is_a_row_with_its_figures_or_its_reason(ask: Ask) -> None:
     found = swept(ask("sweep", "cut.toml", "--workers", "1", "--json", "--csv", "rows.csv"))
     ends = {run["name"]: run["status"] for run in found["runs"]}
@@ -110,6 +111,7 @@ def test_every_combination_is_a_row_with_its_figures_or_its_reason(ask: Ask) -> 
     ]
 
 
+@pytest.mark.one_commit_in(6)
 def test_every_run_is_a_line_and_why_it_ended_stands_below_once(ask: Ask) -> None:
     code, out, _ = ask("sweep", "cut.toml", "--workers", "1")
     assert code == 0
@@ -139,6 +141,7 @@ def test_a_row_says_what_a_run_says(ask: Ask, settings: tuple[str, ...]) -> None
     assert {key: row[key] for key in same} == {key: run[key] for key in same}
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_second_sweep_repeats_nothing_and_a_change_reruns_what_it_touches(
     ask: Ask, tried: list[int]
 ) -> None:
@@ -196,6 +199,7 @@ def test_the_terminal_has_the_answer_first_then_at_most_20_rows(ask: Ask) -> Non
     assert "cut.sqlite" in out
 
 
+@pytest.mark.one_commit_in(6)
 def test_differences_below_the_error_are_in_brackets(ask: Ask) -> None:
     """llama2_7b on a node of A100 under FSDP1: its error is known, and it uses no NIC."""
     on_a100 = "\n".join(
@@ -222,6 +226,7 @@ def test_differences_below_the_error_are_in_brackets(ask: Ask) -> None:
     assert f"±{row['error']:.0%}".replace("%", " %") in " ".join(out.split())
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_answer_is_no_if_no_run_meets_the_goal(ask: Ask) -> None:
     Path("cut.toml").write_text(f"{STUDY}[goal]\nmax_step_time = '1 ns'\n", "utf-8")
     found = swept(ask("sweep", "cut.toml", "--workers", "1", "--json"), code=1)
@@ -236,6 +241,7 @@ def test_processes_and_one_process_find_the_same(ask: Ask) -> None:
     assert alone == both
 
 
+@pytest.mark.one_commit_in(6)
 def test_an_error_of_our_own_is_a_row_and_is_tried_again(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +256,7 @@ def test_an_error_of_our_own_is_a_row_and_is_tried_again(
     assert swept(ask("sweep", "cut.toml", "--workers", "1", "--json"))["best"] is not None
 
 
+@pytest.mark.one_commit_in(6)
 def test_an_interrupted_sweep_keeps_what_was_done_and_says_how_to_go_on(
     ask: Ask, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +360,7 @@ def test_a_base_that_is_missing_is_named(ask: Ask) -> None:
     assert error.startswith("zsim: cut.toml: base.scenario: 'tinny' must be a file or one of ")
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_row_that_cannot_be_read_is_run_again(ask: Ask, tried: list[int]) -> None:
     swept(ask("sweep", "cut.toml", "--workers", "1", "--json"))
     with sqlite3.connect("cut.sqlite") as connection:

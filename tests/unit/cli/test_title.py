@@ -11,6 +11,7 @@ NODES = ("--set", "cluster.nodes=64")
 LLAMA = "Llama 2 7B: ZeRO stage 3 on 512 H100, with cluster.nodes = 64"
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("words", "title"),
     [
@@ -73,6 +74,7 @@ def test_a_title_follows_what_is_run(ask: Ask, name: str, words: str, title: str
     assert (code, out.startswith(title)) == (0, True), out.partition("\n")[0]
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_ranks_of_the_command_line_are_in_the_title(ask: Ask) -> None:
     assert ask("plan", "llama2_7b", "--json")[1]
     _, out, _ = ask("run", "llama2_7b", "--ranks", "16", "--no-check")

@@ -35,6 +35,7 @@ def dead(node: int, nics: int) -> list[str]:
     ]
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_straggler_costs_time_that_the_answer_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_straggler_costs_time_that_the_answer_names(
     assert 1 < found["step_time_s"] / found["healthy_step_time_s"] <= 1.5
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_dead_nic_is_worked_around_and_a_node_without_any_is_cut_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_listed_link_that_dies_on_the_way_cuts_off_who_hung_on_it(
     assert answer(["run", path, *listed]) == 0
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("table", "message"),
     [

@@ -118,6 +118,7 @@ def test_predictions_stand_beside_published_runs(
     assert "fsdp_mpt" not in printed  # no row has a peak
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_run_that_is_predicted_not_to_fit_has_all_its_micro_batches() -> None:
     (run,) = TABLES["fsdp_mpt_training_runs"].read(
         [{key: str(value) for key, value in (MPT | {"grad_accum": FEW + 4}).items()}]
@@ -205,6 +206,7 @@ def test_sweeps_that_judge_are_apart_from_those_that_may_be_fitted() -> None:
 LARGER = {"n_layers": 4, "d_model": 2048, "n_heads": 16, "seq_len_tokens": 2048, "n_gpus": 16}
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("grad_accum", [2, FEW + 4])
 def test_calibration_judges_a_run_by_the_step_that_is_predicted_for_it(grad_accum: int) -> None:
     cells = MPT | {"gpu": "h100_80gb", "grad_accum": grad_accum} | LARGER

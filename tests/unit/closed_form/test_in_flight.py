@@ -99,6 +99,7 @@ def test_schedules_of_megatron_begin_as_many(
     assert forwards_before_backward(model, strategy) == expected
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("checkpointing", Checkpointing)
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 2), (2, 8), (4, 4), (4, 12)])
 def test_a_stage_of_several_chunks_holds_no_less_than_one_of_one(

@@ -72,6 +72,7 @@ def test_every_number_in_a_file_that_ships_has_a_source(name: str) -> None:
         assert {"link", "pcie", "power", "pci_devices"} & set(table) <= own
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", zsim_topologies.names(Part.GPU))
 def test_every_gpu_that_ships_is_plausible(name: str) -> None:
     gpu = GpuTable.model_validate(zsim_topologies.table(Part.GPU, name)).gpu()

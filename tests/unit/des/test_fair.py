@@ -69,6 +69,7 @@ def test_what_shares_no_links_has_no_say_in_a_rate(
     assert [told[index] for index in range(len(drawn))] == list(fair_rates(drawn, given_capacities))
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=30, deadline=None)
 @given(shapes, capacities, st.lists(st.integers(1, 10**6), min_size=5, max_size=5))
 def test_activities_end_when_their_bytes_have_moved_at_every_rate_they_had(

@@ -101,6 +101,7 @@ def test_classes_load_links_as_the_rings_of_the_full_graph_do(
     case.must_carry(flows, [case.links.ring(each)[0] for each in every])
 
 
+@pytest.mark.one_commit_in(6)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(-2, 3), st.data())
 @examples(100)
 def test_classes_load_links_as_sends_on_the_full_graph_do(

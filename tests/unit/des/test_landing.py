@@ -77,6 +77,7 @@ def test_where_the_host_waits_for_each_it_does_not_matter_whose_time_it_is(
         assert parted >= whole * (1 - 1e-4)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stage", STAGES)
 def test_it_hides_behind_nothing_that_the_host_runs(stage: int) -> None:
     """Collectives that take next to nothing but for the host make a step as much longer."""

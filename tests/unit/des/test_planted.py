@@ -85,6 +85,7 @@ def test_a_gradient_that_is_not_finite_anywhere_is_seen_and_the_step_skipped(sta
         assert ran(given, model, (place,)).is_right
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("number", [0, -2])
 def test_a_flag_that_leaves_out_a_gradient_is_seen(number: int) -> None:
     model, given = made()

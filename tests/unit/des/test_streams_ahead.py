@@ -2,6 +2,7 @@
 
 from unittest.mock import patch
 
+import pytest
 from drawn_clusters import NO_MODEL, clusters, harmless_schedules
 from drawn_examples import examples
 from fitting import fitting
@@ -31,6 +32,7 @@ def traces(job: Job) -> tuple[Trace, Trace]:
     return ahead, one_by_one
 
 
+@pytest.mark.one_commit_in(6)
 @examples(30)
 @given(st.data())
 def test_any_schedule_takes_the_same_times_as_with_an_event_for_each_kernel(
@@ -42,6 +44,7 @@ def test_any_schedule_takes_the_same_times_as_with_an_event_for_each_kernel(
     assert ahead == one_by_one
 
 
+@pytest.mark.one_commit_in(6)
 @examples(8)
 @given(st.data())
 def test_any_pipeline_takes_the_same_times_as_with_an_event_for_each_kernel(

@@ -76,6 +76,7 @@ def test_flops_of_a_llama_are_six_for_each_weight_of_a_product_and_token() -> No
     assert model.forward_flops + model.backward_flops == 6 * weights * tokens + attention
 
 
+@pytest.mark.one_commit_in(6)
 @given(wider_architectures(), st.integers(1, 3))
 @settings(deadline=None, max_examples=60)
 def test_backward_has_twice_the_products_of_forward(shape: Architecture, size: int) -> None:
@@ -87,6 +88,7 @@ def test_backward_has_twice_the_products_of_forward(shape: Architecture, size: i
     assert (forward, backward) == (model.forward_flops, model.backward_flops)
 
 
+@pytest.mark.one_commit_in(6)
 @given(wider_architectures(), st.integers(1, 3))
 @settings(deadline=None, max_examples=60)
 def test_every_kernel_says_its_direction_and_products_have_the_flops_of_their_shape(
@@ -119,6 +121,7 @@ def test_flash_attention_takes_time_for_half_the_scores_and_makes_them_again() -
     assert backward.flops == 2 * forward.flops
 
 
+@pytest.mark.one_commit_in(9)
 @given(architectures(), st.integers(1, 2))
 @settings(deadline=None, max_examples=60)
 def test_ranks_of_a_tensor_axis_share_parameters_products_and_what_is_kept(
@@ -246,6 +249,7 @@ def test_a_tensor_axis_that_does_not_divide_heads_or_width_is_refused() -> None:
         transformer(odd, micro_batch_size=1, tensor=2)
 
 
+@pytest.mark.one_commit_in(6)
 @given(wider_architectures(), st.sampled_from([1, 2]))
 @settings(deadline=None, max_examples=30)
 def test_every_block_is_the_one_that_would_be_built_by_itself(
@@ -314,6 +318,7 @@ def of_kind(found: Iterable[Kernel], *kinds: KernelKind) -> Counter[Kernel]:
     return Counter(kernel for kernel in found if kernel.kind in kinds)
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=60, deadline=None)
 @given(wider_architectures(), st.sampled_from(Precision))
 def test_two_parts_of_a_backward_have_its_products_and_hand_on_gradients(

@@ -109,6 +109,7 @@ def test_a_run_has_the_band_of_its_fabric_and_says_it_where_it_is_wide() -> None
     assert "by congestion" in dict(named.facts())
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("change", ["cluster.nodes=1", "network.profile=none"])
 def test_a_run_on_one_node_or_without_fitted_constants_has_no_band(change: str) -> None:
     found = zsim.run("turing_nlg", ["model.layers=4", change])

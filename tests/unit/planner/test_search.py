@@ -44,6 +44,7 @@ def searched(
     return search, picks
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=50)
 @given(branches_and_values())
 def test_the_best_value_is_found_within_the_tolerance(
@@ -57,6 +58,7 @@ def test_the_best_value_is_found_within_the_tolerance(
         assert search.open_settings() == 0
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=50)
 @given(branches_and_values())
 def test_no_setting_is_tried_twice(
@@ -66,6 +68,7 @@ def test_no_setting_is_tried_twice(
     assert len(set(picks)) == len(picks)
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=50)
 @given(branches_and_values(), st.integers(0, 8))
 def test_nothing_that_was_not_tried_is_better_by_more_than_the_gap(

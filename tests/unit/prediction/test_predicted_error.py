@@ -12,6 +12,7 @@ from step_errors import FEATURES, step_error
 
 import zsim
 from zsim.api.error_text import probability_text
+from zsim.api.run_result import RunResult
 from zsim.calibration.error_rows import rules_of
 from zsim.files.installed import scenarios
 from zsim.prediction.closest_runs import FEWEST, NEAREST, closest, closest_of, distance, slower
@@ -197,7 +198,10 @@ def test_the_interval_in_json_is_that_of_the_text() -> None:
     assert dict(found.facts())["fits"].startswith("yes: ")
 
 
-def test_whether_a_run_fits_is_said_with_its_probability_where_it_is_not_clear() -> None:
+def test_whether_a_run_fits_is_said_with_its_probability_where_it_is_not_clear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RunResult, "remedies", ())  # to look for them takes 12 times as long
     words = set[str]()
     for megabytes in range(8, 33, 2):
         changes = {"cluster.gpu_memory": f"{megabytes} MB", "model.layers": 12}
@@ -214,6 +218,7 @@ def test_whether_a_run_fits_is_said_with_its_probability_where_it_is_not_clear()
     assert {"no", "yes"} < words
 
 
+@pytest.mark.one_commit_in(9)
 def test_a_run_that_may_not_fit_says_what_is_left_and_what_takes_less_memory() -> None:
     said: set[bool] = set()
     for memory in (20, 15):
@@ -243,6 +248,7 @@ def test_every_sweep_with_runs_that_did_not_fit_has_those_that_did() -> None:
     assert {each.group for each in memory_outcomes() if not each.ran} <= ran
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_fault_has_no_published_error() -> None:
     fault = "fault=[{kind='gpu', rank=1, factor=2}]"
     found = zsim.run("llama2_7b", [fault, "cluster.nodes=1"], check=False)

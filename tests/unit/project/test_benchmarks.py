@@ -44,6 +44,7 @@ def test_a_step_of_equal_layers(lines: Lines) -> None:
     assert found[-1].startswith("findings     0, exposed ")
 
 
+@pytest.mark.one_commit_in(6)
 def test_proofs(lines: Lines) -> None:
     case = (2, 2, 8, 1.0)
     constants = {"LAYERS": {2: (64, 4)}, "CASES": (case,), "DEEPSPEED": case, "UNFOLDED": case}

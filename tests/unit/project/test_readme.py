@@ -44,6 +44,7 @@ def behind(command: str) -> str:
 COMMANDS = {each.words: each.prints for each in steps(README) if isinstance(each, Command)}
 
 
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_prints_what_the_readme_shows(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -83,6 +84,7 @@ def test_the_backend_shown_has_the_methods_of_the_protocol() -> None:
         assert f"def {method.__name__}{plain}:" in shown
 
 
+@pytest.mark.one_commit_in(9)
 def test_the_distance_to_the_paper_is_what_the_simulation_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -93,6 +95,7 @@ def test_the_distance_to_the_paper_is_what_the_simulation_says(
     assert rows == [(f"{each:.1f}", f"{100 * (each / PAPER_TFLOPS - 1):+.0f}") for each in found]
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_picture_of_the_first_screen_is_that_of_its_command(tmp_path: Path) -> None:
     first = next(iter(COMMANDS)).split()
     assert first[:2] == ["zsim", "run"]

@@ -90,11 +90,13 @@ def test_what_only_some_micro_batches_do_is_found(fault: ScheduleFault, order: O
     need_wrong(order(mutant.made), model)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_another_stage_does_is_found(order: Order) -> None:
     need_wrong(order(planted(WRONG["left out"], 1)), made()[1])
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_micro_batch_that_computes_one_that_is_left_out_is_found(order: Order) -> None:
     schedule, model = made()

@@ -119,6 +119,7 @@ def test_gradients_of_fp32_that_are_kept_in_bf16_are_found(name: str) -> None:
         assert "formats" in {each.invariant for each in check(edit.made, model)}, edit.text
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", WIDE)
 def test_a_reduction_that_adds_in_bf16_is_named(name: str) -> None:
     made, model = job(name)

@@ -110,6 +110,7 @@ def carried(
     return edited(replace(schedule, programs=(with_buffers,)), edit)
 
 
+@pytest.mark.one_commit_in(4)
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(NAMES),

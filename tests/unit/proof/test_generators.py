@@ -24,6 +24,7 @@ def right() -> list[Case]:
     return list(cases(DROPOUT))
 
 
+@pytest.mark.one_commit_in(4)
 def test_masks_that_are_kept_are_proved(right: list[Case]) -> None:
     for case in right:
         proof = prove(case.subject, case.model)

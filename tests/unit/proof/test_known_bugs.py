@@ -189,6 +189,7 @@ def test_a_cast_of_updated_parameters_that_is_left_out_of_the_gather() -> None:
     assert "in bucket0/parameter" in found.why
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_two_optimizers_of_which_one_takes_the_other_ones_gradients(stage: int) -> None:
     """MLM 4769: they share a buffer, and the second one reads what is not its own."""
@@ -207,6 +208,7 @@ def test_two_optimizers_of_which_one_takes_the_other_ones_gradients(stage: int) 
     assert found.operation == one.id
 
 
+@pytest.mark.one_commit_in(4)
 def test_what_is_planted_is_not_there_before() -> None:
     for stage in range(4):
         assert (

@@ -139,6 +139,7 @@ MENDED: list[Callable[[], Schedule]] = [
 ]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("number", range(len(MENDED)))
 def test_the_mended_versions_are_clean(number: int) -> None:
     assert check(MENDED[number]()) == ()

@@ -41,6 +41,7 @@ def moved_to_host(schedule: Schedule, kind: Kind) -> Schedule:
     return replace(schedule, pools=(*schedule.pools, host), programs=programs)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("kind", [Kind.MASTER, Kind.MOMENT, Kind.GRADIENT, Kind.PARAMETER])
 def test_states_in_host_memory_that_kernels_of_the_device_read_are_found(kind: Kind) -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)

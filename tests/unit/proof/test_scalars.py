@@ -78,6 +78,7 @@ def test_the_scheduler_frees_every_gradient_of_the_loss_scale(made: Schedule) ->
     assert check(split(made, made), MODEL) == ()
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -160,6 +161,7 @@ def test_a_loss_scale_that_changes_before_gradients_are_freed_of_it_is_found(
     assert unscale in scalars(edited(made, edit))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("add", [None, 0.0, 2.0, -1.0])
 def test_a_step_number_that_is_not_that_of_the_update_is_found(
     made: Schedule, add: float | None
@@ -195,6 +197,7 @@ def change_of(made: Schedule, side: str, scalar: str) -> SetScalar:
     )
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("side", "scalar", "fields"),
     [

@@ -118,6 +118,7 @@ def test_a_cast_of_all_but_one_element_is_found() -> None:
     assert left(changed(made, cast.id, **less), model) == cast.id
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize(
     "spoil",
@@ -136,6 +137,7 @@ def test_a_micro_batch_that_does_not_count_once_is_found_at_the_update(
     assert left(spoil(made, name), model) in {each.id for each in computes(made, Action.UPDATE)}
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", range(4))
 def test_gradients_that_are_clipped_once_more_or_not_at_all_are_found(stage: int) -> None:
     made, model = job({"zero.stage": stage, "train.clip_norm": 1.0})
@@ -144,6 +146,7 @@ def test_gradients_that_are_clipped_once_more_or_not_at_all_are_found(stage: int
         assert left(faulty, model).endswith("update")
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_norm_that_leaves_a_bucket_out_or_counts_it_twice_is_found(stage: int) -> None:
     made, model = job(
@@ -155,6 +158,7 @@ def test_a_norm_that_leaves_a_bucket_out_or_counts_it_twice_is_found(stage: int)
         assert left(changed(made, measure.id, operands=operands), model).endswith("update")
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_test_for_overflow_that_leaves_a_bucket_out_is_found_where_it_decides(
     stage: int,
@@ -187,6 +191,7 @@ def test_activations_in_one_buffer_while_both_are_needed_are_found(with_model: b
     assert ("races", "step/forward/mb0/block0/forward0") in found
 
 
+@pytest.mark.one_commit_in(4)
 def test_a_sum_over_tensor_ranks_that_averages_is_found_in_forward() -> None:
     made, model = job(
         {"zero.stage": 1, "parallel.tensor": 2, "activations.checkpointing": Checkpointing.FULL}
@@ -201,6 +206,7 @@ def test_a_sum_over_tensor_ranks_that_averages_is_found_in_forward() -> None:
     assert left(faulty, model) == "step/forward/mb0/block0/forward2"
 
 
+@pytest.mark.one_commit_in(4)
 def test_a_gradient_of_an_activation_that_lacks_a_reader_is_found() -> None:
     made, model = job({"zero.stage": 1, "parallel.tensor": 2})
     name = next(each for each in copies(made, accumulate=True) if "/add/" in each)

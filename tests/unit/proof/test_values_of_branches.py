@@ -61,6 +61,7 @@ def cast_of(made: Schedule) -> Copy:
     )
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("stage", range(4))
 def test_a_step_that_overflowed_leaves_what_was_there(stage: int) -> None:
     assert check(fp16({"zero.stage": stage, "parallel.tensor": 2})) == ()
@@ -81,6 +82,7 @@ def test_parameters_that_become_something_else_though_the_step_is_skipped_are_fo
     assert "after a step that overflowed" in the_finding(with_skipped(made, half), "values").why
 
 
+@pytest.mark.one_commit_in(4)
 def test_parameters_of_a_runtime_that_counts_skipped_steps_are_looked_at_too() -> None:
     made = fp16({"zero.stage": 2, "parallel.data": 2, "zero.emulate": DeepSpeed()})
     parameter = next(

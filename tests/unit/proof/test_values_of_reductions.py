@@ -179,6 +179,7 @@ WRONG: dict[str, Way] = {
 }
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("way", WRONG.values(), ids=WRONG.keys())
 def test_a_gradient_that_is_reduced_otherwise_is_found_at_the_update(way: Way) -> None:
     case = Trained()

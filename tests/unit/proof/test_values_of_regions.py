@@ -15,12 +15,14 @@ Parts = tuple[tuple[int, int], ...]
 CUTS = [(0, 4, 4, 7, 8), (0, 0, 8, 8, 8), (0, 2, 4, 6, 8), (0, 1, 8)]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("parts", [((0, 8),), ((0, 5), (5, 3)), ((0, 1), (1, 1), (2, 6))])
 def test_an_update_in_parts_of_uneven_shards_is_proved(cuts: tuple[int, ...], parts: Parts) -> None:
     assert check(owners(cuts, parts)) == ()
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize(
     "parts", [((0, 5), (6, 2)), ((0, 5), (4, 4)), ((0, 5),), ((1, 7),), ((0, 7),)]

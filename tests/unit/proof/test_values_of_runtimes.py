@@ -234,6 +234,7 @@ def test_a_mean_over_other_numbers_of_ranks_than_see_data_is_found(divisor: int)
     assert left(changed(fsdp2(), "step/copy_in", divisor=divisor)) == "step/update"
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("shards", "replicas"), [(1, 1), (1, 0), (0, 1)])
 def test_a_reduction_may_divide_as_well(shards: int, replicas: int) -> None:
     def averaging(divisor: int) -> Schedule:

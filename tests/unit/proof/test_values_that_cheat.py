@@ -119,6 +119,7 @@ def _shifting(program: Program, count: int) -> tuple[Program, list[Operation]]:
     return changed, step
 
 
+@pytest.mark.one_commit_in(4)
 def test_a_gradient_of_many_steps_ago_is_found(stage1: tuple[Schedule, Model]) -> None:
     made, model = stage1
     program, step = _shifting(made.programs[0], 12)
@@ -168,6 +169,7 @@ def test_a_backward_that_reads_half_of_what_was_saved_is_found(
     assert [each.invariant for each in found] == ["values"]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("start", [820, 1025, 1640, 2255])
 def test_what_is_spoiled_of_one_rank_in_the_middle_of_a_class_is_found(start: int) -> None:
     shape = GPT(layers=1, hidden_size=16, attention_heads=2, sequence_length=16, vocab_size=16)

@@ -98,6 +98,7 @@ def test_one_that_touches_what_it_gave_back_or_keeps_it_is_told_apart(
     assert found is None or found.training.micro_batches > 2
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stages", [2, 4])
 def test_interleaved_stages_are_proved_by_two(stages: int) -> None:
     megatron = Megatron(num_layers_per_virtual_pipeline_stage=1)

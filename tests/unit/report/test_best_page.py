@@ -1,5 +1,6 @@
 """The page of the best setting: a front that nothing beats, and every loss."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def test_every_setting_is_a_point_and_those_of_the_front_are_beaten_by_none(
     assert svg.count(">best</text>") == 1
 
 
+@pytest.mark.one_commit_in(6)
 @given(SETTINGS)
 def test_a_page_has_the_best_their_costs_and_why_others_lost(
     figures: list[tuple[float, int, int]],

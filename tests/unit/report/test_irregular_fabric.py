@@ -97,6 +97,7 @@ def curves(svg: str) -> dict[tuple[str, str], list[Point]]:
     return found
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", FABRICS)
 def test_every_link_is_drawn_from_end_to_end_and_none_behind_another_box(
     tmp_path: Path, name: str
@@ -118,6 +119,7 @@ def test_every_link_is_drawn_from_end_to_end_and_none_behind_another_box(
                 ), (ends, other)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", ["ring", "dragonfly of 9"])
 def test_no_two_links_lie_on_each_other(tmp_path: Path, name: str) -> None:
     drawn = curves(draw(cluster(tmp_path, name), None))
@@ -140,6 +142,7 @@ def test_links_have_the_colours_of_their_load(tmp_path: Path) -> None:
     assert len({colour for colour, _ in found.values()}) == 3
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_page_of_a_run_shows_the_busy_links_of_a_dragonfly(tmp_path: Path) -> None:
     links = written(tmp_path / "links.csv", dragonfly(3, 3))
     scenario = tmp_path / "run.toml"

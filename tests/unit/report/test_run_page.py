@@ -63,6 +63,7 @@ def test_the_parts_of_every_bar_sum_up_to_the_step(hundred: tuple[Job, Trace]) -
         assert seconds == pytest.approx(summary(job, trace).step_time_s)
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_page_says_what_ran_and_what_was_changed(tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     assert answer(["run", "tiny", "--set", "zero.stage=2", "--report", str(path)]) == 0
@@ -254,6 +255,7 @@ def test_what_is_drawn_stays_in_the_drawing(hundred: tuple[Job, Trace], width: f
             assert wide.endswith("%") or x + float(wide) <= width + 0.1
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_run_without_a_clock_has_a_page_of_memory() -> None:
     job, trace = ran("tiny")
     still = run_page(
@@ -273,6 +275,7 @@ def test_a_run_without_a_clock_has_a_page_of_memory() -> None:
     assert [section.title for section in still.sections] == ["Memory"]
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", ["page.pdf", "page"])
 def test_a_page_of_another_form_is_refused_before_anything_runs(
     name: str, capsys: pytest.CaptureFixture[str]

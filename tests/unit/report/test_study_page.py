@@ -68,6 +68,7 @@ def test_every_run_is_a_row_best_first_and_one_that_failed_has_its_reason(
         assert not any(row[-1].text for row in runs.table.rows[:accepted])
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=60)
 @given(RESULTS)
 def test_a_single_change_is_one_axis_away_from_the_best_run(result: StudyResult) -> None:
@@ -87,6 +88,7 @@ def test_a_single_change_is_one_axis_away_from_the_best_run(result: StudyResult)
     assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=40)
 @given(RESULTS)
 def test_charts_show_every_run_that_has_a_time_or_the_extremes(result: StudyResult) -> None:
@@ -110,6 +112,7 @@ def test_charts_show_every_run_that_has_a_time_or_the_extremes(result: StudyResu
             assert len(shown) == 3
 
 
+@pytest.mark.one_commit_in(6)
 def test_ten_thousand_runs_make_a_page_of_few_rows() -> None:
     result = drawn_study((10, 10, 10, 10), 0)
     text = render(study_page(result))
@@ -123,6 +126,7 @@ def test_ten_thousand_runs_make_a_page_of_few_rows() -> None:
     assert f"The best {PAIRS_MAX} runs can be chosen" in text
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_sweep_writes_its_page_and_its_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +147,7 @@ def test_a_sweep_writes_its_page_and_its_picture(
     assert "Which &lt;stage&gt;?" in picture.read_text("utf-8")
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=40)
 @given(RESULTS)
 def test_a_picture_has_a_dot_for_every_run_shown_higher_the_longer_it_takes(
@@ -162,6 +167,7 @@ def test_a_picture_has_a_dot_for_every_run_shown_higher_the_longer_it_takes(
     assert min(dots) == pytest.approx(bottom - (bottom - max(dots)) * longest / shortest, abs=1)
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=25)
 @given(RESULTS)
 def test_every_figure_of_the_page_has_a_picture(result: StudyResult) -> None:

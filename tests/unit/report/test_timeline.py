@@ -64,6 +64,7 @@ def words(svg: str) -> list[str]:
     return [each.text or "" for each in Xml.fromstring(svg).iter(f"{SVG}text")]
 
 
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize(
     "settings",
     [(), ("zero.emulate=fsdp2",), ("zero.emulate=fsdp1",), ("train.precision=fp16",)],
@@ -164,6 +165,7 @@ def test_title_axis_and_names_say_what_it_is() -> None:
     assert legend == {"forward", "backward", "update", "gather", "reduce-scatter", "copy, fill"}
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_trace_without_times_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     job, trace = run()
     still = NullBackend().run(job, seed=0)
@@ -177,6 +179,7 @@ def test_a_trace_without_times_is_refused(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_run_draws_its_last_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / "one.svg", tmp_path / "two.svg"]
     for path in paths:

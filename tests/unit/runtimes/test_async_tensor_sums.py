@@ -79,6 +79,7 @@ def test_it_trains_what_plain_data_parallelism_does(
     proves_and_trains(made, model, strategy)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("options", [WHOLE, CUT, CHUNKS])
 def test_stages_of_a_pipeline_sum_beside_products(options: Megatron) -> None:
     strategy = BESIDE.but({"parallel.pipeline": 2, "zero.emulate": options})

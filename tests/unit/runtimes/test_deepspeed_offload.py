@@ -67,6 +67,7 @@ def test_links_carry_what_the_published_formulas_say(
         assert 0 <= found - wanted < NUMBERS * len(model.parameters)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize(
     ("stage", "scheme", "said"),
@@ -125,6 +126,7 @@ def test_nothing_leaves_on_a_stream_of_its_own_since_1219_unless_that_is_asked_f
     assert streams == {stream}
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_gradients_that_are_copied_on_a_stream_of_their_own_are_those_of_one_stream(

@@ -40,6 +40,7 @@ def findings_of(runtime: DeepSpeed, train: Train, data: int) -> int:
     return len(check(make_schedule(model, strategy), model))
 
 
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("parameters", [OffloadDevice.NONE, OffloadDevice.NVME])
 def test_sub_groups_that_are_all_too_small_for_files_stay_in_memory(
     parameters: OffloadDevice,
@@ -93,6 +94,7 @@ def holds(runtime: DeepSpeed, train: Train, data: int, *, small: bool) -> None:
     assert not refusal or refusal.startswith("zero.deepspeed.offload_")
 
 
+@pytest.mark.one_commit_in(6)
 @given(runtimes, trains, st.integers(1, 3), st.booleans())
 @examples(8)
 def test_a_step_of_any_sizes_is_right_or_refused_by_name(

@@ -297,6 +297,7 @@ SHAPE = GPT(
 )
 
 
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("ranks", [2, 8, 1024])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
@@ -316,6 +317,7 @@ def test_the_volume_is_twice_what_is_not_small_and_once_what_is(
     )
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("ranks", "inner"), [(2, 2), (8, 4), (1024, 8)])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_with_secondary_shards_all_but_the_first_gather_stay_inside(

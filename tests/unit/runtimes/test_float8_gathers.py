@@ -213,6 +213,7 @@ def measured_alone(program: Program) -> Program:
     return dropped(change(program), READY.operation)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -123,6 +123,7 @@ def test_each_gather_has_a_scale_of_its_own() -> None:
     assert sent(made_of(WIDE), "all_reduce", scalar=True) == 0
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "changes",
     [{"train.float8": None}, {"train.float8": Float8.ROWWISE}, {"parallel.tensor": 1}],

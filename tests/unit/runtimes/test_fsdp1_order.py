@@ -46,6 +46,7 @@ def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fsdp(
     assert ours == theirs
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     "options",
     [

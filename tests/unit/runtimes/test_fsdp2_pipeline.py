@@ -157,6 +157,7 @@ def test_chunks_take_what_those_before_them_send_and_are_whole_where_they_run(
         assert sorted(reduced) == list(range(chunks))
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("pipeline", "micro_batches", "options"),
     [(2, 5, KEPT), (4, 7, FREED), (2, 4, CHUNKS), (4, 6, CHUNKS), (4, 8, FOUR)],
@@ -207,6 +208,7 @@ def test_what_is_received_has_memory_of_its_own_for_each_micro_batch(
     assert received(made) == [6 * each * 4 * 8 * 2 for each in values]
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("options", "times"), [(KEPT, 1), (FREED, 5 + 1), (CHUNKS, 1)])
 def test_parameters_are_gathered_once_and_reduced_once_unless_they_are_freed(
     options: FSDP2, times: int
@@ -303,6 +305,7 @@ def kept_from_the_last(program: Program) -> Program:
     return replace(program, step=tuple(wrong if each is other else each for each in program.step))
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("stage", "edit"),
     [(0, swapped), (1, from_another), (1, overwritten), (1, kept_from_the_last)],

@@ -138,6 +138,7 @@ def test_a_wrong_second_part_is_found(edit: Callable[[list[Operation]], None], t
     assert check(wrong, model)
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_gradient_that_its_first_part_reads_in_part_is_found() -> None:
     strategy = strategy_of(2, 4, SPLIT).but({"parallel.tensor": 2})
     model = model_in_parts(strategy)

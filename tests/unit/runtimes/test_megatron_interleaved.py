@@ -83,6 +83,7 @@ def test_chunks_of_a_stage_alternate_with_those_of_others() -> None:
     ]
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 3), st.booleans())
 def test_chunks_take_what_those_before_them_send(

@@ -47,6 +47,7 @@ def test_layers_are_dealt_out_as_said(
     assert split.sizes(layers, stages) == sizes
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=300)
 @given(
     st.integers(2, 6),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ CHANGES: Mapping[str, list[object]] = {
 FSDP2 = {"zero.emulate": "fsdp2", "zero.bucket_elements": None}
 
 
+@pytest.mark.one_commit_in(9)
 @settings(max_examples=25, deadline=None)
 @given(st.fixed_dictionaries({}, optional={key: st.sampled_from(CHANGES[key]) for key in CHANGES}))
 def test_a_change_is_told_with_its_value_unless_the_scenario_says_the_same(

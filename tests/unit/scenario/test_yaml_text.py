@@ -75,6 +75,7 @@ def test_references_and_merged_keys_are_read_as_pyyaml_reads_them() -> None:
     assert yaml_sections("f", text) == yaml.safe_load(text)
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=40)
 @given(
     st.dictionaries(

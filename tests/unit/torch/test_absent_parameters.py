@@ -158,6 +158,7 @@ def train_checkpointed(strategy: Strategy) -> None:
     trained(net(second=lambda: Linear(how)), strategy)
 
 
+@pytest.mark.one_commit_in(6)
 def test_real_ranks_end_with_one_line_that_names_the_unit(pool_of: SharedPools) -> None:
     with pytest.raises(RankFailedError) as caught:
         pool_of(2).run(train_checkpointed, STRATEGY.but({"parallel.data": 2}))

@@ -389,6 +389,7 @@ def both_ways() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return trained_on_ranks(by_torch=False), trained_on_ranks(by_torch=True)
 
 
+@pytest.mark.one_commit_in(9)
 def test_ranks_train_it_as_ddp_does_and_all_have_the_buffers_of_rank_0(
     pool_of: SharedPools,
 ) -> None:

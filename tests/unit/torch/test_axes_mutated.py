@@ -110,6 +110,7 @@ MUTANTS: dict[Callable[[Schedule], Schedule], tuple[AxesCase, str]] = {
 """What each is planted in, and part of the line."""
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "mutate",
     [

@@ -80,6 +80,7 @@ def test_the_backend_is_installed_under_its_name() -> None:
     assert backend.name == "torch"
 
 
+@pytest.mark.one_commit_in(9)
 def test_a_text_is_learned_and_every_rank_is_in_the_trace(pool: RankPool) -> None:
     fast = PLAIN.but({"parallel.data": 2, "train.optimizer": Adam(learning_rate=1e-2)})
     trace = TorchBackend(pool=pool).run(job(fast, micro_batch_size=4, steps=8), seed=0)

@@ -89,6 +89,7 @@ class Chain(nn.Module):
         return hidden.sum()
 
 
+@pytest.mark.one_commit_in(6)
 def test_units_that_are_found_may_be_compiled() -> None:
     graphs, batch = CountedGraphs(), torch.ones(2, WIDTH)
 

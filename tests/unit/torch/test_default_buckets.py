@@ -108,6 +108,7 @@ def test_in_stage_2_none_is_larger_than_the_largest_unit() -> None:
     assert before == (2, *range(3, 3 + LAYERS))
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("width", "first", "most"),
     [

@@ -169,6 +169,7 @@ def seeded() -> str:
     return str(caught.value)
 
 
+@pytest.mark.one_commit_in(6)
 def test_ranks_of_a_job_have_one_seed(pool_of: SharedPools) -> None:
     line = "seed: 1 on rank 1, and 0 on rank 0; give all ranks one seed"
     assert list(pool_of(2).run(seeded)) == [line, line]

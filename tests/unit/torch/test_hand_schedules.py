@@ -99,6 +99,7 @@ def train_net(schedule: Schedule, steps: int) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in net.named_parameters()}
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_example_written_by_hand_trains_as_plain_sgd_does(pool_of: SharedPools) -> None:
     ranks, steps = 4, 5
     found = pool_of(ranks).run(train_net, in_fp64(zero3_by_hand()), steps)

@@ -217,6 +217,7 @@ def on_meta_but_buffers() -> nn.Module:
     return module
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_module_on_meta_stays_there_and_can_be_saved(tmp_path: Path) -> None:
     module = on_meta(Tied)
     option = Option(initial=Initializer())

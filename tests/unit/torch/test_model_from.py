@@ -56,6 +56,7 @@ def described(**options: object) -> Model:
     return model_from(Encoder(), inputs(), **options)  # type: ignore[arg-type]  # as a user gives
 
 
+@pytest.mark.one_commit_in(6)
 def test_blocks_are_found_and_what_stands_around_them_is_start_and_end() -> None:
     model = described()
     assert [unit.name for unit in model.units] == ["start", "blocks.0", "blocks.1", "end"]

@@ -1,6 +1,7 @@
 import gc
 from threading import Thread
 
+import pytest
 import torch
 from shared_ranks import SharedPools
 from torch import distributed
@@ -88,6 +89,7 @@ def collectives() -> dict[str, float]:
     return {name: number for name, number in observer.figures() if "wire" in name}
 
 
+@pytest.mark.one_commit_in(6)
 def test_collectives_are_counted_in_ring_equivalent_bytes(pool_of: SharedPools) -> None:
     first, second, third = pool_of(3).run(collectives)
     expected = {

@@ -69,6 +69,7 @@ def whole(file: RangeFile) -> torch.Tensor:
     return found
 
 
+@pytest.mark.one_commit_in(6)
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(

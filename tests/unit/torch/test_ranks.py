@@ -138,6 +138,7 @@ def test_the_error_of_the_origin_comes_before_those_of_its_peers(pool: RankPool)
         assert (error.rank, error.cause) == (1, Cause.RAISED)
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_killed_rank_is_named_with_its_signal(pool: RankPool) -> None:
     for _ in range(3):
         error, text = failure(pool, kill_on, 1)
@@ -186,6 +187,7 @@ def test_a_slow_run_that_makes_progress_is_no_hang(impatient: RankPool) -> None:
     assert impatient.run(slow_but_moving, 2 * impatient.timeout_s) == (0, 1, 2)
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_pool_works_again_after_each_failure(pool: RankPool) -> None:
     failure(pool, kill_on, 0)
     assert pool.run(sum_of_ranks) == (3.0, 3.0, 3.0)
@@ -199,6 +201,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_the_rank(pool: RankPool)
     assert "lambda" in str(error)
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_function_that_cannot_be_pickled_leaves_the_pool_usable(pool: RankPool) -> None:
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pool.run(lambda: None)

@@ -116,6 +116,7 @@ def test_memory_that_serves_again_changes_no_bit(pool: RankPool) -> None:
             assert all(torch.equal(left[name], value) for name, value in right.items())
 
 
+@pytest.mark.one_commit_in(6)
 def test_what_is_seen_to_live_does_not_count_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(cases(1)[-1], observe=True, poison=False)
     plain = by_schedule(case).observed

@@ -32,6 +32,7 @@ NARROW_BUDGET = 3_000_000
 """Bytes; the narrow model has 14 MB of states."""
 
 
+@pytest.mark.one_commit_in(6)
 def test_the_model_that_ships_is_large_and_its_device_is_small() -> None:
     scenario = zsim.load("gpt_370m")
     job = scenario.job

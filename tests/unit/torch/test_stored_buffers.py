@@ -30,6 +30,7 @@ def in_a_checkpoint(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("keep", [in_a_file, in_a_checkpoint])
 def test_stored_buffers_take_the_place_of_those_in_memory(
     tmp_path: Path, keep: Callable[[Path], Path]
@@ -55,6 +56,7 @@ def test_buffers_are_as_they_were_after_a_start_that_fails(tmp_path: Path) -> No
     assert equal(dict(module.named_buffers()), before)
 
 
+@pytest.mark.one_commit_in(6)
 def test_stored_tensors_that_the_module_lacks_are_refused_unless_they_are_ignored(
     tmp_path: Path,
 ) -> None:

@@ -19,6 +19,7 @@ def batch(
     return text.batch(which, seed=seed)
 
 
+@pytest.mark.one_commit_in(6)
 @given(
     ranks=st.integers(1, 4),
     micro_batches=st.integers(1, 3),

@@ -92,6 +92,7 @@ def test_a_copy_of_a_trained_module_is_a_module_of_its_own() -> None:
     trained(copy.deepcopy(module), ADAM, 1, 1)
 
 
+@pytest.mark.one_commit_in(6)
 def test_plain_sgd_goes_on_where_it_was() -> None:
     twice, once = net(), net()
     trained(twice, PLAIN, 0, 2)

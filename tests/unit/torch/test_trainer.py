@@ -94,6 +94,7 @@ def averages() -> tuple[float, float]:
         return float(loss), trainer.average(loss)
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_loss_is_the_rank_s_own_and_average_is_over_all(pool: RankPool) -> None:
     (one, mean), (other, again) = pool.run(averages)
     assert one != other
@@ -203,6 +204,7 @@ def test_after_an_error_in_the_first_step_the_module_has_what_it_came_with() -> 
         trainer.step(batch(0))
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_after_an_error_in_a_later_step_nobody_reads_or_saves_what_the_module_lacks(
     error: type[BaseException], tmp_path: Path
@@ -296,6 +298,7 @@ def stopped_between_steps() -> tuple[str, str]:
     return str(caught.value), str(refused.value)
 
 
+@pytest.mark.one_commit_in(6)
 def test_an_error_between_steps_of_several_ranks_leaves_no_value_to_read(pool: RankPool) -> None:
     for read, collected in pool.run(stopped_between_steps):
         assert "it has no value: its training failed" in read

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from drawn_shapes import architectures
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ def values(module: Decoder) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
+@pytest.mark.one_commit_in(6)
 @given(architectures())
 @settings(deadline=None, max_examples=30)
 def test_names_and_shapes_are_those_of_the_model(shape: Architecture) -> None:
@@ -33,6 +35,7 @@ def test_names_and_shapes_are_those_of_the_model(shape: Architecture) -> None:
     assert sum(each.numel() for each in module.parameters()) == model.parameter_count
 
 
+@pytest.mark.one_commit_in(6)
 @given(architectures())
 @settings(deadline=None, max_examples=30)
 def test_each_unit_holds_the_parameters_that_the_model_gives_it(shape: Architecture) -> None:
@@ -44,6 +47,7 @@ def test_each_unit_holds_the_parameters_that_the_model_gives_it(shape: Architect
         assert own == {parameter.name for parameter in unit.parameters}
 
 
+@pytest.mark.one_commit_in(6)
 @given(architectures(), st.integers(1, 3))
 @settings(deadline=None, max_examples=20)
 def test_what_flows_between_units_has_the_size_that_the_model_says(
@@ -65,6 +69,7 @@ def test_the_loss_before_training_is_that_of_guessing() -> None:
     torch.testing.assert_close(loss, torch.tensor(11.0).log(), rtol=0.02, atol=0)
 
 
+@pytest.mark.one_commit_in(6)
 @given(architectures())
 @settings(deadline=None, max_examples=30)
 def test_a_hidden_state_depends_on_the_past_alone(shape: Architecture) -> None:
@@ -79,6 +84,7 @@ def test_a_hidden_state_depends_on_the_past_alone(shape: Architecture) -> None:
     assert not torch.equal(one[:, -1:], other[:, -1:])
 
 
+@pytest.mark.one_commit_in(6)
 @given(architectures(), st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
 def test_however_scores_are_held_attention_and_its_gradients_are_the_same(

@@ -221,6 +221,7 @@ def tied() -> Net:
     return module
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_parameter_of_two_units_gets_the_sum_of_its_gradients(strategy: Strategy) -> None:
     module = tied()
@@ -280,6 +281,7 @@ def test_gradients_in_one_storage_are_listed_as_shared() -> None:
     assert 0 <= short <= observed["shared_bytes_peak/gradient"]
 
 
+@pytest.mark.one_commit_in(6)
 def test_batch_norm_is_refused_under_checkpointing_and_runs_without() -> None:
     def norm() -> nn.Module:
         return nn.Sequential(nn.Linear(SIZE, SIZE), nn.BatchNorm1d(SIZE))

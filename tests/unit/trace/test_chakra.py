@@ -186,6 +186,7 @@ def test_a_trace_that_is_read_back_takes_the_same_time(name: str) -> None:
     assert back(name).step_time_s == pytest.approx(ran(name).step_time_s, rel=TOLERANCE)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", RUNS)
 def test_nodes_wait_for_earlier_ones_and_all_of_a_step_are_there(name: str) -> None:
     trace, schedule = traced(name), ran(name).job.schedule
@@ -252,6 +253,7 @@ def test_copies_to_the_host_are_nodes_of_memory() -> None:
     assert kinds[NodeKind.MEM_STORE] > 0
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_longer_node_makes_a_longer_step() -> None:
     trace = traced("zsim")
     nodes = list(trace.rank_nodes(0))
@@ -288,6 +290,7 @@ def test_nodes_that_take_no_time_pass_on_what_they_wait_for() -> None:
 SHAPES = st.lists(st.integers(2, 3), min_size=1, max_size=4)
 
 
+@pytest.mark.one_commit_in(6)
 @settings(deadline=None, max_examples=30)
 @given(SHAPES, st.data())
 def test_groups_along_axes_of_a_grid_are_groups_of_the_schedule(

@@ -59,6 +59,7 @@ with bounded_memory(600 * 2**20):
     assert done.stdout.split() == ["600", "True", "600"]
 
 
+@pytest.mark.one_commit_in(6)
 def test_memory_that_is_gone_before_a_bound_holds_is_told_then_and_never_later() -> None:
     """A thread that is not ended raises in whatever the process does next."""
     program = """

@@ -98,6 +98,7 @@ def test_plan_tells_trained_parameters_apart() -> None:
     assert found.trained_parameters == 768
 
 
+@pytest.mark.one_commit_in(6)
 def test_adapters_of_gpt3_are_as_many_as_the_paper_says_and_states_take_2_bytes_each() -> None:
     """Hu et al. 2021, section 4.2: 350 GB, where full training takes 16 bytes for each."""
     gpt3 = GPT(

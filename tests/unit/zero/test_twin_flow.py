@@ -103,6 +103,7 @@ def test_what_stays_is_not_copied_out_nor_back(stage: int) -> None:
     assert schedule.contract.host_bytes == (moved,)
 
 
+@pytest.mark.one_commit_in(6)
 @given(
     st.integers(0, 3),
     st.sampled_from((Precision.FP16, Precision.BF16, Precision.FP32)),

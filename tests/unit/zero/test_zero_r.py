@@ -261,6 +261,7 @@ def holes(stage: int, layers: int, *, contiguous: bool) -> int:
     return reserve(found, entries, made.pools[0]).peak_bytes - peak_bytes(entries, "device")
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_holes_grow_with_the_layers_unless_what_lives_long_lies_in_a_row(stage: int) -> None:
     loose, row = (

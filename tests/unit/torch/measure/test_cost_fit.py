@@ -81,6 +81,7 @@ def test_what_collectives_take_from_kernels_is_in_no_cost_of_these() -> None:
         assert found == pytest.approx(known, rel=0.002, abs=1e-12)
 
 
+@pytest.mark.one_commit_in(6)
 @settings(max_examples=5, deadline=None)
 @given(
     product=st.floats(0.5, 4),

@@ -3,6 +3,7 @@
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -22,6 +23,7 @@ def kinds(tape: Tape) -> list[str]:
     return [hazard.kind.value for hazard in tape.findings]
 
 
+@pytest.mark.one_commit_in(9)
 def test_a_stream_reads_gradients_in_order_if_it_called_backward_or_waits_for_the_caller() -> None:
     with recording(world=2) as tape:
         used = streams()

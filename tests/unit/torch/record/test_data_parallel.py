@@ -83,6 +83,7 @@ def test_ddp_has_no_finding_and_is_proved(micro_batches: int, *, views: bool) ->
     assert sum(each.bytes for each in reduced) == turns * 4 * 65 * 64 * 4 * 2 * 3 // 4
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("views", [False, True])
 def test_a_reducer_that_does_not_wait_is_found(*, views: bool) -> None:
     with recording(world=4) as tape, patch.object(RecordedWork, "wait", lambda *_: True):
@@ -90,6 +91,7 @@ def test_a_reducer_that_does_not_wait_is_found(*, views: bool) -> None:
     assert "race" in {hazard.kind.value for hazard in tape.findings}
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("views", [False, True])
 def test_the_sharded_optimizer_of_torch_has_no_finding_and_is_proved(*, views: bool) -> None:
     with recording(world=4, lifts=True) as tape:
@@ -145,6 +147,7 @@ def test_a_hook_that_chains_futures_has_no_finding(
     assert tape.refused == {}
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("register", HOOKED)
 def test_a_chain_of_futures_that_orders_no_stream_is_found(
     register: Callable[[DistributedDataParallel], object],
@@ -153,6 +156,7 @@ def test_a_chain_of_futures_that_orders_no_stream_is_found(
         assert "race" in {hazard.kind.value for hazard in hooked(register).findings}
 
 
+@pytest.mark.one_commit_in(6)
 def test_powersgd_drops_its_copy_of_a_gradient_that_a_callback_still_reads() -> None:
     """The closure of the hook holds it, made on the stream of backward and read on another."""
     found = hooked(partial(powersgd, feedback=True)).findings

@@ -19,6 +19,7 @@ def ranks() -> Iterator[Ranks]:
         yield made
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "run",
     [pytest.param(each, marks=() if each in SHORT else pytest.mark.long) for each in RUNS],

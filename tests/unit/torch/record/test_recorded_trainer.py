@@ -136,6 +136,7 @@ def test_whole_numbers_of_the_cpu_are_compared_in_a_recording() -> None:
     assert len(tape.invented) == 1
 
 
+@pytest.mark.one_commit_in(6)
 def test_buffers_that_are_shared_without_a_wait_are_found() -> None:
     share = SharedBuffers.share
 

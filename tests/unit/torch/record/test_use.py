@@ -26,6 +26,7 @@ def test_training(stream_recording, mended):
 """
 
 
+@pytest.mark.one_commit_in(6)
 def test_a_test_that_takes_the_fixture_fails_with_its_races(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
