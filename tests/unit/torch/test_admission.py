@@ -102,7 +102,6 @@ SIMULATED_ALONE: dict[str, dict[str, Any]] = {
         "norm_placement": NormPlacement.AFTER,
         "bias": False,
     },
-    "model.qk_norm: head is simulated only": {"qk_norm": QKNorm.HEAD, "joined_qkv": False},
     "model.shared_norm: True is simulated only": {
         "shared_norm": True,
         "parallel_residual": True,

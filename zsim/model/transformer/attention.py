@@ -92,16 +92,29 @@ def projections(size: Size) -> dict[str, int]:
 
 
 def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operator, ...]]:
-    """Return the linear layers before attention by name; the last operator gives the output."""
+    """Return the linear layers before attention by name; the last operator gives the output.
+
+    Tensor ranks hold copies of the norms of heads, whose gradients are summed over the ranks
+    (`_allreduce_layernorm_grads` of Megatron-LM, megatron/core/distributed/finalize_model_grads.py,
+    for names with `q_layernorm` and `k_layernorm`; `NoParallel` of `attention.q_norm` in
+    `apply_non_moe_tp` of torchtitan, torchtitan/models/qwen3/infra/parallelize.py).
+    """
     found: dict[str, tuple[Operator, ...]] = {}
     whole, kept, biased = size.whole(source), size.kept_in_block(source), size.shape.biased_qkv
     for part, width in projections(size).items():
         target = size.rows(f"{name}/{part}", width)
         found[part] = layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
         if size.shape.qk_norm is not None and part != "v":
-            each = size.shape.head_width if size.shape.qk_norm is QKNorm.HEAD else width
+            by_head = size.shape.qk_norm is QKNorm.HEAD
             normed = size.rows(f"{name}/{part}/normed", width)
-            turned = normalize(size, target, normed, f"{name}.ln_{part}", width=each)
+            turned = normalize(
+                size,
+                target,
+                normed,
+                f"{name}.ln_{part}",
+                width=size.shape.head_width if by_head else width,
+                of_own_heads=by_head,
+            )
             found[part] = (*found[part], turned)
     return found
 

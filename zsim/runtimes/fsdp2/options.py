@@ -103,6 +103,7 @@ class FSDP2(RuntimeOptions):
 
     stages = (3,)
     has_pipeline = True
+    sums_copies = True
     takes_frozen = True
     trains_narrow = True
     checkpoints_every_nth = True
