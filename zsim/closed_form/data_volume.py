@@ -70,7 +70,8 @@ def over_tokens(
     """Return the volume of sums of gradients over copies of parameters, one parameter at a time.
 
     They exist if values between units are split by tokens over `ranks` of the tensor axis, and for
-    norms of each rank's own heads. A parameter that several units use is summed for each of them, or once if `by_use` is False.
+    norms of each rank's own heads. A parameter that several units use is summed for each of them,
+    or once if `by_use` is False.
     """
     summed = model.summed_copies
     used = [each for unit in model.units for each in unit.parameters]

@@ -28,8 +28,8 @@ class Parameter:
     If `tensor_sharded`, ranks of the tensor axis hold different parts of it; otherwise they hold
     copies. If it `serves_own_heads`, ranks hold copies that each applies to its own heads, so that
     gradients are partial sums over the tensor axis. If `frozen`, it is read but not trained
-    (`requires_grad` is False), and has neither a gradient nor optimizer state. If `float8`, it is cast to 8-bit floats, with one scale, before it
-    is gathered.
+    (`requires_grad` is False), and has neither a gradient nor optimizer state. If `float8`, it is
+    cast to 8-bit floats, with one scale, before it is gathered.
     """
 
     name: str

@@ -82,9 +82,9 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
     """Raise ModelError if it is known, before building it, that the schedule cannot exist.
 
     Raises:
-        ModelError: an emulated runtime has no parameters to train or cannot freeze them, a pattern
-            of a parameter group matches nothing, the runtime does not sum gradients of norms of heads over
-            tensor ranks, or its `need` fails.
+        ModelError: an emulated runtime has no parameters to train, cannot freeze them, or does not
+            sum gradients of norms of heads over tensor ranks; a pattern of a parameter group
+            matches nothing; or the runtime's `need` fails.
     """
     if strategy.zero.emulate is not None and not model.parameters:
         raise ModelError("model.parameters: none; only zsim's own stages take such a model")

@@ -32,8 +32,8 @@ def sum_over_tokens(
 ) -> list[str]:
     """Sum gradients of replicated parameters over the tensor axis, each separately and in place.
 
-    Each rank's gradient covers only its own tokens or heads. The first sum waits for the edges `after`.
-    Return the operations.
+    Each rank's gradient covers only its own tokens or heads. The first sum waits for the edges
+    `after`. Return the operations.
     """
     done: list[str] = []
     for name, view in gradients:

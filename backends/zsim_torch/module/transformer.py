@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zsim.model.architecture import Activation, Transformer
-from zsim_torch.module.block_layers import activate, linear_layers, norms_of_projections, projections
+from zsim_torch.module.block_layers import (
+    activate,
+    linear_layers,
+    norms_of_projections,
+    projections,
+)
 from zsim_torch.module.causal_attention import attend_to
 from zsim_torch.module.norm import norm
 from zsim_torch.module.tiled_block import TiledBlock, layer_of_tile, tiled_units

@@ -13,7 +13,6 @@ from zsim.model.architecture import (
     Attention,
     NormPlacement,
     Positions,
-    QKNorm,
 )
 from zsim.model.equal_units import equal_units
 from zsim.model.gpt import gpt

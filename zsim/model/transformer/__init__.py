@@ -156,8 +156,8 @@ def _need_dividing(
         raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
     if shape.qk_norm is QKNorm.WIDTH and tensor > 1:
         raise ModelError(
-            f"model.qk_norm: width is not modelled with tensor {tensor}, whose ranks hold a part of "
-            "each row; say head, or parallel.tensor 1"
+            f"model.qk_norm: width is not modelled with tensor {tensor}, whose ranks hold a part "
+            "of each row; say head, or parallel.tensor 1"
         )
     for name, extent in (
         ("attention_heads", shape.attention_heads),
