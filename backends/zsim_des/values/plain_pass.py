@@ -62,7 +62,7 @@ class PlainPass:
         return asked or not self._trainable.isdisjoint(segment.parameters)
 
     def _add_up_copies(self) -> None:
-        """Sum gradients of replicated parameters, of a rank's own tokens or heads, over the axis."""
+        """Sum gradients of copies of parameters, of a rank's own tokens or heads, over the axis."""
         summed = self._model.summed_copies if self._model.tensor > 1 else frozenset[str]()
         for name in (each.name for each in self._model.parameters):
             if name in summed and name in self._trainable:
