@@ -31,11 +31,11 @@ LLAMA = Llama(
 QWEN3 = replace(LLAMA, qk_norm=QKNorm.HEAD)
 
 
-class Moved(TorchDispatchMode):
+class Moved(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     """Sums the bytes that kernels read and write in tensors of at least half of `elements`."""
 
     def __init__(self, elements: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.least, self.bytes = elements // 2, 0
 
     def __torch_dispatch__(
@@ -84,7 +84,8 @@ def in_halves(heads: Tensor) -> Tensor:
     cosine, sine = torch.rand(2, 1, LENGTH, 1, SIZE).to(heads.dtype)
     half = SIZE // 2
     turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
-    return heads * cosine + turned * sine
+    made: Tensor = heads * cosine + turned * sine
+    return made
 
 
 def repeated(heads: Tensor) -> Tensor:

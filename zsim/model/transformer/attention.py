@@ -141,11 +141,12 @@ def _repeated(size: Size, source: Tensor) -> Operator:
     return Operator(reads=(source,), makes=target, forward=(forward,), backward=(backward,))
 
 
-# Bytes of each element of bf16 that operators of `apply_rotary_emb` read and write, by kernel.
-COMPLEX = ((6, 8, 6), (6, 8, 6))
+BytesOfKernels = tuple[tuple[int, ...], tuple[int, ...]]
+"""Bytes of an element of bf16 that kernels of `apply_rotary_emb` read and write, each way."""
+COMPLEX: BytesOfKernels = ((6, 8, 6), (6, 8, 6))
 """Cast to fp32, product of complex numbers, cast back; backward is alike (torchtitan,
 torchtitan/models/llama3/model/model.py at d9bdfbb2)."""
-HALVES = ((2, 4, 4, 4, 6), (4, 4, 2, 2, 2, 2, 2, 6, 6))
+HALVES: BytesOfKernels = ((2, 4, 4, 4, 6), (4, 4, 2, 2, 2, 2, 2, 6, 6))
 """Half negated and joined to the other half, two products, their sum. Backward: the products, the
 negation, each half put into zeros, two sums (torchtitan, experiments/qwen3/model/model.py at
 d66b72a6)."""
