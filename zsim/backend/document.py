@@ -134,20 +134,21 @@ def _text(kind: str, fields: dict[str, object]) -> str:
 
 
 def _laid_out(value: object, indent: str) -> str:
-    """JSON in which what fits on a line stands on one: files can be read and compared."""
+    """Return JSON in which a value that fits on a line is on one: files can be compared."""
+    if not isinstance(value, list | dict):
+        return json.dumps(value, allow_nan=False)
+    if len(cast("list[object]", value)) < LINE_LENGTH:  # or else it is too long
+        line = json.dumps(value, allow_nan=False)
+        if len(indent) + len(line) <= LINE_LENGTH:
+            return line
     deeper = indent + " "
     if isinstance(value, list):
         items = [_laid_out(item, deeper) for item in cast("list[object]", value)]
         opening, closing = "[", "]"
-    elif isinstance(value, dict):
+    else:
         named = cast("dict[str, object]", value).items()
         items = [f"{json.dumps(key)}: {_laid_out(item, deeper)}" for key, item in named]
         opening, closing = "{", "}"
-    else:
-        return json.dumps(value, allow_nan=False)
-    line = f"{opening}{', '.join(items)}{closing}"
-    if len(indent) + len(line) <= LINE_LENGTH and "\n" not in line:
-        return line
     body = ",\n".join(deeper + item for item in items)
     return f"{opening}\n{body}\n{indent}{closing}"
 

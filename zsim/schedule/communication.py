@@ -4,16 +4,13 @@ A new operation is a class with these attributes, listed in `_KINDS`. Its effect
 defined where values are computed: the proof, the simulator's exact values, and the torch backend.
 """
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from zsim.dtype import DType
-from zsim.schedule.quick_init import quick_init
-from zsim.schedule.view import Edge, View
+from msgspec import Struct
 
-AFTER_OTHERS = {"written_after_others": True}
-"""Metadata of a field that a file lists after the other fields."""
+from zsim.dtype import DType
+from zsim.schedule.view import Edge, View
 
 
 class Reduction(StrEnum):
@@ -24,8 +21,7 @@ class Reduction(StrEnum):
     MAX = "max"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
+class Communication(Struct, frozen=True, kw_only=True, gc=False):
     """Base class of the operations of a communicator.
 
     Readers of schedules use only these attributes, so a new operation is defined in one place:
@@ -34,16 +30,18 @@ class Communication:
     Class attributes:
         name: name in reports and contracts, as in NCCL's tests.
         laps: how many times (N - 1) / N of the bytes pass through each rank's link.
+        written_last: fields that a file lists after the other fields.
     """
 
     name: ClassVar[str]
     laps: ClassVar[int] = 0
+    written_last: ClassVar[tuple[str, ...]] = ("wire", "in_parts", "beside", "accumulate")
 
     id: str
     stream: str
     after: tuple[Edge, ...] = ()
     group: str
-    wire: DType = field(metadata=AFTER_OTHERS)
+    wire: DType
 
     @staticmethod
     def kinds() -> tuple[type["Communication"], ...]:
@@ -88,8 +86,7 @@ class Communication:
         return f"{self.name} of {self.size} {self.wire}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveOperation(Communication):
+class CollectiveOperation(Communication, frozen=True, kw_only=True):
     """Base class of operations in which every rank of a group sends and receives.
 
     Class attributes:
@@ -112,8 +109,8 @@ class CollectiveOperation(Communication):
 
     source: View
     target: View
-    in_parts: bool = field(default=False, metadata=AFTER_OTHERS)
-    beside: bool = field(default=False, metadata=AFTER_OTHERS)
+    in_parts: bool = False
+    beside: bool = False
 
     def __post_init__(self) -> None:
         if self.in_parts and self.beside:
@@ -157,12 +154,11 @@ class CollectiveOperation(Communication):
         return (self.part or self.whole).size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReducingOperation(CollectiveOperation):
+class ReducingOperation(CollectiveOperation, frozen=True, kw_only=True):
     """Base class of collectives that reduce over ranks, in the format `accumulate`."""
 
     reduction: Reduction = Reduction.SUM
-    accumulate: DType = field(metadata=AFTER_OTHERS)
+    accumulate: DType
 
     @property
     def agreed(self) -> tuple[object, ...]:
@@ -176,8 +172,7 @@ class ReducingOperation(CollectiveOperation):
         return of + " in parts" * self.in_parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointToPoint(Communication):
+class PointToPoint(Communication, frozen=True, kw_only=True):
     """Base class of sends and receives with the member `offset` places further, cyclically."""
 
     offset: int
@@ -188,35 +183,28 @@ class PointToPoint(Communication):
         return f"{self.size} {self.wire}"
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllGather(CollectiveOperation):
+class AllGather(CollectiveOperation, frozen=True, kw_only=True):
     """Every rank contributes `source`; `target`, N times as large, holds them all in rank order."""
 
     name: ClassVar[str] = "all_gather"
     joins: ClassVar[bool] = True
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceScatter(ReducingOperation):
+class ReduceScatter(ReducingOperation, frozen=True, kw_only=True):
     """`source`, N times as large as `target`, is reduced over ranks; each keeps its own part."""
 
     name: ClassVar[str] = "reduce_scatter"
     splits: ClassVar[bool] = True
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce(ReducingOperation):
+class AllReduce(ReducingOperation, frozen=True, kw_only=True):
     """`target` on every rank is the reduction of all ranks' `source`."""
 
     name: ClassVar[str] = "all_reduce"
     laps: ClassVar[int] = 2  # a reduce-scatter and an all-gather
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broadcast(CollectiveOperation):
+class Broadcast(CollectiveOperation, frozen=True, kw_only=True):
     """`target` on every rank is the `source` of the group's member number `root`."""
 
     name: ClassVar[str] = "broadcast"
@@ -233,8 +221,7 @@ class Broadcast(CollectiveOperation):
         return f"{self.name} of {self.size} {self.wire} from member {self.root}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send(PointToPoint):
+class Send(PointToPoint, frozen=True, kw_only=True):
     """Send `source` to the member `offset` places further, cyclically. A rendezvous."""
 
     name: ClassVar[str] = "send"
@@ -246,8 +233,7 @@ class Send(PointToPoint):
         return self.source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receive(PointToPoint):
+class Receive(PointToPoint, frozen=True, kw_only=True):
     """Receive `target` from the member `offset` places further, cyclically. A rendezvous."""
 
     name: ClassVar[str] = "receive"
