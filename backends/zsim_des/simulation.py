@@ -1,15 +1,11 @@
 """`SimBackend`: simulates a job and returns its trace."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import chain
-from math import ceil, inf
-
-import simpy
-from simpy.core import EmptySchedule
+from math import ceil
 
 from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
 from zsim.backend.run_size import too_large
@@ -34,7 +30,7 @@ from zsim_des.lowered_schedule import LoweredSchedule
 from zsim_des.network.communicator_placement import used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
-from zsim_des.ready_queue import Agenda, Alarm, Clock
+from zsim_des.ready_queue import Agenda, Clock
 from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes
@@ -297,14 +293,12 @@ class SimBackend:
 
     @staticmethod
     def _run_telling(
-        progress: Callable[[int, int], object], env: simpy.Environment, rank: Rank, steps: int
+        progress: Callable[[int, int], object], env: Clock, rank: Rank, steps: int
     ) -> None:
         """Run all events; regularly report how many steps of `rank` have finished."""
         done = 0
-        while env.peek() != inf:
-            with suppress(EmptySchedule):
-                for _ in range(EVENTS_AT_ONCE):
-                    env.step()
+        while env.has_alarms:
+            env.ring_some(EVENTS_AT_ONCE)
             issued = rank.instances[1:]  # without setup
             while done < len(issued) and issued[done].has_drained():
                 done += 1
@@ -339,7 +333,7 @@ def _begin_trouble(
     env = network.env
 
     def at(time_ps: int, act: Callable[[], None]) -> None:
-        Alarm(env, begin_ps + time_ps - int(env.now), act)
+        env.at(begin_ps + time_ps, act)
 
     for time_ps, state in trouble.outages.turns[1:]:
         at(time_ps, partial(network.turn, state))
