@@ -1,11 +1,12 @@
 """Operations of communicators. Each class states the properties that all readers query.
 
-A new operation is a class with these attributes, listed in `_KINDS`. Its effect on values is
-defined where values are computed: the proof, the simulator's exact values, and the torch backend.
+A new operation is a class with these attributes, listed in `AnyCommunication`. Its effect on values
+is defined where values are computed: the proof, the simulator's exact values, and the torch
+backend. `zsim.schedule.operation_kinds` lists these places, and a type checker names each of them.
 """
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from msgspec import Struct
 
@@ -30,11 +31,15 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
     Class attributes:
         name: name in reports and contracts, as in NCCL's tests.
         laps: how many times (N - 1) / N of the bytes pass through each rank's link.
+        sends: the data that a rank sends, and its receivers; empty if it sends nothing.
+        meets: the operations of other ranks that it meets.
         written_last: fields that a file lists after the other fields.
     """
 
     name: ClassVar[str]
     laps: ClassVar[int] = 0
+    sends: ClassVar[str]
+    meets: ClassVar[str]
     written_last: ClassVar[tuple[str, ...]] = ("wire", "in_parts", "beside", "accumulate")
 
     id: str
@@ -46,7 +51,7 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
     @staticmethod
     def kinds() -> tuple[type["Communication"], ...]:
         """Return the classes of all communicator operations."""
-        return _KINDS
+        return get_args(AnyCommunication)
 
     @property
     def reads(self) -> View | None:
@@ -85,6 +90,14 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
         """Text with everything on which matching ranks must agree."""
         return f"{self.name} of {self.size} {self.wire}"
 
+    def addressed(self, members: int) -> tuple[int, ...]:
+        """Return the numbers of members whose place changes what the others of `members` receive.
+
+        The proof does not represent such a member by another one.
+        """
+        del members  # only operations that address members depend on their number
+        return ()
+
 
 class CollectiveOperation(Communication, frozen=True, kw_only=True):
     """Base class of operations in which every rank of a group sends and receives.
@@ -103,6 +116,7 @@ class CollectiveOperation(Communication, frozen=True, kw_only=True):
     """
 
     laps: ClassVar[int] = 1
+    meets: ClassVar[str] = "members of a communicator issue the same sequence"
     splits: ClassVar[bool] = False
     joins: ClassVar[bool] = False
     moves_in_place: ClassVar[bool] = True
@@ -175,6 +189,7 @@ class ReducingOperation(CollectiveOperation, frozen=True, kw_only=True):
 class PointToPoint(Communication, frozen=True, kw_only=True):
     """Base class of sends and receives with the member `offset` places further, cyclically."""
 
+    meets: ClassVar[str] = "the n-th send to a member meets its n-th receive"
     offset: int
 
     @property
@@ -187,6 +202,7 @@ class AllGather(CollectiveOperation, frozen=True, kw_only=True):
     """Every rank contributes `source`; `target`, N times as large, holds them all in rank order."""
 
     name: ClassVar[str] = "all_gather"
+    sends: ClassVar[str] = "its source to all members"
     joins: ClassVar[bool] = True
 
 
@@ -194,6 +210,7 @@ class ReduceScatter(ReducingOperation, frozen=True, kw_only=True):
     """`source`, N times as large as `target`, is reduced over ranks; each keeps its own part."""
 
     name: ClassVar[str] = "reduce_scatter"
+    sends: ClassVar[str] = "block i of its source to member i"
     splits: ClassVar[bool] = True
 
 
@@ -201,6 +218,7 @@ class AllReduce(ReducingOperation, frozen=True, kw_only=True):
     """`target` on every rank is the reduction of all ranks' `source`."""
 
     name: ClassVar[str] = "all_reduce"
+    sends: ClassVar[str] = "its source to all members"
     laps: ClassVar[int] = 2  # a reduce-scatter and an all-gather
 
 
@@ -208,6 +226,7 @@ class Broadcast(CollectiveOperation, frozen=True, kw_only=True):
     """`target` on every rank is the `source` of the group's member number `root`."""
 
     name: ClassVar[str] = "broadcast"
+    sends: ClassVar[str] = "the source of the root to all members"
     root: int
 
     @property
@@ -220,11 +239,16 @@ class Broadcast(CollectiveOperation, frozen=True, kw_only=True):
         """Text with everything on which matching ranks must agree, with the root."""
         return f"{self.name} of {self.size} {self.wire} from member {self.root}"
 
+    def addressed(self, members: int) -> tuple[int, ...]:
+        """Return the number of the root."""
+        return (self.root,) if self.root < members else ()
+
 
 class Send(PointToPoint, frozen=True, kw_only=True):
     """Send `source` to the member `offset` places further, cyclically. A rendezvous."""
 
     name: ClassVar[str] = "send"
+    sends: ClassVar[str] = "its source to the member `offset` places further"
     source: View
 
     @property
@@ -237,6 +261,7 @@ class Receive(PointToPoint, frozen=True, kw_only=True):
     """Receive `target` from the member `offset` places further, cyclically. A rendezvous."""
 
     name: ClassVar[str] = "receive"
+    sends: ClassVar[str] = ""
     target: View
 
     @property
@@ -245,4 +270,16 @@ class Receive(PointToPoint, frozen=True, kw_only=True):
         return self.target
 
 
-_KINDS = (AllGather, ReduceScatter, AllReduce, Broadcast, Send, Receive)
+AnyCommunication = AllGather | ReduceScatter | AllReduce | Broadcast | Send | Receive
+"""All operations of communicators. A match over these kinds ends with `assert_never`."""
+
+
+def listed(operation: Communication) -> AnyCommunication:
+    """Return `operation` as one of the kinds that `AnyCommunication` lists.
+
+    Raises:
+        TypeError: its class is not listed.
+    """
+    if isinstance(operation, AnyCommunication):
+        return operation
+    raise TypeError(f"{operation.id}: {type(operation).__name__} is not in AnyCommunication")

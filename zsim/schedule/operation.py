@@ -19,6 +19,7 @@ from zsim.model.kernel import Kernel
 from zsim.schedule.communication import (
     AllGather,
     AllReduce,
+    AnyCommunication,
     Broadcast,
     CollectiveOperation,
     Communication,
@@ -28,6 +29,7 @@ from zsim.schedule.communication import (
     ReducingOperation,
     Reduction,
     Send,
+    listed,
 )
 from zsim.schedule.view import DIVISOR_MAX, Edge, OperationError, Previous, View
 from zsim.strategy.optimizer_rule import Rule
@@ -37,6 +39,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Allocate",
+    "AnyCommunication",
     "Branch",
     "Broadcast",
     "CollectiveOperation",
@@ -65,6 +68,7 @@ __all__ = [
     "Together",
     "View",
     "Write",
+    "listed",
     "walk",
 ]
 
