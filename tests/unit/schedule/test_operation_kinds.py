@@ -1,30 +1,35 @@
 """Every kind of operation has a row, and every interpreter in its row knows it."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 
-from zsim.schedule.communication import Communication
+from zsim.dtype import DType
+from zsim.network.algorithm.activity import Collective
+from zsim.network.volume import ring_equivalent_bytes
+from zsim.schedule.access import accesses
+from zsim.schedule.communication import Communication, listed
 from zsim.schedule.operation import CollectiveOperation, Operand, Operation, View
 from zsim.schedule.operation_kinds import KINDS, LOCAL_VALUES, READERS, VALUES, OperationKind
 
+ROOT = Path(__file__).parents[3]
 INTERPRETERS = (*READERS, *VALUES, *LOCAL_VALUES)
 
 
 @cache
 def matched(interpreter: str) -> frozenset[str]:
     """Return the names of classes in the patterns of an interpreter, which must be complete."""
-    module, _, name = interpreter.partition(":")
-    spec = find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+    name = interpreter.partition(":")[2]
+    tree = ast.parse(Path(str(_spec(interpreter).origin)).read_text("utf-8"))
     found = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
     ]
@@ -92,18 +97,67 @@ def test_a_row_sends_if_its_kind_counts_bytes() -> None:
             assert row.laps == 0
 
 
-class AllToAll(CollectiveOperation, frozen=True, kw_only=True):
-    """A kind that no interpreter knows: block i of each source goes to member i."""
+PLANT = ROOT / "tests" / "plants" / "operation" / "all_to_all.py"
 
-    name: ClassVar[str] = "all_to_all"
-    splits: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
-    moves_in_place: ClassVar[bool] = False
+
+def planted() -> type[CollectiveOperation]:
+    """Return the class of the planted operation."""
+    known: dict[str, type[CollectiveOperation]] = {}
+    exec(compile(PLANT.read_text("utf-8"), str(PLANT), "exec"), known)
+    return known["AllToAll"]
 
 
 def test_a_new_communication_is_missing_where_values_are_computed_and_nowhere_else() -> None:
-    row = OperationKind(kind=AllToAll, order="", interpreters=INTERPRETERS)
+    row = OperationKind(kind=planted(), order="", interpreters=INTERPRETERS)
     lacking = [each for each in missing(row) if each not in LOCAL_VALUES]
     assert lacking == list(VALUES)
     files = {each.partition(":")[0] for each in lacking} | {"zsim.schedule.communication"}
     assert len(files) == 4
+
+
+def test_the_attributes_of_a_new_communication_say_all_that_other_readers_ask() -> None:
+    view = View(buffer="x", size=8)
+    made = planted()(id="a", stream="s", group="data", source=view, target=view, wire=DType.BF16)
+    assert {each.view for each in accesses(made)} == {view}
+    assert ring_equivalent_bytes(made, 4) == 3 * 2 * 2
+    assert Collective(made.name) is Collective.ALL_TO_ALL
+    assert made.addressed(3) == (0, 1, 2)
+    with pytest.raises(TypeError, match="AllToAll is not in AnyCommunication"):
+        listed(made)
+
+
+@pytest.mark.long
+def test_a_type_checker_names_each_interpreter_that_lacks_a_new_communication(
+    tmp_path: Path,
+) -> None:
+    """The plant takes the place of the real file for mypy, which reads the rest as it is."""
+    path = ROOT / "zsim" / "schedule" / "communication.py"
+    union = "AnyCommunication = AllGather"
+    text, plant = path.read_text("utf-8"), PLANT.read_text("utf-8")
+    assert union in text
+    added = plant[plant.index("class AllToAll") :]
+    shadow = tmp_path / "communication.py"
+    shadow.write_text(text.replace(union, f"{added}\n\n{union} | AllToAll"), "utf-8")
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")),
+            *("--shadow-file", str(path), str(shadow), "zsim", *BACKENDS),
+        ],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    named = {line.partition(":")[0] for line in run.stdout.splitlines() if ": error: " in line}
+    wanted = {Path(str(_spec(each).origin)).relative_to(ROOT).as_posix() for each in VALUES}
+    assert named == wanted
+    assert len(named) + 1 <= 4, "with the class itself"
+
+
+BACKENDS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "backends").glob("zsim_*"))]
+
+
+def _spec(interpreter: str) -> ModuleSpec:
+    spec = find_spec(interpreter.partition(":")[0])
+    assert spec is not None
+    return spec
