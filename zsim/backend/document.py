@@ -133,23 +133,26 @@ def _text(kind: str, fields: dict[str, object]) -> str:
     return _laid_out({"zsim": kind, "version": VERSION, **fields}, "") + "\n"
 
 
+_plain = json.JSONEncoder(allow_nan=False).encode
+"""Encoder of values that are on one line; `json.dumps` with options makes one for each call."""
+
+
 def _laid_out(value: object, indent: str) -> str:
     """Return JSON in which a value that fits on a line is on one: files can be compared."""
-    if not isinstance(value, list | dict):
-        return json.dumps(value, allow_nan=False)
-    if len(cast("list[object]", value)) < LINE_LENGTH:  # or else it is too long
-        line = json.dumps(value, allow_nan=False)
-        if len(indent) + len(line) <= LINE_LENGTH:
-            return line
     deeper = indent + " "
     if isinstance(value, list):
         items = [_laid_out(item, deeper) for item in cast("list[object]", value)]
         opening, closing = "[", "]"
-    else:
+    elif isinstance(value, dict):
         named = cast("dict[str, object]", value).items()
-        items = [f"{json.dumps(key)}: {_laid_out(item, deeper)}" for key, item in named]
+        items = [f"{_plain(key)}: {_laid_out(item, deeper)}" for key, item in named]
         opening, closing = "{", "}"
-    body = ",\n".join(deeper + item for item in items)
+    else:
+        return _plain(value)
+    line = f"{opening}{', '.join(items)}{closing}"
+    if len(indent) + len(line) <= LINE_LENGTH and "\n" not in line:
+        return line
+    body = ",\n".join([deeper + item for item in items])
     return f"{opening}\n{body}\n{indent}{closing}"
 
 
