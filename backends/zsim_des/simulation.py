@@ -18,6 +18,7 @@ from zsim.prediction.predicted_error import step_error
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, StepError, Trace
+from zsim_des.clock.ready_queue import Agenda, Clock
 from zsim_des.engine.host_issue import Courses, HostIssue
 from zsim_des.engine.lowering import LoweringError, lower
 from zsim_des.engine.memory_wait import AskedMemory
@@ -30,7 +31,6 @@ from zsim_des.engine.worst_case import WorstCases
 from zsim_des.network.communicator_placement import Used, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
-from zsim_des.ready_queue import Agenda, Clock
 from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.fold import fold

@@ -21,9 +21,9 @@ from zsim.cluster.fault import Fault
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
+from zsim_des.clock.ready_queue import Clock
 from zsim_des.network.fluid import Network
 from zsim_des.network.max_min_fair import Shape
-from zsim_des.ready_queue import Clock
 
 MIB = 2**20
 GROUPS = {"rows": ("first",), "columns": ("second",), "all": ("first", "second")}

@@ -23,7 +23,7 @@ from zsim.files.trace_file import need_chakra, need_trace, write_trace
 from zsim.files.written import write
 from zsim.mistake import MistakeError
 from zsim.prediction.predicted_error import explained
-from zsim.report.figure import RUN_FIGURES
+from zsim.report.svg.figure import RUN_FIGURES
 from zsim.units import PICOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:

@@ -3,11 +3,10 @@
 from zsim.analysis.summary import Summary, last_step
 from zsim.backend.backend import Job
 from zsim.report.drawing import picture
-from zsim.report.figure import MEMORY, NETWORK, NoFigureError
 from zsim.report.memory_section import memory
 from zsim.report.network_section import link_shares
 from zsim.report.svg.cluster_drawing import draw
-from zsim.report.svg.figure import NoFigureError
+from zsim.report.svg.figure import MEMORY, NETWORK, NoFigureError
 from zsim.report.time_section import split
 from zsim.trace.trace import Trace
 

@@ -30,7 +30,7 @@ READERS = (
     "zsim.proof.execution.interpreter:_host",
     "zsim.cluster.profile.host_launch:issue_ps",
     "zsim.analysis.time_breakdown:_kind",
-    "zsim.report.lane:_sort",
+    "zsim.report.svg.lane:_sort",
     "zsim.trace.kineto:_kernel",
     "zsim_des.engine.lowering:_instruction",
     "zsim_torch.execute.executor:_bound",

@@ -14,13 +14,12 @@ from zsim.schedule.operation import (
     ReducingOperation,
     Send,
 )
-from zsim_des.clock.ready_queue import Agenda, Alarm
+from zsim_des.clock.ready_queue import Agenda
 from zsim_des.engine.arrival import ALONE, Arrival, Key, MetRanks
 from zsim_des.engine.instruction import Enqueue
 from zsim_des.engine.watch import Durations
 from zsim_des.network.carried import Carried
 from zsim_des.network.fluid import Network
-from zsim_des.ready_queue import Agenda
 from zsim_des.symmetry.classes import RankClass
 from zsim_des.symmetry.folded_links import FoldedLinkTable, States, joined, shapes
 

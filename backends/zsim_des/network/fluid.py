@@ -6,10 +6,9 @@ from fractions import Fraction
 from functools import lru_cache
 
 from zsim.units import PICOSECONDS_PER_SECOND
-from zsim_des.clock.ready_queue import Alarm
+from zsim_des.clock.ready_queue import Clock
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.max_min_fair import Shape, fair_rates
-from zsim_des.ready_queue import Clock
 
 Rate = tuple[Fraction, Fraction]
 """Bytes of progress per picosecond, and per second."""

@@ -12,9 +12,9 @@ from zsim.api.run_result import RunResult
 from zsim.cli.option import Code
 from zsim.mistake import MistakeError
 from zsim.report.drawing import drawn
-from zsim.report.figure import RUN_FIGURES
 from zsim.report.memory_section import memory
 from zsim.report.network_section import network
+from zsim.report.svg.figure import RUN_FIGURES
 from zsim.report.time_section import split
 
 

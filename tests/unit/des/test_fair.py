@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.units import PICOSECONDS_PER_SECOND
+from zsim_des.clock.ready_queue import Clock
 from zsim_des.network.fluid import Network
 from zsim_des.network.max_min_fair import Shape, fair_rates
-from zsim_des.ready_queue import Clock
 
 LINKS = 4
 capacities = st.lists(st.integers(1, 50), min_size=LINKS, max_size=LINKS)
