@@ -179,7 +179,6 @@ def _validation(
     pipelines = ["with a pipeline" if run.features.pipeline > 1 else "without" for run in runs]
     rows = time_rows(runs)
     times = left_out(ErrorFit(rows), rows, pipelines)
-    steady = [each for each, run in zip(times, runs, strict=True) if not run.stalls]
     pairs = ratio_rows(runs)
     of_pairs = [row for row, _ in pairs]
     ratios = left_out(ratio_fit(of_pairs), of_pairs, [str(count) for _, count in pairs])
@@ -188,11 +187,7 @@ def _validation(
     return ErrorValidation(
         runs=tuple(runs),
         outcomes=tuple(outcomes),
-        times=(
-            coverage("all", times),
-            coverage("all that do not stall", steady),
-            *by_kind(times),
-        ),
+        times=(coverage("all", times), *by_kind(times)),
         ratios=tuple(_renamed(each) for each in by_kind(ratios)),
         peaks=(coverage("all", left_out(ErrorFit(peaks), peaks, [""] * len(peaks))),)
         if len({row.group for row in peaks}) > 1

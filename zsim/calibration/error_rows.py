@@ -71,21 +71,17 @@ def fit_rows(outcomes: Sequence[MemoryOutcome]) -> list[FitRow]:
 
 
 def ratio_rows(runs: Sequence[JudgedRun]) -> list[tuple[ErrorRow, int]]:
-    """Return a row for each pair of runs that differ in few choices, and in how many.
-
-    Runs that stall are left out, as published times alone say.
-    """
+    """Return a row for each pair of runs that differ in few choices, and in how many."""
     return list(_pairs(runs))
 
 
 def _pairs(runs: Sequence[JudgedRun]) -> Iterator[tuple[ErrorRow, int]]:
     of_subject: defaultdict[object, list[JudgedRun]] = defaultdict(list)
     for run in runs:
-        if not run.stalls:
-            same = tuple(str(run.settings.get(key)) for key in SAME)
-            found = run.features
-            subject = (found.runtime, found.constants, found.width, found.layers)
-            of_subject[run.publication, subject, same].append(run)
+        same = tuple(str(run.settings.get(key)) for key in SAME)
+        found = run.features
+        subject = (found.runtime, found.constants, found.width, found.layers)
+        of_subject[run.publication, subject, same].append(run)
     for own in of_subject.values():
         for one, other in combinations(own, 2):
             count = len(changed(one.features, other.features))

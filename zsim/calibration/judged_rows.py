@@ -36,7 +36,6 @@ def judged_row(run: Published, forecast: RunForecast, features: RunFeatures) -> 
         predicted_peak_bytes=round(predicted(run, Quantity.MEMORY, forecast)) if has_peak else None,
         features=features,
         settings=flat({name: table for name, table in tables.items() if name != "title"}),
-        stalls=run.stalls,
     )
 
 
@@ -86,4 +85,4 @@ def _key(run: JudgedRun) -> tuple[object, ...]:
     """Return all of a row, as a key."""
     settings = tuple(sorted((name, str(value)) for name, value in run.settings.items()))
     figures = (run.step_s, run.predicted_step_s, run.peak_bytes, run.predicted_peak_bytes)
-    return (run.publication, run.citation, run.sweep, run.stalls, figures, run.features, settings)
+    return (run.publication, run.citation, run.sweep, figures, run.features, settings)

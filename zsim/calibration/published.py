@@ -24,8 +24,6 @@ class Published:
         incomplete: what of it is not simulated; such a run is predicted, and fits nothing.
         part: the part of the file whose errors are told apart from the others', if any.
         extent: what of its part it is, by the nodes it ran on, if errors are told apart so.
-        stalls: it took far longer than runs like it on other numbers of nodes, by what was
-            published alone (`zsim.calibration.stalls`).
         step_time_s: published time of an optimizer step in seconds, if it was published.
         peak_bytes: published peak of device memory in bytes, if it was published.
         reserved: the peak is of memory that the allocator reserved; else of what was allocated.
@@ -46,7 +44,6 @@ class Published:
     incomplete: str = ""
     part: str = ""
     extent: str = ""
-    stalls: bool = False
     step_time_s: float | None = None
     peak_bytes: int | None = None
     reserved: bool = True

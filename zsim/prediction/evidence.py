@@ -32,8 +32,6 @@ class JudgedRun:
             was published.
         features: features of the run.
         settings: the scenario that was predicted: its values by dotted keys.
-        stalls: it took far longer than runs like it on other numbers of nodes, by what was
-            published alone (`zsim.calibration.stalls`).
     """
 
     publication: str
@@ -45,7 +43,6 @@ class JudgedRun:
     predicted_peak_bytes: int | None
     features: RunFeatures
     settings: Mapping[str, object]
-    stalls: bool = False
 
     @property
     def step_error(self) -> float:
@@ -135,7 +132,6 @@ def _run(entry: Mapping[str, Any], row: Mapping[str, Any]) -> JudgedRun:
         sweep=row["sweep"],
         features=RunFeatures(**dict(zip(FEATURES, row["features"], strict=True))),
         settings={key: value for key, value in settings.items() if value is not None},
-        stalls=row.get("stalls", False),
         **figures,
     )
 
@@ -168,7 +164,6 @@ def _entry_text(publication: str, runs: Sequence[JudgedRun]) -> str:
                 "figures": [getattr(run, name) for name in FIGURES],
                 "features": [getattr(run.features, name) for name in FEATURES],
                 "values": [each.get(key) for key in keys],
-                **({"stalls": True} if run.stalls else {}),
             }
         )
         for run, each in zip(runs, settings, strict=True)
