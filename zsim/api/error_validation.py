@@ -24,6 +24,7 @@ from zsim.calibration.error_rows import (
     ratio_fit,
     ratio_rows,
     rules_of,
+    scored,
     time_rows,
 )
 from zsim.calibration.judged_rows import different, judged_row, judges, memory_outcomes_of
@@ -176,13 +177,14 @@ def _validation(
 ) -> ErrorValidation:
     if len({run.publication for run in runs}) < 2:
         raise MistakeError("--data: has runs of one publication; errors need two")
-    pipelines = ["with a pipeline" if run.features.pipeline > 1 else "without" for run in runs]
-    rows = time_rows(runs)
+    kept = scored(runs)
+    pipelines = ["with a pipeline" if run.features.pipeline > 1 else "without" for run in kept]
+    rows = time_rows(kept)
     times = left_out(ErrorFit(rows), rows, pipelines)
-    pairs = ratio_rows(runs)
+    pairs = ratio_rows(kept)
     of_pairs = [row for row, _ in pairs]
     ratios = left_out(ratio_fit(of_pairs), of_pairs, [str(count) for _, count in pairs])
-    peaks = peak_rows(runs)
+    peaks = peak_rows(kept)
     fitting = fit_rows(outcomes)
     return ErrorValidation(
         runs=tuple(runs),

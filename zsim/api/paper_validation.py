@@ -68,9 +68,8 @@ def validate_papers(*, pipelines: bool = False) -> Validation:
     Args:
         pipelines: instead, publications of pipelines on many nodes, of which each row is a run.
     """
-    found = [parse(text) for text in published_papers().values()]
-    papers = [paper for paper in found if paper.pipelines == pipelines]
-    found = {each.publication: verdicts_of(each) for each in papers}
+    papers = [parse(text) for text in published_papers().values()]
+    found = {each.publication: verdicts_of(each) for each in papers if each.pipelines == pipelines}
     return Validation(verdicts=found, more={}, is_paper=True)
 
 

@@ -25,13 +25,19 @@ SAME = (
 
 
 def rules_of(runs: Sequence[JudgedRun], outcomes: Sequence[MemoryOutcome]) -> ErrorRules:
-    """Return the rules that are fitted to these runs."""
+    """Return the rules that are fitted to these runs, but for those that give no score."""
+    kept = scored(runs)
     return ErrorRules(
-        time=ErrorFit(time_rows(runs)).rule(),
-        ratio=ratio_fit([row for row, _ in ratio_rows(runs)]).rule(),
-        peak=ErrorFit(peak_rows(runs)).rule(),
+        time=ErrorFit(time_rows(kept)).rule(),
+        ratio=ratio_fit([row for row, _ in ratio_rows(kept)]).rule(),
+        peak=ErrorFit(peak_rows(kept)).rule(),
         fit=fitted_fit(fit_rows(outcomes)),
     )
+
+
+def scored(runs: Sequence[JudgedRun]) -> list[JudgedRun]:
+    """Return the runs from whose figures nothing was read."""
+    return [run for run in runs if not run.fitted]
 
 
 def ratio_fit(rows: Sequence[ErrorRow]) -> ErrorFit:

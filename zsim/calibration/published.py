@@ -28,6 +28,7 @@ class Published:
         peak_bytes: published peak of device memory in bytes, if it was published.
         reserved: the peak is of memory that the allocator reserved; else of what was allocated.
         failed: the run ended without a result: it ran out of memory, crashed or took too long.
+        fitted: a constant or a choice of the reader was read from its figures; it gives no score.
         source: the publication.
     """
 
@@ -48,6 +49,7 @@ class Published:
     peak_bytes: int | None = None
     reserved: bool = True
     failed: bool = False
+    fitted: bool = False
 
     @property
     def ways(self) -> tuple[Mapping[str, object], ...]:

@@ -89,7 +89,7 @@ def verdict(
                     f"{run.sequence_length} tokens)",
                     published=value,
                     predicted=predicted(run, quantity, forecast),
-                    is_kept=whole or run.judged,
+                    is_kept=(whole or run.judged) and not run.fitted,
                     groups={"hardware": run.hardware, "parts": run.part, "extents": run.extent},
                     source=run,
                     way=forecast.way,

@@ -14,6 +14,7 @@ def time_columns(run: RunFeatures) -> Columns:
     """Return the columns for the error of a step time."""
     return {
         "a pipeline": float(run.pipeline > 1),
+        f"a pipeline of {run.runtime}": float(run.pipeline > 1),
         "doublings of the pipeline": log2(run.pipeline),
         "several nodes": float(run.nodes > 1),
         "doublings of the nodes": log2(run.nodes),
@@ -39,9 +40,22 @@ def ratio_columns(one: RunFeatures, other: RunFeatures) -> Columns | None:
     if _subject(one) != _subject(other):
         return None
     found = {f"another {name}": 1.0 for name in changed(one, other)}
+    found |= {f"doublings of the {name}": far for name, far in _apart(one, other).items() if far}
+    found[f"a pipeline of {one.runtime}"] = float(max(one.pipeline, other.pipeline) > 1)
     found["tensor ranks across nodes"] = float(one.spans or other.spans)
     found[f"GPU {one.gpu}"] = 1.0
     return found
+
+
+def _apart(one: RunFeatures, other: RunFeatures) -> dict[str, float]:
+    """Return how many doublings lie between the degrees and sizes of two runs."""
+    pairs = {
+        "tensor degree": (one.tensor, other.tensor),
+        "pipeline": (one.pipeline, other.pipeline),
+        "micro-batch": (one.tokens, other.tokens),
+        "GPUs": (one.gpus, other.gpus),
+    }
+    return {name: abs(log2(first / second)) for name, (first, second) in pairs.items()}
 
 
 def changed(one: RunFeatures, other: RunFeatures) -> tuple[str, ...]:

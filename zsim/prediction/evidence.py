@@ -20,7 +20,7 @@ FILE = "judged_runs.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRun:
-    """A published run that fitted no constant, and what is predicted of it.
+    """A published run of a sweep that fitted no constant, and what is predicted of it.
 
     Attributes:
         publication: short name of who published it.
@@ -32,6 +32,7 @@ class JudgedRun:
             was published.
         features: features of the run.
         settings: the scenario that was predicted: its values by dotted keys.
+        fitted: a choice of its scenario was read from its figures; it gives no score.
     """
 
     publication: str
@@ -43,6 +44,7 @@ class JudgedRun:
     predicted_peak_bytes: int | None
     features: RunFeatures
     settings: Mapping[str, object]
+    fitted: bool = False
 
     @property
     def step_error(self) -> float:
@@ -132,6 +134,7 @@ def _run(entry: Mapping[str, Any], row: Mapping[str, Any]) -> JudgedRun:
         sweep=row["sweep"],
         features=RunFeatures(**dict(zip(FEATURES, row["features"], strict=True))),
         settings={key: value for key, value in settings.items() if value is not None},
+        fitted=row.get("fitted", False),
         **figures,
     )
 
@@ -164,6 +167,7 @@ def _entry_text(publication: str, runs: Sequence[JudgedRun]) -> str:
                 "figures": [getattr(run, name) for name in FIGURES],
                 "features": [getattr(run.features, name) for name in FEATURES],
                 "values": [each.get(key) for key in keys],
+                **({"fitted": True} if run.fitted else {}),
             }
         )
         for run, each in zip(runs, settings, strict=True)

@@ -87,6 +87,24 @@ def test_a_row_with_a_pipeline_has_its_stages_and_no_tied_embeddings() -> None:
     assert from_tables(run_of(embeddings_inferred="tied").scenario).model.tied_embeddings
 
 
+def test_rows_from_which_a_choice_of_the_reader_was_read_are_marked_as_fitted() -> None:
+    of_one = {"model_size": "1B", "dp": "2", "tp": "1", "grad_accum": "8"}
+    assert run_of(tp="16").fitted  # its mode of tensor ranks
+    assert not run_of(tp="8").fitted
+    assert run_of(**of_one, pp="4").fitted  # where a stage is full
+    assert not run_of(**of_one, pp="2").fitted
+    assert not run_of(**of_one | {"dp": "4", "grad_accum": "4"}, pp="4").fitted  # two nodes
+    forecasts = [needing(2**30)] * 2
+    told = verdict("a table", Quantity.MEMORY, [run_of(tp="16"), run_of()], forecasts, whole=True)
+    assert [row.is_kept for row in told.rows] == [False, True]
+
+
+def test_no_wait_of_the_host_is_set_for_a_pipeline_on_any_number_of_nodes() -> None:
+    for cells in ({"dp": "4", "tp": "4"}, {"dp": "8", "tp": "32", "grad_accum": "2"}):
+        compute = run_of(pp="2", **cells).scenario["compute"]
+        assert compute == {"profile": "h100_2025"}
+
+
 def test_stages_of_a_pipeline_keep_the_head_whole() -> None:
     for cells in ({"tp": "1"}, {"tp": "16"}, {"model_size": "1B"}):
         assert all(
