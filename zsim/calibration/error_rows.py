@@ -6,7 +6,13 @@ from itertools import combinations
 from math import log
 
 from zsim.calibration.error_fit import ErrorFit, ErrorRow, FitRow, fitted_fit
-from zsim.prediction.error_columns import changed, peak_columns, ratio_columns, time_columns
+from zsim.prediction.error_columns import (
+    OF_RUNTIME,
+    changed,
+    peak_columns,
+    ratio_columns,
+    time_columns,
+)
 from zsim.prediction.error_rule import ErrorRules
 from zsim.prediction.evidence import JudgedRun, MemoryOutcome
 
@@ -28,7 +34,7 @@ def rules_of(runs: Sequence[JudgedRun], outcomes: Sequence[MemoryOutcome]) -> Er
     """Return the rules that are fitted to these runs, but for those that give no score."""
     kept = scored(runs)
     return ErrorRules(
-        time=ErrorFit(time_rows(kept)).rule(),
+        time=time_fit(time_rows(kept)).rule(),
         ratio=ratio_fit([row for row, _ in ratio_rows(kept)]).rule(),
         peak=ErrorFit(peak_rows(kept)).rule(),
         fit=fitted_fit(fit_rows(outcomes)),
@@ -40,9 +46,14 @@ def scored(runs: Sequence[JudgedRun]) -> list[JudgedRun]:
     return [run for run in runs if not run.fitted]
 
 
+def time_fit(rows: Sequence[ErrorRow]) -> ErrorFit:
+    """Return fits to step times: a runtime without published pipelines counts as the widest."""
+    return ErrorFit(rows, widest=(OF_RUNTIME,))
+
+
 def ratio_fit(rows: Sequence[ErrorRow]) -> ErrorFit:
     """Return fits to pairs: no run of a pair is the first, and unknown choices are the widest."""
-    return ErrorFit(rows, is_symmetric=True, widest=(ANOTHER,))
+    return ErrorFit(rows, is_symmetric=True, widest=(ANOTHER, OF_RUNTIME))
 
 
 def time_rows(runs: Sequence[JudgedRun]) -> list[ErrorRow]:

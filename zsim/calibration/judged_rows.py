@@ -62,7 +62,7 @@ def memory_outcomes_of(
             ran=not run.failed,
         )
         for run, forecast in made
-        if not run.fitted and (run.peak_bytes is not None or (run.file, run.line) in lines)
+        if (run.file, run.line) in lines or (run.peak_bytes is not None and not run.fitted)
     ]
 
 
