@@ -229,7 +229,6 @@ class ComputeTable(Table):
     host_per_segment: Time | None = None
     host_per_unit: Time | None = None
     host_per_collective: Time | None = None
-    host_per_message: Time | None = None
 
 
 class HostKnobs(Table):
