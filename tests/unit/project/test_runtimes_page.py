@@ -1,4 +1,4 @@
-"""Pages of runtimes describe the code: pictures are drawn again, figures computed again.
+"""docs/runtimes.md says what happens: its pictures are drawn again, its figures computed again.
 
 After a change that means to change them, run the commands that stand below the pictures.
 """
@@ -14,8 +14,7 @@ from zsim.runtimes.registry import runtimes
 from zsim.units import format_bytes, format_seconds
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted((ROOT / "docs").glob("runtimes*.md"))
-PAGE = "".join(each.read_text("utf-8") for each in PAGES)
+PAGE = (ROOT / "docs" / "runtimes.md").read_text("utf-8")
 
 PICTURES = {
     path: words.split()
