@@ -100,10 +100,10 @@ def is_there(name: str) -> bool:
     return False
 
 
-def test_the_backend_of_the_readme_is_accepted_by_the_registry(
+def test_the_backend_of_the_page_is_accepted_by_the_registry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = (ROOT / "docs" / "plug_points.md").read_text("utf-8")
     codes = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (code,) = [each for each in codes if "class MyBackend" in each]
     imported = {
@@ -114,7 +114,7 @@ def test_the_backend_of_the_readme_is_accepted_by_the_registry(
     }
     assert {"BackendTraits", "Job", "Trace"} <= imported
     names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "plug_points.md", "exec"), names)
     made = names["MyBackend"]
 
     class Entry(EntryPoint):
