@@ -17,7 +17,7 @@ import numpy as np
 from zsim.model.model import Model, Segment, Unit
 from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.stand_ins import clipping, digest, updated
-from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ class PlainStep:
                     moment[name] = value
                 continue
             rule = rules[name]
-            step = state.updates + 1 if isinstance(rule, Adam) else None
+            step = state.updates + 1 if rule.counts_steps else None
             gradient = gradients.get(name, np.zeros_like(trained))
             made = updated(self.random, rule, [gradient, trained, *held[: rule.moments]], step)
             parameters[name] = made[0]

@@ -17,7 +17,13 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 OURS = ("zsim", "backends", "benchmarks", "docs", "examples", "scenarios", "tests", "topologies")
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"`([^`\s]+)`")
-GROUPS = {"zsim.algorithms", "zsim.backends", "zsim.fabrics", "zsim.runtimes", "zsim.commands"}
+GROUPS = {
+    "zsim.algorithms",
+    "zsim.backends",
+    "zsim.fabrics",
+    "zsim.optimizers",
+    "zsim.runtimes",
+} | {"zsim.commands"}
 """Groups of entry points, whose names look like modules."""
 
 ELSEWHERE = {"examples/mamba/run_multinode.sh"}
