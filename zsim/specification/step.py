@@ -269,7 +269,7 @@ class PlainStep:
             if self._is_shared(segment, name):
                 return self._together(values[name], self.cut.context)
             if name == segment.passed_input:
-                return self._passed(values[name], segment.context_offset)
+                return self._passed(values[name], segment.offset)
             if segment.reads_whole and self._is_cut(name):
                 return self._together(values[name], self.cut.tensor)
             return values[name]
@@ -298,14 +298,14 @@ class PlainStep:
         parameters = [self._parameters[name] for name in segment.parameters]
         shape = spread(*inputs, *parameters)
         outputs = [
-            self.random.draw((*shape, self._pieces(value.name, whole=segment.reduces_output)))
+            self.random.draw((*shape, self._pieces(value.name, whole=segment.ends is not None)))
             for value in segment.outputs
         ]
         saved = self.random.draw((*shape, 1)) if segment.saved_bytes else None
         made = Application(inputs, parameters, outputs, saved)
         self.applications[unit.name, place, micro_batch] = made
         for value, output in zip(segment.outputs, outputs, strict=True):
-            reduced = self._sum(output, value.name) if segment.reduces_output else output
+            reduced = self._sum(output, value.name) if segment.ends is not None else output
             values[value.name] = reduced
 
     def wanted(self, segment: Segment) -> list[str]:
@@ -330,7 +330,7 @@ class PlainStep:
         made.towards, made.ends = self._towards(name, made, segment, wanted)
         made.slopes = [
             self._together(slopes[value.name], self.cut.tensor)
-            if segment.reduces_output and self._is_cut(value.name)
+            if segment.ends is not None and self._is_cut(value.name)
             else slopes[value.name]
             for value in segment.outputs
             if value.name in slopes
@@ -346,10 +346,10 @@ class PlainStep:
                 gradient = self.cut.summed(gradient, (self.cut.context,))
                 gradient = self._own(gradient, self.cut.context)
             elif value == segment.passed_input:  # back to the rank that sent the input
-                gradient = self._passed(gradient, -(segment.context_offset or 0))
-            elif segment.reduces_input_gradient:
+                gradient = self._passed(gradient, -(segment.offset or 0))
+            elif segment.sums_gradients:
                 gradient = self._sum(gradient, value)
-            elif segment.gathers_input and self._is_cut(value):
+            elif segment.reads_whole and self._is_cut(value):
                 gradient = self._own(gradient, self.cut.tensor)
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)

@@ -217,7 +217,7 @@ class ForwardBackward:
             self.sequence.bring_gradient(value, segment, name, f"{path}/{value}")
         elif self.sequence.gathers(segment, value):
             self.sequence.scatter(value, name, f"{path}/scatter/{value}")
-        elif segment.reduces_input_gradient:
+        elif segment.sums_gradients:
             fused = (
                 self.writer.path(path) if self.tokens.scatters_gradients(segment, part) else None
             )
@@ -253,7 +253,7 @@ class ForwardBackward:
             operands += self._gradient_operands(segment)
             operands += self._parameters(visit, segment, Role.GRADIENT)
         else:
-            partial = (TENSOR,) if segment.reduces_output else ()
+            partial = (TENSOR,) if segment.ends is not None else ()
             made = [self.writer.all(self._made(instance)) for instance in part.makes]
             operands += [Operand(role=Role.OUTPUT, view=view, partial=partial) for view in made]
             operands += self.tokens.parts_made(segment, part)
@@ -269,7 +269,7 @@ class ForwardBackward:
             for value in segment.outputs
             if value.name in self._gradients
         ]
-        partial = (TENSOR,) if segment.reduces_input_gradient else ()
+        partial = (TENSOR,) if segment.sums_gradients else ()
         for name in self._differentiable(segment):
             value, gathers = self.model.values[name], self.tokens.gathers(segment, name)
             shared = self.sequence.gathers(segment, name)

@@ -49,7 +49,7 @@ class SharedSequence:
 
     def comes_home(self, segment: Segment, value: str) -> bool:
         """Return True if `segment` is the last to add to the gradient of `value`."""
-        is_own = self.ranks > 1 and segment.context_offset == 0
+        is_own = self.ranks > 1 and segment.offset == 0
         return is_own and value == segment.inputs[-1]
 
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
@@ -79,10 +79,10 @@ class SharedSequence:
 
     def exchange(self, segment: Segment, part: SegmentVisit) -> tuple[Edge, ...]:
         """Pass keys on for the next segment; return the edges that `segment` itself waits for."""
-        if self.ranks == 1 or segment.context_offset is None:
+        if self.ranks == 1 or segment.offset is None:
             return ()
         instance = part.reads[-1]
-        own, last = segment.context_offset, self.ranks - 1
+        own, last = segment.offset, self.ranks - 1
         if part.action is Action.BACKWARD:
             if own == last:
                 self._pass_on(part, instance, 0, last)
@@ -110,8 +110,8 @@ class SharedSequence:
 
     def finish(self, segment: Segment, part: SegmentVisit, operation: str) -> None:
         """Free the keys received for `segment`; `operation` was the last to read them."""
-        if self.ranks > 1 and segment.context_offset:
-            came = self._there(part, part.reads[-1], segment.context_offset)
+        if self.ranks > 1 and segment.offset:
+            came = self._there(part, part.reads[-1], segment.offset)
             self.writer.free(came, uses=(operation,))
 
     def bring_gradient(self, value: str, segment: Segment, own: str, path: str) -> None:
@@ -120,7 +120,7 @@ class SharedSequence:
         The first segment, which attends to a rank's own keys, runs last: there the sum reaches its
         owner.
         """
-        offset = segment.context_offset
+        offset = segment.offset
         assert offset is not None
         writer, last = self.writer, self.ranks - 1
         here = self._sum(value, offset)
@@ -155,9 +155,9 @@ class SharedSequence:
 
     def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str:
         """Return the buffer of the values that `part` reads from other ranks, one for each pass."""
-        if segment.gathers_context:
+        if segment.shared_input is not None:
             return self._whole(part, instance)
-        return self._there(part, instance, segment.context_offset or 0)
+        return self._there(part, instance, segment.offset or 0)
 
     def _there(self, part: SegmentVisit, instance: ValueInstance, offset: int) -> str:
         """Return the buffer of the value from the rank `offset` places before (0: this rank)."""
@@ -178,7 +178,7 @@ class SharedSequence:
     def part(self, value: str, segment: Segment) -> str:
         """Return the buffer of the gradient that `segment` makes of another rank's `value`."""
         own = self.model.values[value]
-        name = f"{value}/gradient/part{segment.context_offset}"
+        name = f"{value}/gradient/part{segment.offset}"
         return self.writer.buffer(name, own.elements, own.dtype, Kind.WORKSPACE, produced=True)
 
     def _all_tokens(self, value: str, name: str, *, produced: bool) -> str:

@@ -63,7 +63,7 @@ def _gathers(model: Model) -> dict[tuple[str, int], int]:
             for name in segment.inputs if segment.reads_whole else ():
                 counts[name] += not (is_left and counts[name])
                 found[name, place] = counts[name] - 1
-            is_left = segment.leaves_whole
+            is_left = segment.leaves_gathered
     return found
 
 
@@ -83,14 +83,18 @@ class Tokens:
             value.name
             for unit in model.units
             for segment in unit.segments
-            if segment.reduces_output
+            if segment.ends is not None
             for value in segment.outputs
             if value.tensor_sharded
         )
         self.shared = shared_parameters(model)
-        casting = [each for unit in model.units for each in unit.segments if each.casts_tokens]
-        self._cast_inputs = {name for each in casting for name in each.inputs}
-        self._cast_outputs = {value.name for each in casting for value in each.outputs}
+        every = [each for unit in model.units for each in unit.segments]
+        self._cast_inputs = {
+            name for each in every if each.begins and each.begins.narrow for name in each.inputs
+        }
+        self._cast_outputs = {
+            value.name for each in every if each.ends and each.ends.narrow for value in each.outputs
+        }
         self._gathers = _gathers(model)
         self._awaited: list[str] = []
         self._userbuffers: Userbuffers | None = None
@@ -121,7 +125,8 @@ class Tokens:
         self._fuses = bool(fused)
         if not fused or SYMMETRIC in self.writer.alive:
             return
-        dtype = DType.FP8 if fused[0][0].casts_tokens else fused[0][1].dtype
+        first, value = fused[0]
+        dtype = DType.FP8 if first.is_narrow else value.dtype
         most = 2 * max(value.size_bytes for _, value in fused)
         self.writer.prefix = "setup"
         self.writer.buffer(SYMMETRIC, most // dtype.size_bytes, dtype, Kind.WORKSPACE)
@@ -152,7 +157,7 @@ class Tokens:
             if whole not in self.writer.alive or self._stays(whole):
                 narrow = each.value in self._cast_inputs
                 self._gather(each.value, whole, each.buffer, part, narrow=narrow, in_parts=in_parts)
-        is_left = segment.leaves_whole and part.action is not Action.BACKWARD
+        is_left = segment.leaves_gathered and part.action is not Action.BACKWARD
         return () if is_left else tuple(each for each in found if not self._stays(each))
 
     def gather_gradients(

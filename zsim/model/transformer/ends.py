@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from zsim.dtype import DType
+from zsim.model.exchange import GATHER_ALIKE, gather_tokens, sum_outputs
 from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.model import BATCH, Parameter, Unit, Value
 from zsim.model.transformer.gathered_layers import rearranged
@@ -46,7 +47,10 @@ def embedding(size: Size, batch: Value) -> Unit:
     )
     if not size.shape.places:
         only = Stretch(
-            inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=is_cut
+            inputs=(BATCH,),
+            outputs=(output,),
+            operators=(look_up,),
+            ends=sum_outputs() if is_cut else None,
         )
         return Unit(
             name="embedding",
@@ -68,7 +72,12 @@ def embedding(size: Size, batch: Value) -> Unit:
         trains=() if places.frozen else (replace(sums, backward=True),),
     )
     stretches: tuple[Stretch, ...] = (
-        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=is_cut),
+        Stretch(
+            inputs=(BATCH,),
+            outputs=(found,),
+            operators=(look_up,),
+            ends=sum_outputs() if is_cut else None,
+        ),
         Stretch(inputs=(found.name,), outputs=(output,), operators=(add,)),
     )
     if not size.cut:
@@ -113,8 +122,8 @@ def head(size: Size, source: Value) -> Unit:
         inputs=(normed.name, BATCH),
         outputs=(statistics if size.cut else loss,),
         operators=_scores(size, normed, (weight, bias), last),
-        reduces_output=size.cut,
-        reduces_input_gradient=size.cut,
+        ends=sum_outputs() if size.cut else None,
+        begins=gather_tokens() if size.cut else None,
     )
     if not size.cut:
         stretches: tuple[Stretch, ...] = (joined((first, scores)),)
@@ -228,13 +237,13 @@ def _whole_vocabulary(size: Size, source: Value) -> Unit:
             inputs=(normed.name,),
             outputs=(logits,),
             operators=(_reporting(size, project),),
-            reduces_input_gradient=True,
+            begins=gather_tokens(),
         ),
         Stretch(
             inputs=(logits.name, BATCH),
             outputs=(loss,),
             operators=(order, *_entropy(size, ordered, tensor_of(loss), whole=True)),
-            gathers_input=True,
+            begins=GATHER_ALIKE,
         ),
     )
     return Unit(
@@ -345,14 +354,14 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
             inputs=(normed.name,),
             outputs=(logits,),
             operators=(project,),
-            reduces_input_gradient=size.cut,
+            begins=gather_tokens() if size.cut else None,
         ),
         Stretch(inputs=(logits.name,), outputs=(wide,), operators=(widen,)),
         Stretch(
             inputs=(wide.name, BATCH),
             outputs=(statistics,),
             operators=(entropy,),
-            reduces_output=size.cut,
+            ends=sum_outputs() if size.cut else None,
         ),
         _end(size, statistics, loss),
     )

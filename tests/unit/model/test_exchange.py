@@ -1,0 +1,70 @@
+"""Exchanges that begin and end segments, and their form in files."""
+
+from itertools import product
+from typing import cast
+
+import pytest
+
+from zsim.dtype import DType
+from zsim.model.exchange import (
+    GATHER_ALIKE,
+    GATHER_SEQUENCE,
+    Exchange,
+    ExchangeFlags,
+    exchanges_of,
+    flags_of,
+    gather_tokens,
+    is_narrow,
+    pass_along,
+    sum_outputs,
+    sums_gradients,
+)
+from zsim.model.model import Segment, Value
+
+BEGINS: tuple[Exchange | None, ...] = (
+    None,
+    *(gather_tokens(narrow=n, stays=s) for n, s in product((False, True), repeat=2)),
+    GATHER_ALIKE,
+    GATHER_SEQUENCE,
+    *map(pass_along, range(3)),
+)
+ENDS = (None, sum_outputs(), sum_outputs(narrow=True))
+MADE = (Value(name="made", elements=1, dtype=DType.BF16),)
+
+
+PAIRS = [
+    (begins, ends)
+    for begins, ends in product(BEGINS, ENDS)
+    if ends is None or not sums_gradients(begins) or is_narrow(begins) == ends.narrow
+]
+"""A file has one flag for whether a segment's tokens are cast."""
+
+
+@pytest.mark.parametrize(("begins", "ends"), PAIRS)
+def test_exchanges_of_a_segment_are_read_as_they_were_written(
+    begins: Exchange | None, ends: Exchange | None
+) -> None:
+    segment = Segment(inputs=("read",), outputs=MADE, **flags_of(begins, ends))
+    assert (segment.begins, segment.ends) == (begins, ends)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (gather_tokens(), GATHER_ALIKE),
+        (gather_tokens(), GATHER_SEQUENCE),
+        (GATHER_ALIKE, pass_along(0)),
+        (GATHER_SEQUENCE, pass_along(1)),
+    ],
+)
+def test_a_segment_that_begins_with_two_exchanges_is_refused(
+    one: Exchange, other: Exchange
+) -> None:
+    both: dict[str, object] = {**flags_of(one, None)}
+    both |= {
+        name: flag
+        for name, flag in flags_of(other, None).items()
+        if flag is not False and flag is not None
+    }
+    with pytest.raises(ValueError, match=r"segment: begins with .* must begin with one exchange"):
+        exchanges_of(cast("ExchangeFlags", both))
