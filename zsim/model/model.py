@@ -188,6 +188,12 @@ class Segment:
         """Return True if it gathers inputs that are sharded over the tensor axis."""
         return self.begins is not None and self.begins.axis is ExchangeAxis.TENSOR
 
+    def exchange_of(self, value: str) -> Exchange | None:
+        """Return the exchange of an input before forward: of each, or of the last if of keys."""
+        if self.begins is None or self.begins.axis is ExchangeAxis.TENSOR:
+            return self.begins
+        return self.begins if value == self.inputs[-1] else None
+
     @property
     def sums_gradients(self) -> bool:
         """Return True if its input gradients are partial sums over the tensor axis."""

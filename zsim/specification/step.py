@@ -11,9 +11,11 @@ of size 1 holds values that are equal along that axis.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import assert_never
 
 import numpy as np
 
+from zsim.model.exchange import Exchange, ExchangeAxis, ExchangeKind
 from zsim.model.model import Model, Segment, Unit
 from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.stand_ins import clipping, digest, updated
@@ -265,23 +267,62 @@ class PlainStep:
         return self._own(whole, self.cut.tensor) if self._is_cut(name) else whole
 
     def _read(self, values: Mapping[str, Numbers], segment: Segment) -> list[Numbers]:
-        def read(name: str) -> Numbers:
-            if self._is_shared(segment, name):
-                return self._together(values[name], self.cut.context)
-            if name == segment.passed_input:
-                return self._passed(values[name], segment.offset)
-            if segment.reads_whole and self._is_cut(name):
-                return self._together(values[name], self.cut.tensor)
-            return values[name]
+        return [self._received(values[name], segment, name) for name in segment.inputs]
 
-        return [read(name) for name in segment.inputs]
+    def _received(self, own: Numbers, segment: Segment, name: str) -> Numbers:
+        """Return the values of an input after the exchange that begins a segment."""
+        exchange = segment.exchange_of(name)
+        if exchange is None:
+            return own
+        match exchange.kind:
+            case ExchangeKind.GATHER:
+                place = self._place_of(exchange, name)
+                return own if place is None else self._together(own, place)
+            case ExchangeKind.PASS:
+                return self._passed(own, exchange.offset)
+            case ExchangeKind.SUM | ExchangeKind.OWN:
+                raise AssertionError(exchange)
+            case _:
+                assert_never(exchange.kind)
 
-    def _passed(self, numbers: Numbers, offset: int | None) -> Numbers:
+    def _returned(self, gradient: Numbers, segment: Segment, name: str) -> Numbers:
+        """Return the gradient of an input after the adjoint of that exchange."""
+        exchange = segment.exchange_of(name)
+        if exchange is None:
+            return gradient
+        place = self._place_of(exchange, name)
+        match exchange.adjoint:
+            case ExchangeKind.SUM if exchange.axis is ExchangeAxis.TENSOR:
+                return self._sum(gradient, name)
+            case ExchangeKind.SUM:
+                if place is None:
+                    return gradient
+                return self._own(self.cut.summed(gradient, (place,)), place)
+            case ExchangeKind.OWN:
+                return gradient if place is None else self._own(gradient, place)
+            case ExchangeKind.PASS:  # back to the rank that sent the input
+                return self._passed(gradient, -exchange.offset)
+            case ExchangeKind.GATHER:
+                raise AssertionError(exchange)
+            case _:
+                assert_never(exchange.adjoint)
+
+    def _place_of(self, exchange: Exchange, name: str) -> int | None:
+        """Return the dimension of the ranks that hold parts of a value; None if all hold it."""
+        match exchange.axis:
+            case ExchangeAxis.TENSOR:
+                return self.cut.tensor if self._is_cut(name) else None
+            case ExchangeAxis.CONTEXT:
+                return self.cut.context
+            case _:
+                assert_never(exchange.axis)
+
+    def _passed(self, numbers: Numbers, offset: int) -> Numbers:
         """Return the values of the rank `offset` places before on the context axis."""
         place = self.cut.context
         if place is None or numbers.shape[place] == 1:
             return numbers
-        return np.roll(numbers, offset or 0, place)
+        return np.roll(numbers, offset, place)
 
     def _is_shared(self, segment: Segment, name: str) -> bool:
         """Return True if a segment reads an input of all ranks that share a sequence."""
@@ -340,17 +381,7 @@ class PlainStep:
         parts = made.made = made.parts(whole)
         trained = made.trained = len(self.model.trained_of(segment))
         for value, towards in zip(wanted, parts[trained:], strict=True):
-            gradient = towards
-            if self._is_shared(segment, value):
-                assert self.cut.context is not None
-                gradient = self.cut.summed(gradient, (self.cut.context,))
-                gradient = self._own(gradient, self.cut.context)
-            elif value == segment.passed_input:  # back to the rank that sent the input
-                gradient = self._passed(gradient, -(segment.offset or 0))
-            elif segment.sums_gradients:
-                gradient = self._sum(gradient, value)
-            elif segment.reads_whole and self._is_cut(value):
-                gradient = self._own(gradient, self.cut.tensor)
+            gradient = self._returned(towards, segment, value)
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)
         return whole[..., : made.ends[trained - 1] if trained else 0]

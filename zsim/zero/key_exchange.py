@@ -13,7 +13,9 @@ direction. Each rank's keys first reach the rank that makes the last partial gra
 sum of the gradients follows them to their owner in the optimizer's dtype (`convert_to_f32`).
 """
 
-from zsim.model.model import Model, Segment
+from collections.abc import Container, Sequence
+
+from zsim.model.model import Model, ModelError, Segment
 from zsim.schedule.operation import Action, Edge
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
@@ -52,7 +54,53 @@ class SharedSequence:
         is_own = self.ranks > 1 and segment.offset == 0
         return is_own and value == segment.inputs[-1]
 
-    def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
+    def changes(self, segment: Segment, value: str) -> bool:
+        """Return True if `segment` reads the `value` of other ranks, or of all of them."""
+        return value in (segment.shared_input, segment.passed_input)
+
+    def contributes(self, segment: Segment, value: str) -> bool:
+        """Return False if the gradient of `value` is for the rank that passed it here."""
+        return not self.passes(segment, value)
+
+    def partial(self, segment: Segment, value: str) -> tuple[str, ...]:
+        """Return the axis of the ranks that share a sequence if `value` was gathered."""
+        return (CONTEXT,) if self.gathers(segment, value) else ()
+
+    def made_by_backward(self, segment: Segment, value: str, contribution: str) -> str:
+        """Return the buffer of the gradient: of another rank's keys, or of those of all ranks."""
+        if self.passes(segment, value):
+            return self.part(value, segment)
+        return self.summands(value, contribution) if self.ranks > 1 else contribution
+
+    def end(
+        self,
+        segment: Segment,
+        part: SegmentVisit,
+        made: Sequence[tuple[str, str]],
+        operation: str,
+    ) -> None:
+        """Raise ModelError: no segment ends in an exchange of a sequence."""
+        del part, made, operation
+        raise ModelError(f"segment: ends in {segment.ends}, must end in a sum over the tensor axis")
+
+    def settle(self, segment: Segment, part: SegmentVisit, value: str, gradient: str) -> None:
+        """Sum the gradient of a gathered input, or send that of a passed one to its owner."""
+        path = f"backward{part.segment}"
+        if self.passes(segment, value):
+            self.bring_gradient(value, segment, self.part(value, segment), f"{path}/{value}")
+        elif self.comes_home(segment, value):
+            self.bring_gradient(value, segment, gradient, f"{path}/{value}")
+        elif self.gathers(segment, value):
+            self.scatter(value, gradient, f"{path}/scatter/{value}")
+
+    def before_backward(
+        self, segment: Segment, part: SegmentVisit, gradients: Container[str]
+    ) -> tuple[str, ...]:
+        """Gather the inputs that `segment` reads for all tokens; return their new buffers."""
+        del gradients
+        return self.before_forward(segment, part)
+
+    def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
         """Gather the inputs that `segment` reads for all tokens; return their new buffers."""
         return tuple(
             self._gather(each, part) for each in part.reads if self.gathers(segment, each.value)
