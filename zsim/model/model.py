@@ -12,17 +12,17 @@ from math import prod
 
 from zsim.dtype import DType
 from zsim.model.architecture import Architecture
-from zsim.model.exchange import (
-    Exchange,
+from zsim.model.generator import Draws
+from zsim.model.kernel import Kernel
+from zsim.model.segment_exchange import (
     ExchangeAxis,
     ExchangeFlags,
     ExchangeKind,
+    SegmentExchange,
     exchanges_of,
     is_narrow,
     sums_gradients,
 )
-from zsim.model.generator import Draws
-from zsim.model.kernel import Kernel
 from zsim.model.tensor_lifetime import AllocationEvent
 
 
@@ -166,8 +166,8 @@ class Segment:
     forward_course: tuple[AllocationEvent, ...] = ()
     backward_course: tuple[AllocationEvent, ...] = ()
     split: SplitBackward | None = None
-    begins: Exchange | None = field(init=False, repr=False, compare=False)
-    ends: Exchange | None = field(init=False, repr=False, compare=False)
+    begins: SegmentExchange | None = field(init=False, repr=False, compare=False)
+    ends: SegmentExchange | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         flags = ExchangeFlags(
@@ -188,7 +188,7 @@ class Segment:
         """Return True if it gathers inputs that are sharded over the tensor axis."""
         return self.begins is not None and self.begins.axis is ExchangeAxis.TENSOR
 
-    def exchange_of(self, value: str) -> Exchange | None:
+    def exchange_of(self, value: str) -> SegmentExchange | None:
         """Return the exchange of an input before forward: of each, or of the last if of keys."""
         if self.begins is None or self.begins.axis is ExchangeAxis.TENSOR:
             return self.begins

@@ -15,8 +15,8 @@ from typing import assert_never
 
 import numpy as np
 
-from zsim.model.exchange import Exchange, ExchangeAxis, ExchangeKind
 from zsim.model.model import Model, Segment, Unit
+from zsim.model.segment_exchange import ExchangeAxis, ExchangeKind, SegmentExchange
 from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.stand_ins import clipping, digest, updated
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
@@ -307,7 +307,7 @@ class PlainStep:
             case _:
                 assert_never(exchange.adjoint)
 
-    def _place_of(self, exchange: Exchange, name: str) -> int | None:
+    def _place_of(self, exchange: SegmentExchange, name: str) -> int | None:
         """Return the dimension of the ranks that hold parts of a value; None if all hold it."""
         match exchange.axis:
             case ExchangeAxis.TENSOR:

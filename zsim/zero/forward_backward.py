@@ -18,8 +18,8 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
+from zsim.zero.exchange_weaver import ExchangeWeaver
 from zsim.zero.names import TENSOR
-from zsim.zero.segment_exchanges import SegmentExchanges
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
 from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
@@ -63,7 +63,7 @@ class ForwardBackward:
         self.micro_batch = 0
         self.gradient_slot = ""  # suffix of the buffers of parameter gradients
         self.elsewhere = dict[str, View]()  # whole parameters kept outside their bucket
-        self.exchanges = SegmentExchanges(writer, model, strategy)
+        self.exchanges = ExchangeWeaver(writer, model, strategy)
         self.tokens = self.exchanges.tokens
         self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}

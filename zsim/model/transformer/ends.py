@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from zsim.dtype import DType
-from zsim.model.exchange import GATHER_ALIKE, gather_tokens, sum_outputs
 from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.model import BATCH, Parameter, Unit, Value
+from zsim.model.segment_exchange import GATHER_ALIKE, gather_tokens, sum_outputs
 from zsim.model.transformer.gathered_layers import rearranged
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
@@ -35,6 +35,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     words = made(TOKENS, size.shape.vocab_size if is_whole else size.vocabulary, size.hidden)
     output = size.value("embedding/output")
     shape, dtype, is_cut = (size.tokens, size.hidden), size.dtype, size.cut and not is_whole
+    ends = sum_outputs() if is_cut else None
     found = size.value("embedding/words")
     target = found if size.shape.places else output
     look_up = Operator(
@@ -46,12 +47,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         trains=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2, backward=True),),
     )
     if not size.shape.places:
-        only = Stretch(
-            inputs=(BATCH,),
-            outputs=(output,),
-            operators=(look_up,),
-            ends=sum_outputs() if is_cut else None,
-        )
+        only = Stretch(inputs=(BATCH,), outputs=(output,), operators=(look_up,), ends=ends)
         return Unit(
             name="embedding",
             parameters=(words,),
@@ -72,12 +68,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         trains=() if places.frozen else (replace(sums, backward=True),),
     )
     stretches: tuple[Stretch, ...] = (
-        Stretch(
-            inputs=(BATCH,),
-            outputs=(found,),
-            operators=(look_up,),
-            ends=sum_outputs() if is_cut else None,
-        ),
+        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), ends=ends),
         Stretch(inputs=(found.name,), outputs=(output,), operators=(add,)),
     )
     if not size.cut:

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from zsim.dtype import DType
-from zsim.model.exchange import gather_tokens, is_narrow
 from zsim.model.kernel import FusedPart, Kernel, KernelKind, streaming
 from zsim.model.model import Value
+from zsim.model.segment_exchange import gather_tokens, is_narrow
 from zsim.model.transformer.operator import Operator, Stretch
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import TokenFusion

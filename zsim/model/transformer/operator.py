@@ -8,10 +8,10 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.dtype import DType
-from zsim.model.exchange import Exchange, ExchangeAxis, sums_gradients
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
 from zsim.model.model import Parameter, Value
+from zsim.model.segment_exchange import ExchangeAxis, SegmentExchange, sums_gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,8 @@ class Stretch:
     inputs: tuple[str, ...]
     outputs: tuple[Value, ...]
     operators: tuple[Operator, ...]
-    begins: Exchange | None = None
-    ends: Exchange | None = None
+    begins: SegmentExchange | None = None
+    ends: SegmentExchange | None = None
     adds: bool = False
 
     @property

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from zsim.model.exchange import flags_of
 from zsim.model.kernel import CUDNN, Kernel, KernelKind
 from zsim.model.model import Segment, SplitBackward, Value
+from zsim.model.segment_exchange import flags_of
 from zsim.model.tensor_lifetime import AllocationEvent
 from zsim.model.transformer.autograd_lifetime import (
     SAVED,

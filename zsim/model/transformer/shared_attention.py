@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dtype import DType
-from zsim.model.exchange import GATHER_SEQUENCE, pass_along
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel, KernelKind, flash_attention, streaming
 from zsim.model.model import Value
+from zsim.model.segment_exchange import GATHER_SEQUENCE, pass_along
 from zsim.model.transformer.linear import layer
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.size import Size

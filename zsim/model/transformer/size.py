@@ -5,9 +5,9 @@ from fnmatch import fnmatchcase
 
 from zsim.dtype import DType
 from zsim.model.architecture import Architecture, Norm
-from zsim.model.exchange import Exchange, gather_tokens, sum_outputs
 from zsim.model.generator import Draws
 from zsim.model.model import Parameter, Value
+from zsim.model.segment_exchange import SegmentExchange, gather_tokens, sum_outputs
 from zsim.model.transformer.operator import Tensor
 from zsim.strategy.execution import Float8, Norms, TokenFusion
 
@@ -112,12 +112,12 @@ class Size:
         return self.cut and self.sequence and self.shape.execution.float8_tokens
 
     @property
-    def token_gather(self) -> Exchange | None:
+    def token_gather(self) -> SegmentExchange | None:
         """Return the exchange that begins a part of a block; None without a tensor axis."""
         return gather_tokens(narrow=self.float8_tokens) if self.cut else None
 
     @property
-    def token_sum(self) -> Exchange | None:
+    def token_sum(self) -> SegmentExchange | None:
         """Return the exchange that ends a part of a block; None without a tensor axis."""
         return sum_outputs(narrow=self.float8_tokens) if self.cut else None
 

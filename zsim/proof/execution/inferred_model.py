@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
-from zsim.model.exchange import flags_of, gather_tokens, sum_outputs
 from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
+from zsim.model.segment_exchange import flags_of, gather_tokens, sum_outputs
 from zsim.schedule.operation import (
     Action,
     Allocate,

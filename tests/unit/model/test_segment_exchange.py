@@ -6,11 +6,12 @@ from typing import cast
 import pytest
 
 from zsim.dtype import DType
-from zsim.model.exchange import (
+from zsim.model.model import Segment, Value
+from zsim.model.segment_exchange import (
     GATHER_ALIKE,
     GATHER_SEQUENCE,
-    Exchange,
     ExchangeFlags,
+    SegmentExchange,
     exchanges_of,
     flags_of,
     gather_tokens,
@@ -19,9 +20,8 @@ from zsim.model.exchange import (
     sum_outputs,
     sums_gradients,
 )
-from zsim.model.model import Segment, Value
 
-BEGINS: tuple[Exchange | None, ...] = (
+BEGINS: tuple[SegmentExchange | None, ...] = (
     None,
     *(gather_tokens(narrow=n, stays=s) for n, s in product((False, True), repeat=2)),
     GATHER_ALIKE,
@@ -42,7 +42,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("begins", "ends"), PAIRS)
 def test_exchanges_of_a_segment_are_read_as_they_were_written(
-    begins: Exchange | None, ends: Exchange | None
+    begins: SegmentExchange | None, ends: SegmentExchange | None
 ) -> None:
     segment = Segment(inputs=("read",), outputs=MADE, **flags_of(begins, ends))
     assert (segment.begins, segment.ends) == (begins, ends)
@@ -58,7 +58,7 @@ def test_exchanges_of_a_segment_are_read_as_they_were_written(
     ],
 )
 def test_a_segment_that_begins_with_two_exchanges_is_refused(
-    one: Exchange, other: Exchange
+    one: SegmentExchange, other: SegmentExchange
 ) -> None:
     both: dict[str, object] = {**flags_of(one, None)}
     both |= {

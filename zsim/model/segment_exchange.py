@@ -32,7 +32,7 @@ class ExchangeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class SegmentExchange:
     """One exchange of values over an axis.
 
     Attributes:
@@ -56,9 +56,9 @@ class Exchange:
         return self.axis is axis and self.kind is kind
 
 
-def gather_tokens(*, narrow: bool = False, stays: bool = False) -> Exchange:
+def gather_tokens(*, narrow: bool = False, stays: bool = False) -> SegmentExchange:
     """Return the gather of a segment's inputs over the tensor axis; their gradients are summed."""
-    return Exchange(
+    return SegmentExchange(
         kind=ExchangeKind.GATHER,
         axis=ExchangeAxis.TENSOR,
         adjoint=ExchangeKind.SUM,
@@ -67,9 +67,9 @@ def gather_tokens(*, narrow: bool = False, stays: bool = False) -> Exchange:
     )
 
 
-def sum_outputs(*, narrow: bool = False) -> Exchange:
+def sum_outputs(*, narrow: bool = False) -> SegmentExchange:
     """Return the sum of a segment's outputs over the tensor axis; their gradients are gathered."""
-    return Exchange(
+    return SegmentExchange(
         kind=ExchangeKind.SUM,
         axis=ExchangeAxis.TENSOR,
         adjoint=ExchangeKind.GATHER,
@@ -77,20 +77,20 @@ def sum_outputs(*, narrow: bool = False) -> Exchange:
     )
 
 
-GATHER_ALIKE = Exchange(
+GATHER_ALIKE = SegmentExchange(
     kind=ExchangeKind.GATHER, axis=ExchangeAxis.TENSOR, adjoint=ExchangeKind.OWN
 )
 """A gather before a segment that every rank of the tensor axis runs on the same values."""
 
-GATHER_SEQUENCE = Exchange(
+GATHER_SEQUENCE = SegmentExchange(
     kind=ExchangeKind.GATHER, axis=ExchangeAxis.CONTEXT, adjoint=ExchangeKind.SUM
 )
 """A gather of the last input from all ranks that share a sequence."""
 
 
-def pass_along(offset: int) -> Exchange:
+def pass_along(offset: int) -> SegmentExchange:
     """Return the pass of the last input from the rank `offset` places before in the sequence."""
-    return Exchange(
+    return SegmentExchange(
         kind=ExchangeKind.PASS,
         axis=ExchangeAxis.CONTEXT,
         adjoint=ExchangeKind.PASS,
@@ -98,14 +98,14 @@ def pass_along(offset: int) -> Exchange:
     )
 
 
-def sums_gradients(begins: Exchange | None) -> bool:
+def sums_gradients(begins: SegmentExchange | None) -> bool:
     """Return True if input gradients of a segment are partial sums over the tensor axis."""
     if begins is None or begins.axis is not ExchangeAxis.TENSOR:
         return False
     return begins.adjoint is ExchangeKind.SUM
 
 
-def is_narrow(*exchanges: Exchange | None) -> bool:
+def is_narrow(*exchanges: SegmentExchange | None) -> bool:
     """Return True if one of the exchanges casts what it gathers to 8-bit floats."""
     return any(each is not None and each.narrow for each in exchanges)
 
@@ -122,7 +122,7 @@ class ExchangeFlags(TypedDict):
     context_offset: int | None
 
 
-def flags_of(begins: Exchange | None, ends: Exchange | None) -> ExchangeFlags:
+def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> ExchangeFlags:
     """Return the form of both exchanges of a segment in a file."""
     context = None
     if begins is not None and begins.axis is ExchangeAxis.CONTEXT:
@@ -139,14 +139,14 @@ def flags_of(begins: Exchange | None, ends: Exchange | None) -> ExchangeFlags:
     )
 
 
-def exchanges_of(flags: ExchangeFlags) -> tuple[Exchange | None, Exchange | None]:
+def exchanges_of(flags: ExchangeFlags) -> tuple[SegmentExchange | None, SegmentExchange | None]:
     """Return the exchanges that begin and end a segment, from their form in a file.
 
     Raises:
         ValueError: it begins with several.
     """
     narrow, offset = flags["casts_tokens"], flags["context_offset"]
-    found: list[Exchange] = []
+    found: list[SegmentExchange] = []
     if flags["reduces_input_gradient"]:
         found.append(gather_tokens(narrow=narrow, stays=flags["leaves_whole"]))
     if flags["gathers_input"]:

@@ -8,8 +8,8 @@ exchange that ends it, the reverse. Each axis has a writer of its collectives an
 from collections.abc import Container, Sequence
 from typing import Protocol
 
-from zsim.model.exchange import Exchange, ExchangeAxis
 from zsim.model.model import Model, Segment
+from zsim.model.segment_exchange import ExchangeAxis, SegmentExchange
 from zsim.schedule.operation import Edge
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
@@ -18,7 +18,7 @@ from zsim.zero.sequence import Tokens
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
 
-class AxisExchanges(Protocol):
+class AxisWriter(Protocol):
     """Writer of the exchanges over one axis."""
 
     def changes(self, segment: Segment, value: str) -> bool:
@@ -72,7 +72,7 @@ class AxisExchanges(Protocol):
         ...
 
 
-class SegmentExchanges:
+class ExchangeWeaver:
     """Writes the exchanges of each segment over their axes.
 
     Attributes:
@@ -83,15 +83,15 @@ class SegmentExchanges:
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
         self.tokens = Tokens(writer, model, strategy.execution.fuses_tokens)
         self.sequence = SharedSequence(writer, model, strategy)
-        self._by_axis: dict[ExchangeAxis, AxisExchanges] = {
+        self._by_axis: dict[ExchangeAxis, AxisWriter] = {
             ExchangeAxis.TENSOR: self.tokens,
             ExchangeAxis.CONTEXT: self.sequence,
         }
 
-    def _over(self, exchange: Exchange | None) -> AxisExchanges | None:
+    def _over(self, exchange: SegmentExchange | None) -> AxisWriter | None:
         return None if exchange is None else self._by_axis[exchange.axis]
 
-    def changing(self, segment: Segment, value: str) -> AxisExchanges | None:
+    def changing(self, segment: Segment, value: str) -> AxisWriter | None:
         """Return the axis over which `segment` reads other numbers of `value`; None if its own."""
         axis = self._over(segment.begins)
         return axis if axis is not None and axis.changes(segment, value) else None
@@ -150,7 +150,7 @@ class SegmentExchanges:
         made: Sequence[tuple[str, str]],
         operation: str,
     ) -> None:
-        """Write the exchange that ends a segment, if any; see `AxisExchanges.end`."""
+        """Write the exchange that ends a segment, if any; see `AxisWriter.end`."""
         axis = self._over(segment.ends)
         if axis is not None:
             axis.end(segment, part, made, operation)
