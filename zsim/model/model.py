@@ -16,7 +16,6 @@ from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
 from zsim.model.segment_exchange import (
     ExchangeAxis,
-    ExchangeFlags,
     ExchangeKind,
     SegmentExchange,
     exchanges_of,
@@ -170,16 +169,17 @@ class Segment:
     ends: SegmentExchange | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        flags = ExchangeFlags(
-            reduces_output=self.reduces_output,
-            reduces_input_gradient=self.reduces_input_gradient,
-            gathers_input=self.gathers_input,
-            leaves_whole=self.leaves_whole,
-            casts_tokens=self.casts_tokens,
-            gathers_context=self.gathers_context,
-            context_offset=self.context_offset,
+        begins, ends = exchanges_of(
+            (
+                self.reduces_output,
+                self.reduces_input_gradient,
+                self.gathers_input,
+                self.leaves_whole,
+                self.casts_tokens,
+                self.gathers_context,
+                self.context_offset,
+            )
         )
-        begins, ends = exchanges_of(flags)
         object.__setattr__(self, "begins", begins)
         object.__setattr__(self, "ends", ends)
 

@@ -6,6 +6,7 @@ segment, before its backward; of the one that begins it, after.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import TypedDict
 
 
@@ -139,19 +140,22 @@ def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> Ex
     )
 
 
-def exchanges_of(flags: ExchangeFlags) -> tuple[SegmentExchange | None, SegmentExchange | None]:
-    """Return the exchanges that begin and end a segment, from their form in a file.
+@cache  # models have thousands of segments with a few exchanges
+def exchanges_of(
+    flags: tuple[bool, bool, bool, bool, bool, bool, int | None],
+) -> tuple[SegmentExchange | None, SegmentExchange | None]:
+    """Return the exchanges that begin and end a segment, from the values of `ExchangeFlags`.
 
     Raises:
         ValueError: it begins with several.
     """
-    narrow, offset = flags["casts_tokens"], flags["context_offset"]
+    sums_output, sums_gradient, alike, stays, narrow, shared, offset = flags
     found: list[SegmentExchange] = []
-    if flags["reduces_input_gradient"]:
-        found.append(gather_tokens(narrow=narrow, stays=flags["leaves_whole"]))
-    if flags["gathers_input"]:
+    if sums_gradient:
+        found.append(gather_tokens(narrow=narrow, stays=stays))
+    if alike:
         found.append(GATHER_ALIKE)
-    if flags["gathers_context"]:
+    if shared:
         found.append(GATHER_SEQUENCE)
     if offset is not None:
         found.append(pass_along(offset))
@@ -160,5 +164,5 @@ def exchanges_of(flags: ExchangeFlags) -> tuple[SegmentExchange | None, SegmentE
         raise ValueError(f"segment: begins with {words}, must begin with one exchange")
     return (
         found[0] if found else None,
-        sum_outputs(narrow=narrow) if flags["reduces_output"] else None,
+        sum_outputs(narrow=narrow) if sums_output else None,
     )

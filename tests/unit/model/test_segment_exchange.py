@@ -1,7 +1,8 @@
 """Exchanges that begin and end segments, and their form in files."""
 
+import re
 from itertools import product
-from typing import cast
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,11 @@ BEGINS: tuple[SegmentExchange | None, ...] = (
     *map(pass_along, range(3)),
 )
 ENDS = (None, sum_outputs(), sum_outputs(narrow=True))
+ROOT = Path(__file__).parents[3]
+IN_FILES = ("zsim/model/model.py", "zsim/model/segment_exchange.py")
+STRATEGY = "casts_tokens"
+"""A flag whose name a strategy has, too."""
+
 MADE = (Value(name="made", elements=1, dtype=DType.BF16),)
 
 
@@ -60,11 +66,30 @@ def test_exchanges_of_a_segment_are_read_as_they_were_written(
 def test_a_segment_that_begins_with_two_exchanges_is_refused(
     one: SegmentExchange, other: SegmentExchange
 ) -> None:
-    both: dict[str, object] = {**flags_of(one, None)}
+    both = {**flags_of(one, None)}
     both |= {
         name: flag
         for name, flag in flags_of(other, None).items()
         if flag is not False and flag is not None
     }
+    flags = (
+        both["reduces_output"],
+        both["reduces_input_gradient"],
+        both["gathers_input"],
+        both["leaves_whole"],
+        both["casts_tokens"],
+        both["gathers_context"],
+        both["context_offset"],
+    )
     with pytest.raises(ValueError, match=r"segment: begins with .* must begin with one exchange"):
-        exchanges_of(cast("ExchangeFlags", both))
+        exchanges_of(flags)
+
+
+def test_nothing_but_the_form_in_files_reads_flags_of_segments() -> None:
+    words = "|".join(name for name in ExchangeFlags.__annotations__ if name != STRATEGY)
+    flags = re.compile(rf"\b({words})\b")
+    sources = [each for top in ("zsim", "backends") for each in (ROOT / top).rglob("*.py")]
+    naming = {
+        str(each.relative_to(ROOT)) for each in sources if flags.search(each.read_text("utf-8"))
+    }
+    assert naming == set(IN_FILES)
