@@ -27,7 +27,13 @@ OURS = (
 )
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"`([^`\s]+)`")
-GROUPS = {"zsim.algorithms", "zsim.backends", "zsim.fabrics", "zsim.runtimes", "zsim.commands"}
+GROUPS = {
+    "zsim.algorithms",
+    "zsim.backends",
+    "zsim.fabrics",
+    "zsim.optimizers",
+    "zsim.runtimes",
+} | {"zsim.commands"}
 """Groups of entry points, whose names look like modules."""
 
 ELSEWHERE = {"examples/mamba/run_multinode.sh"}
