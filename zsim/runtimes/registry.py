@@ -7,6 +7,8 @@ import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import EntryPoint
+from typing import TypeVar, cast
 
 from zsim import closed_form
 from zsim.closed_form import DataVolume
@@ -14,28 +16,72 @@ from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.zero_stages import VOLUME
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model, ModelError
+from zsim.runtimes.search import Search
 from zsim.schedule.schedule import FileBytes, HostBytes, Schedule, WireBytes
-from zsim.strategy.runtime_options import RuntimeOptions, registered
+from zsim.strategy.runtime_options import GROUP, RuntimeOptions, registered
 from zsim.strategy.strategy import Strategy
 from zsim.zero import stages as own
+
+_Part = TypeVar("_Part")
+
+Write = Callable[[Model, Strategy], Schedule]
+"""Returns the schedule in which every rank trains a model with a strategy."""
+
+Volume = Callable[[Strategy], DataVolume]
+"""Returns the data volumes of a schedule, given only the strategy."""
+
+Need = Callable[[Model, Strategy], None]
+"""Raises ModelError if it can tell, without building it, that a schedule cannot be written."""
+
+
+NO_SEARCH = Search()
+"""The space of a runtime whose options a search does not vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """A runtime whose order of operations is emulated.
 
+    Each part but the options is an object, or the text `module:name` of one, which is imported when
+    it is first used.
+
     Attributes:
         options: class of its options, which also states its features.
-        schedule: returns the schedule in which every rank trains a model with a strategy.
-        volume: returns the data volumes of the schedule, given only the strategy.
-        need: raises ModelError if it can tell, without building it, that `schedule` fails; None if
-            there is no such check.
+        schedule: writes the schedule of a model with a strategy.
+        volume: returns the data volumes of the schedule.
+        need: checks whether the schedule can be written; None if there is no such check.
+        search: the options that a search varies; by default none.
     """
 
     options: type[RuntimeOptions]
-    schedule: Callable[[Model, Strategy], Schedule]
-    volume: Callable[[Strategy], DataVolume]
-    need: Callable[[Model, Strategy], None] | None = None
+    schedule: Write | str
+    volume: Volume | str
+    need: Need | str | None = None
+    search: Search | str = NO_SEARCH
+
+
+@cache
+def _imported(reference: str) -> object:
+    """Return the object of the text `module:name`."""
+    return EntryPoint(name=reference, value=reference, group=GROUP).load()
+
+
+def _part(value: _Part | str) -> _Part:
+    """Return a part of a runtime; import it if it is text."""
+    return cast("_Part", _imported(value)) if isinstance(value, str) else value
+
+
+@cache
+def search_of(name: str) -> Search:
+    """Return the options of a runtime that a search varies.
+
+    Raises:
+        TypeError: the registered object is not a `Search`.
+    """
+    found = _part(runtimes()[name].search)
+    if not isinstance(found, Search):
+        raise TypeError(f"runtime {name!r}: search: {found!r} must be a Search")
+    return found
 
 
 OWN = Runtime(options=RuntimeOptions, schedule=own.schedule, volume=lambda _: VOLUME)
@@ -75,7 +121,7 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     need_trainable(model, strategy)
     with uncollected():
-        return runtime_of(strategy).schedule(model, strategy)
+        return _part(runtime_of(strategy).schedule)(model, strategy)
 
 
 def need_trainable(model: Model, strategy: Strategy) -> None:
@@ -96,7 +142,7 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
         )
     _need_groups(model, strategy)
     if (need := runtime_of(strategy).need) is not None:
-        need(model, strategy)
+        _part(need)(model, strategy)
 
 
 def _need_groups(model: Model, strategy: Strategy) -> None:
@@ -107,19 +153,22 @@ def _need_groups(model: Model, strategy: Strategy) -> None:
             raise ModelError(f"train.group: {pattern!r} is no parameter; there are {some}")
 
 
+def _volume(strategy: Strategy) -> DataVolume:
+    return _part(runtime_of(strategy).volume)(strategy)
+
+
 def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
     """Return the bytes that a rank sends in a step by closed form, by group and collective.
 
     Raises:
         ModelError: the units do not fill the pipeline stages.
     """
-    volume = runtime_of(strategy).volume(strategy)
-    return closed_form.wire_bytes(model, strategy, volume)
+    return closed_form.wire_bytes(model, strategy, _volume(strategy))
 
 
 def copied_bytes(model: Model, strategy: Strategy) -> CopiedBytes:
     """Return by closed form the bytes that a rank copies on its device in a step, at least."""
-    copied = runtime_of(strategy).volume(strategy).copied
+    copied = _volume(strategy).copied
     return CopiedBytes() if copied is None else copied(model, strategy)
 
 
@@ -129,9 +178,9 @@ def host_bytes(model: Model, strategy: Strategy) -> tuple[HostBytes, ...]:
     Raises:
         ModelError: the units do not fill the pipeline stages.
     """
-    return closed_form.host_bytes(model, strategy, runtime_of(strategy).volume(strategy))
+    return closed_form.host_bytes(model, strategy, _volume(strategy))
 
 
 def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:
     """Return by closed form the bytes that a rank reads and writes in files in a step."""
-    return closed_form.file_bytes(model, strategy, runtime_of(strategy).volume(strategy))
+    return closed_form.file_bytes(model, strategy, _volume(strategy))
