@@ -3,7 +3,7 @@
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.fsdp2.schedule import schedule
 from zsim.runtimes.fsdp2.volume import VOLUME
-from zsim.runtimes.registry import Runtime
+from zsim.runtimes.runtime import Runtime
 from zsim.strategy.config_table import Whole
 
 

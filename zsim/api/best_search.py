@@ -23,7 +23,7 @@ from zsim.calibration.setting_choice import TIGHT
 from zsim.planner.plain_settings import plain_settings
 from zsim.planner.search import Search, Trial
 from zsim.prediction.error_rule import SURE
-from zsim.runtimes.registry import search_of
+from zsim.runtimes.lookup import search_of
 from zsim.workers.crew import cores, processes
 
 OPERATIONS: Final = 3_000_000

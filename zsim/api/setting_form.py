@@ -12,7 +12,7 @@ from zsim.files.installed import model_catalogue, part_names, usual_nodes
 from zsim.mistake import MistakeError
 from zsim.planner.fleet import Changes
 from zsim.report.setting_page import FormField, OptionGroups
-from zsim.runtimes.registry import runtimes, search_of
+from zsim.runtimes.lookup import runtimes, search_of
 from zsim.strategy.strategy import STAGES
 from zsim.study.axis import changed
 from zsim.suggestion import one_of

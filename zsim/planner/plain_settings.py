@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence, Set
 
 from zsim.planner.space import SettingGroup
-from zsim.runtimes.registry import search_of
+from zsim.runtimes.lookup import search_of
 
 STAGES = frozenset({1, 3})
 CHECKPOINTING = frozenset({"none", "full"})

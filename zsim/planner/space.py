@@ -10,8 +10,8 @@ from itertools import product
 from typing import cast
 
 from zsim.planner.fleet import Changes, Degrees, Fleet
-from zsim.runtimes.registry import search_of
-from zsim.runtimes.search import Options, Search, SearchedAxes
+from zsim.runtimes.lookup import search_of
+from zsim.runtimes.search import Options, SearchedAxes, SearchSpace
 
 CHECKPOINTING = ("none", "operations", "full")
 """With flash attention, `selective` keeps what `none` does."""
@@ -108,7 +108,7 @@ class SettingGroup:
         return str(self.changes["zero.emulate"])
 
     @property
-    def _search(self) -> Search:
+    def _search(self) -> SearchSpace:
         return search_of(self.runtime)
 
     def _keys(self, options: Iterable[str]) -> frozenset[str]:

@@ -1,14 +1,6 @@
-"""Runtimes by name: their options, schedules and data volumes.
-
-A runtime is registered as an entry point of the group "zsim.runtimes": its name, and a `Runtime`.
-"""
+"""Schedules and data volumes of a strategy, written by the runtime that it emulates."""
 
 import fnmatch
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import EntryPoint
-from typing import TypeVar, cast
 
 from zsim import closed_form
 from zsim.closed_form import DataVolume
@@ -16,91 +8,15 @@ from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.zero_stages import VOLUME
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model, ModelError
-from zsim.runtimes.search import Search
+from zsim.runtimes.lookup import part, runtimes
+from zsim.runtimes.runtime import Runtime
 from zsim.schedule.schedule import FileBytes, HostBytes, Schedule, WireBytes
-from zsim.strategy.runtime_options import GROUP, RuntimeOptions, registered
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
 from zsim.zero import stages as own
 
-_Part = TypeVar("_Part")
-
-Write = Callable[[Model, Strategy], Schedule]
-"""Returns the schedule in which every rank trains a model with a strategy."""
-
-Volume = Callable[[Strategy], DataVolume]
-"""Returns the data volumes of a schedule, given only the strategy."""
-
-Need = Callable[[Model, Strategy], None]
-"""Raises ModelError if it can tell, without building it, that a schedule cannot be written."""
-
-
-NO_SEARCH = Search()
-"""The space of a runtime whose options a search does not vary."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
-    """A runtime whose order of operations is emulated.
-
-    Each part but the options is an object, or the text `module:name` of one, which is imported when
-    it is first used.
-
-    Attributes:
-        options: class of its options, which also states its features.
-        schedule: writes the schedule of a model with a strategy.
-        volume: returns the data volumes of the schedule.
-        need: checks whether the schedule can be written; None if there is no such check.
-        search: the options that a search varies; by default none.
-    """
-
-    options: type[RuntimeOptions]
-    schedule: Write | str
-    volume: Volume | str
-    need: Need | str | None = None
-    search: Search | str = NO_SEARCH
-
-
-@cache
-def _imported(reference: str) -> object:
-    """Return the object of the text `module:name`."""
-    return EntryPoint(name=reference, value=reference, group=GROUP).load()
-
-
-def _part(value: _Part | str) -> _Part:
-    """Return a part of a runtime; import it if it is text."""
-    return cast("_Part", _imported(value)) if isinstance(value, str) else value
-
-
-@cache
-def search_of(name: str) -> Search:
-    """Return the options of a runtime that a search varies.
-
-    Raises:
-        TypeError: the registered object is not a `Search`.
-    """
-    found = _part(runtimes()[name].search)
-    if not isinstance(found, Search):
-        raise TypeError(f"runtime {name!r}: search: {found!r} must be a Search")
-    return found
-
-
 OWN = Runtime(options=RuntimeOptions, schedule=own.schedule, volume=lambda _: VOLUME)
 """zsim's own stages, whose options are in the strategy."""
-
-
-@cache
-def runtimes() -> Mapping[str, Runtime]:
-    """Return every installed runtime by name.
-
-    Raises:
-        TypeError: a registered object is not a `Runtime`.
-    """
-    found: dict[str, Runtime] = {}
-    for name, runtime in registered().items():
-        if not isinstance(runtime, Runtime):
-            raise TypeError(f"runtime {name!r}: {runtime!r} must be a Runtime")
-        found[name] = runtime
-    return found
 
 
 def runtime_of(strategy: Strategy) -> Runtime:
@@ -121,7 +37,7 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     need_trainable(model, strategy)
     with uncollected():
-        return _part(runtime_of(strategy).schedule)(model, strategy)
+        return part(runtime_of(strategy).schedule)(model, strategy)
 
 
 def need_trainable(model: Model, strategy: Strategy) -> None:
@@ -142,7 +58,7 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
         )
     _need_groups(model, strategy)
     if (need := runtime_of(strategy).need) is not None:
-        _part(need)(model, strategy)
+        part(need)(model, strategy)
 
 
 def _need_groups(model: Model, strategy: Strategy) -> None:
@@ -154,7 +70,7 @@ def _need_groups(model: Model, strategy: Strategy) -> None:
 
 
 def _volume(strategy: Strategy) -> DataVolume:
-    return _part(runtime_of(strategy).volume)(strategy)
+    return part(runtime_of(strategy).volume)(strategy)
 
 
 def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:

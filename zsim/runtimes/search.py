@@ -57,7 +57,7 @@ def _anywhere(options: Options, checkpointing: str, context: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class SearchSpace:
     """The options that a search varies, and their effects. The default varies none.
 
     Attributes:

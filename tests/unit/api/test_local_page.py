@@ -20,7 +20,7 @@ from zsim.api.local_page import ADDRESS, PORT, LocalPage, LocalServer
 from zsim.api.setting_form import OWN, chosen_setting, form_fields, offloads
 from zsim.files.html_page import render_answer
 from zsim.report.setting_page import FormAnswer
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.lookup import runtimes
 
 SMALL = {"model": "gpt2", "count": "2", "accumulate": "1", "tokens": "1B"}
 HERE = {"REMOTE_ADDR": ADDRESS}

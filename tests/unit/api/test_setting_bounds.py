@@ -17,7 +17,8 @@ from zsim.compute.roofline import touched_bytes
 from zsim.files.source import settled
 from zsim.planner.fleet import Fleet
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
-from zsim.runtimes.registry import copied_bytes, runtimes, search_of
+from zsim.runtimes.lookup import runtimes, search_of
+from zsim.runtimes.registry import copied_bytes
 from zsim.scenario.tables import from_tables
 from zsim.schedule.host_traffic import leaves_device
 from zsim.schedule.operation import Copy

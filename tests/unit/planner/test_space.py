@@ -14,7 +14,7 @@ from zsim.planner.space import (
     SettingGroup,
     SettingSpace,
 )
-from zsim.runtimes.registry import search_of
+from zsim.runtimes.lookup import search_of
 
 GPUS = 16
 

@@ -47,7 +47,7 @@ class LaunchCosts:
             for by a stream or by the host.
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
             unit, beside its kernels: the Python of the trainer. No profile has them, since they are
-            not the host's (`zsim.cluster.profile.trainer_costs`).
+            not the host's (`zsim.runtimes.host_costs`).
         message_ps: for each send and each receive, as well as `collective_ps`: what a trainer does
             ahead of a message. No profile has it either.
     """

@@ -1,11 +1,16 @@
 """DeepSpeed's ZeRO stages 1 to 3."""
 
+from zsim.runtimes.config import Config
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.registry import Runtime
+from zsim.runtimes.runtime import Runtime
 
 RUNTIME = Runtime(
     options=DeepSpeed,
     schedule="zsim.runtimes.deepspeed.dispatch:schedule",
     volume="zsim.runtimes.deepspeed.dispatch:volume",
     search="zsim.runtimes.deepspeed.search:SEARCH",
+    config=Config(
+        readers={"deepspeed_config": "zsim.runtimes.deepspeed.config_reader:read"},
+        write="zsim.runtimes.deepspeed.config_writer:write",
+    ),
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from zsim.runtimes.search import Knobs, Options, Search, SearchedAxes
+from zsim.runtimes.search import Knobs, Options, SearchedAxes, SearchSpace
 
 STATES_ON_DRIVES: Options = {"sub_group_size": 100_000_000}
 SHARDS_ON_DRIVES: Options = {
@@ -38,7 +38,7 @@ def _knobs(axes: SearchedAxes) -> Knobs:
     }
 
 
-SEARCH = Search(
+SEARCH = SearchSpace(
     knobs=_knobs,
     offloads={
         1: (_offload("cpu"),),

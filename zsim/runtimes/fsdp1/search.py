@@ -1,6 +1,6 @@
 """Search space of FSDP1."""
 
-from zsim.runtimes.search import Knobs, Search, SearchedAxes
+from zsim.runtimes.search import Knobs, SearchedAxes, SearchSpace
 
 
 def _knobs(axes: SearchedAxes) -> Knobs:
@@ -13,7 +13,7 @@ def _knobs(axes: SearchedAxes) -> Knobs:
     }
 
 
-SEARCH = Search(
+SEARCH = SearchSpace(
     knobs=_knobs,
     checkpoints_on_host={"offload_wrapper": True},
     leaner=frozenset({"no_sync", "sharding_strategy"}),

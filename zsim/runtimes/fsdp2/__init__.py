@@ -1,7 +1,8 @@
 """PyTorch's FSDP2, with and without a pipeline."""
 
+from zsim.runtimes.config import Config, ProgramFile
 from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.registry import Runtime
+from zsim.runtimes.runtime import Runtime
 
 RUNTIME = Runtime(
     options=FSDP2,
@@ -9,4 +10,18 @@ RUNTIME = Runtime(
     volume="zsim.runtimes.fsdp2.dispatch:volume",
     need="zsim.runtimes.fsdp2.dispatch:need",
     search="zsim.runtimes.fsdp2.search:SEARCH",
+    config=Config(
+        readers={
+            "accelerate_config": "zsim.runtimes.fsdp2.accelerate_reader:read",
+            "torchtitan_config": "zsim.runtimes.fsdp2.torchtitan_reader:read",
+        },
+        write="zsim.runtimes.fsdp2.config_writer:write",
+        kinds=(
+            ProgramFile(
+                suffix=".toml",
+                program="torchtitan",
+                write="zsim.runtimes.fsdp2.torchtitan_writer:write",
+            ),
+        ),
+    ),
 )

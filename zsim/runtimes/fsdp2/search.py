@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from zsim.runtimes.search import Knobs, Options, Search, SearchedAxes
+from zsim.runtimes.search import Knobs, Options, SearchedAxes, SearchSpace
 
 SCHEDULE = "pipeline_schedule"
 
@@ -40,7 +40,7 @@ def _is_modeled(options: Options, checkpointing: str, context: int) -> bool:
     return checkpointing == "none" and context == 1
 
 
-SEARCH = Search(
+SEARCH = SearchSpace(
     knobs=_knobs,
     offloads={3: ({"offload_policy": "cpu"},)},
     choices={"all-host": {"offload_policy": "cpu"}},

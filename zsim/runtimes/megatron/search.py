@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from zsim.runtimes.search import Knobs, Options, Search, SearchedAxes
+from zsim.runtimes.search import Knobs, Options, SearchedAxes, SearchSpace
 
 CHUNK = "num_layers_per_virtual_pipeline_stage"
 
@@ -40,7 +40,7 @@ def _is_modeled(options: Options, checkpointing: str, context: int) -> bool:
     return checkpointing != "full" or not options.get("tp_comm_overlap", False)
 
 
-SEARCH = Search(
+SEARCH = SearchSpace(
     knobs=_knobs,
     combines=_combines,
     tensor_modes=(

@@ -1,11 +1,14 @@
 """nanotron, with and without a pipeline."""
 
+from zsim.runtimes.config import Config
 from zsim.runtimes.nanotron.options import Nanotron
-from zsim.runtimes.registry import Runtime
+from zsim.runtimes.runtime import Runtime
 
 RUNTIME = Runtime(
     options=Nanotron,
     schedule="zsim.runtimes.nanotron.dispatch:schedule",
     volume="zsim.runtimes.nanotron.dispatch:volume",
     search="zsim.runtimes.nanotron.search:SEARCH",
+    config=Config(write="zsim.runtimes.nanotron.config_writer:write"),
+    host_costs="zsim.runtimes.nanotron:host_costs.toml",
 )

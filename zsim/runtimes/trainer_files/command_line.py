@@ -2,7 +2,7 @@
 
 import shlex
 
-from zsim.scenario.tables import ScenarioError
+from zsim.runtimes.trainer_files.tables import TrainerFileError
 
 
 def words_by_name(
@@ -14,12 +14,12 @@ def words_by_name(
     line. Arguments that start with one of `any_value` may have a variable as value.
 
     Raises:
-        ScenarioError: the text is not a command line, or has other variables.
+        TrainerFileError: the text is not a command line, or has other variables.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        raise ScenarioError(f"{field}: no command line: {str(error).lower()}") from None
+        raise TrainerFileError(f"{field}: no command line: {str(error).lower()}") from None
     scripts = [at for at, word in enumerate(words) if word.endswith(".py")]
     found: dict[str, list[str]] = {}
     values: list[str] | None = None
@@ -31,12 +31,16 @@ def words_by_name(
         elif values and "$" in values[-1]:
             is_free = False  # a variable after another one may hold further arguments
         if "$" in word and not is_free:
-            raise ScenarioError(f"{field}: {word!r}: must be written out, a variable has no value")
+            raise TrainerFileError(
+                f"{field}: {word!r}: must be written out, a variable has no value"
+            )
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
             values = found[name.replace("_", "-")] = [value] if equals else []
         elif values is None:
-            raise ScenarioError(f"{field}: {word!r}: must be an argument, such as --num-layers 32")
+            raise TrainerFileError(
+                f"{field}: {word!r}: must be an argument, such as --num-layers 32"
+            )
         else:
             values.append(word)
     return found

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from zsim.scenario.tables import ScenarioError
+from zsim.runtimes.trainer_files.tables import TrainerFileError
 
 Unfollowed = tuple[str, str]
 """An option, and its value in the file; "" for a flag."""
@@ -14,7 +14,7 @@ def need_followed(
     """Return the options of `left` that are `named`, each with its reason.
 
     Raises:
-        ScenarioError: another option is left, which would change time, memory or values of a step.
+        TrainerFileError: another option is left, which would change time, memory or values.
     """
     told: list[str] = []
     wrong: list[str] = []
@@ -25,5 +25,5 @@ def need_followed(
         shown = f"{value} is not" if value else "not"
         wrong.append(f"{field}: {name}: {shown} modelled; remove it to run without it")
     if wrong:
-        raise ScenarioError(*wrong)
+        raise TrainerFileError(*wrong)
     return tuple(told)

@@ -1,12 +1,10 @@
-"""Values of options of a DeepSpeed configuration: numbers, flags, formats, devices.
+"""Values of options of a configuration: numbers and flags.
 
 Each function raises ValueError with the allowed values.
 """
 
 import math
 from contextlib import suppress
-
-from zsim.runtimes.deepspeed.options import OffloadDevice
 
 
 def read_number(value: object) -> float:
@@ -28,32 +26,11 @@ def read_whole(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int:
     return int(number)
 
 
-def read_at_least_one(value: object) -> int:
-    """Return a whole number, with 0 as 1, which DeepSpeed treats equally."""
-    return max(1, read_whole(value))
-
-
 def read_flag(value: object) -> bool:
     """Return a flag, also from a string."""
     found = {"true": True, "false": False}.get(str(value).lower())
     if found is None or not isinstance(value, bool | str):
         raise ValueError("must be true or false")
-    return found
-
-
-def read_format(value: object) -> str:
-    """Return the name of a format."""
-    found = value.lower() if isinstance(value, str) else ""
-    if found not in {"fp16", "bf16", "fp32"}:
-        raise ValueError('must be "fp16", "bf16" or "fp32"')
-    return found
-
-
-def read_device(value: object) -> str:
-    """Return the device of an offload section."""
-    found = value.lower() if isinstance(value, str) else ""
-    if found not in list(OffloadDevice):
-        raise ValueError('must be "none", "cpu" or "nvme"')
     return found
 
 

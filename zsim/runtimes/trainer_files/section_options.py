@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
-from zsim.scenario.deepspeed_values import read_flag, read_number, read_whole
-from zsim.scenario.said_options import Said
-from zsim.scenario.sized_cluster import on_ranks
-from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.runtimes.trainer_files.option_values import read_flag, read_number, read_whole
+from zsim.runtimes.trainer_files.tables import Said, TrainerFileError
 from zsim.schedule.json import shown
 
 T = TypeVar("T")
@@ -34,16 +32,16 @@ class SectionOptions:
         self.said: dict[str, Said] = {}
         for name, value in _options("", tree, DEEPEST):
             if isinstance(value, dict):
-                raise ScenarioError(f"{field}: must not nest more than {DEEPEST} sections")
+                raise TrainerFileError(f"{field}: must not nest more than {DEEPEST} sections")
             self.left[name] = value
             if len(self.left) > MOST_OPTIONS:
-                raise ScenarioError(f"{field}: must have at most {MOST_OPTIONS} options")
+                raise TrainerFileError(f"{field}: must have at most {MOST_OPTIONS} options")
 
     def take(self, name: str, read: Callable[[object], T]) -> T | None:
         """Take an option; return None if it is not given.
 
         Raises:
-            ScenarioError: `read` refuses its value with a ValueError.
+            TrainerFileError: `read` refuses its value with a ValueError.
         """
         if name not in self.left:
             return None
@@ -104,19 +102,9 @@ class SectionOptions:
         if value is not None:
             self.said[field] = Said(option, value)
 
-    def wrong(self, name: str, value: object, why: str) -> ScenarioError:
+    def wrong(self, name: str, value: object, why: str) -> TrainerFileError:
         """Return the error of an option with an invalid value."""
-        return ScenarioError(f"{self.field}: {name}: {shown(value)} {why}")
-
-
-def on_world(scenario: Scenario, ranks: int | None) -> Scenario:
-    """Return `scenario` on the `ranks` of a file, unless it defines their number itself.
-
-    Raises:
-        ScenarioError: `ranks` is not a multiple of the other axes.
-    """
-    says = scenario.cluster.nodes is not None or scenario.parallel.data is not None
-    return scenario if ranks is None or says else on_ranks(scenario, ranks)
+        return TrainerFileError(f"{self.field}: {name}: {shown(value)} {why}")
 
 
 def _options(prefix: str, tree: Mapping[str, object], depth: int) -> Iterator[tuple[str, object]]:

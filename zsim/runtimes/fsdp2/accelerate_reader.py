@@ -10,14 +10,19 @@ read after it.
 from collections.abc import Mapping
 from functools import partial
 
-from zsim.scenario.deepspeed_auto import AUTO, CLIP_NORM
-from zsim.scenario.deepspeed_values import read_clip, read_device, read_whole
-from zsim.scenario.said_options import put, said_tables, validated
-from zsim.scenario.section_options import SectionOptions, on_world
-from zsim.scenario.tables import Scenario, ScenarioError
-from zsim.scenario.torchtitan_config import ROTATES
-from zsim.scenario.unfollowed import need_followed
-from zsim.scenario.yaml_text import yaml_sections
+from zsim.runtimes.deepspeed.config_autos import AUTO, CLIP_NORM
+from zsim.runtimes.deepspeed.config_values import read_device
+from zsim.runtimes.fsdp2.torchtitan_reader import ROTATES
+from zsim.runtimes.trainer_files.option_values import read_clip, read_whole
+from zsim.runtimes.trainer_files.section_options import SectionOptions
+from zsim.runtimes.trainer_files.tables import (
+    GivenTables,
+    ReadTables,
+    TrainerFileError,
+    put_all,
+)
+from zsim.runtimes.trainer_files.unfollowed import need_followed
+from zsim.runtimes.trainer_files.yaml_text import yaml_sections
 from zsim.schedule.json import shown
 from zsim.strategy.activations import Checkpointing
 
@@ -47,40 +52,37 @@ WITHOUT_EFFECT = (
 """
 
 
-def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` completed from a configuration, and warnings about its options.
+def read(given: GivenTables, text: str) -> ReadTables:
+    """Return the tables of `given` completed from a configuration, and warnings about its options.
 
     Raises:
-        ScenarioError: it is not a configuration, requests something that is not modelled, or
+        TrainerFileError: it is not a configuration, requests something that is not modelled, or
             contradicts the scenario.
     """
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
     _full_names(options)
-    names = ("parallel", "zero", "activations", "train")
-    tables = said_tables(scenario, names, source=FIELD)
+    tables = given.copied("parallel", "zero", "activations", "train")
     if "distributed_type" not in options.left:
-        raise ScenarioError(f"{FIELD}: distributed_type: missing; must be FSDP or DEEPSPEED")
+        raise TrainerFileError(f"{FIELD}: distributed_type: missing; must be FSDP or DEEPSPEED")
     kind = options.word("distributed_type", "", ("FSDP", "DEEPSPEED"))
     if options.flag("use_cpu"):
         raise options.wrong("use_cpu", value=True, why="is not modelled, only GPUs")
     if kind == "FSDP":
         _precision(options)
         _axes(options)
-        _fsdp(options, replicas=scenario.parallel.replicate)
+        _fsdp(options, replicas=given.value("parallel", "replicate", 1))
         options.drop(("deepspeed_config.", "megatron_lm_config.", "fp8_config."))
     else:
         _deepspeed(options, clips="clip_norm" in tables["train"])
         options.drop(("fsdp_config.", "megatron_lm_config.", "fp8_config."))
     _compile(options)
     ranks = options.take("num_processes", partial(read_whole, least=1))
-    for field, what in options.said.items():
-        put(tables, field, what, source=FIELD)
+    put_all(tables, options.said.items(), source=FIELD)
     options.drop(WITHOUT_EFFECT)
     off: tuple[object, ...] = (False, "", [])
     left = {name: shown(value) for name, value in options.left.items() if value not in off}
     need_followed(FIELD, left.items())
-    read = validated(scenario, tables, options.said, source=FIELD)
-    return on_world(read, ranks), ()
+    return ReadTables(tables=tables, said=options.said, ranks=ranks)
 
 
 def _full_names(options: SectionOptions) -> None:

@@ -8,15 +8,18 @@ micro-batches, as in `distributed/pipeline_parallel.py`. The options set `[model
 that change a step and are not modelled are refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from zsim.bounded_text import bounded_toml
 from zsim.runtimes.fsdp2.options import PipelineSchedule
-from zsim.scenario.model_catalogue import ModelCatalogue
-from zsim.scenario.said_options import put, said_tables, validated
-from zsim.scenario.section_options import SectionOptions
-from zsim.scenario.tables import Scenario, ScenarioError
-from zsim.scenario.unfollowed import need_followed
+from zsim.runtimes.trainer_files.section_options import SectionOptions
+from zsim.runtimes.trainer_files.tables import (
+    GivenTables,
+    ReadTables,
+    TrainerFileError,
+    put_all,
+)
+from zsim.runtimes.trainer_files.unfollowed import need_followed
 from zsim.schedule.json import shown
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8, Loss
@@ -105,15 +108,11 @@ NAMED: Mapping[str, str] = {"experimental.custom_import": "zsim does not know th
 """Options that zsim does not follow, with the possible difference."""
 
 
-def configured(
-    scenario: Scenario, text: str, catalogue: ModelCatalogue
-) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` completed from a configuration, and warnings about its options.
-
-    Shapes of models are those of `catalogue`.
+def read(given: GivenTables, text: str) -> ReadTables:
+    """Return the tables of `given` completed from a configuration, and warnings about its options.
 
     Raises:
-        ScenarioError: it is not a configuration, requests something that is not modelled, or
+        TrainerFileError: it is not a configuration, requests something that is not modelled, or
             contradicts the scenario.
     """
     options = SectionOptions(FIELD, _tree(text))
@@ -122,29 +121,28 @@ def configured(
             options.left.setdefault(new, options.left.pop(old))
     for name in TOO_OLD:
         if name in options.left:
-            raise ScenarioError(
+            raise TrainerFileError(
                 f"{FIELD}: {name}: is of torchtitan before 0.1.0, which is not read"
             )
-    names = ("model", "parallel", "zero", "activations", "train")
-    tables = said_tables(scenario, names, source=FIELD)
+    tables = given.copied("model", "parallel", "zero", "activations", "train")
     stages = options.whole(DEGREE, 1)
     _runtime(options, stages)
     _parallel(options)
-    _model(options, catalogue, has_shape=scenario.model.layers is not None)
+    layers = given.value("model", "layers")
+    _model(options, given.shape_of, has_shape=layers is not None)
     _train(options)
     said = options.said.get("model.layers")
-    _pipeline(options, stages, layers=scenario.model.layers if said is None else said.value)
+    _pipeline(options, stages, layers=layers if said is None else said.value)
     _checkpoints(options)
-    for field, what in options.said.items():
-        put(tables, field, what, source=FIELD)
+    put_all(tables, options.said.items(), source=FIELD)
     if "global_batch_size" not in tables["train"]:  # torchtitan's default
         tables["train"].setdefault("gradient_accumulation_steps", 1)
     options.drop(WITHOUT_EFFECT)
     left = {
         name: shown(value) for name, value in options.left.items() if SILENT.get(name, ...) != value
     }
-    named = need_followed(FIELD, left.items(), NAMED)
-    return validated(scenario, tables, options.said, source=FIELD), named
+    ignored = need_followed(FIELD, left.items(), NAMED)
+    return ReadTables(tables=tables, said=options.said, ignored=ignored)
 
 
 def _tree(text: str) -> dict[str, object]:
@@ -153,7 +151,7 @@ def _tree(text: str) -> dict[str, object]:
     except ValueError as error:
         what = "; configurations in Python, of torchtitan since 0.2.2, are not read"
         is_python = "import " in text
-        raise ScenarioError(f"{FIELD}: not TOML: {error}{what if is_python else ''}") from None
+        raise TrainerFileError(f"{FIELD}: not TOML: {error}{what if is_python else ''}") from None
 
 
 def _runtime(options: SectionOptions, stages: int) -> None:
@@ -209,7 +207,9 @@ def _parallel(options: SectionOptions) -> None:
         options.left.pop("parallelism.disable_loss_parallel", None)
 
 
-def _model(options: SectionOptions, catalogue: ModelCatalogue, *, has_shape: bool) -> None:
+def _model(
+    options: SectionOptions, shape_of: Callable[[str], Mapping[str, object]], *, has_shape: bool
+) -> None:
     """Set the shape of a flavor; for an unknown flavor, the scenario must give it."""
     name = options.word("model.name", "llama3")
     flavor = options.word("model.flavor", "debugmodel")
@@ -219,9 +219,7 @@ def _model(options: SectionOptions, catalogue: ModelCatalogue, *, has_shape: boo
     flavors = FLAVORS[name]
     length = "training.seq_len"
     if flavor in flavors:
-        _, model = catalogue.find(flavors[flavor])
-        shape = model.shape.model_dump(exclude_unset=True)
-        for key, value in shape.items():
+        for key, value in shape_of(flavors[flavor]).items():
             if key != "sequence_length":
                 options.say(f"model.{key}", value, "model.flavor")
     elif not has_shape:

@@ -8,12 +8,11 @@ tokenizer defines it. Names of recomputation arguments from before 2023 are also
 without a reader is refused, unless it does not change a step or is reported with the difference.
 """
 
-from zsim.scenario.command_line import words_by_name
-from zsim.scenario.megatron_stage_arguments import stage_options
-from zsim.scenario.named_arguments import Arguments
-from zsim.scenario.said_options import put, said_tables, validated
-from zsim.scenario.tables import Scenario
-from zsim.scenario.unfollowed import need_followed
+from zsim.runtimes.megatron.stage_arguments import stage_options
+from zsim.runtimes.trainer_files.command_line import words_by_name
+from zsim.runtimes.trainer_files.named_arguments import Arguments
+from zsim.runtimes.trainer_files.tables import GivenTables, ReadTables, put_all
+from zsim.runtimes.trainer_files.unfollowed import need_followed
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Loss
 from zsim.strategy.precision import Precision
@@ -105,25 +104,26 @@ REFUSED = {
 """Arguments that select a model or runtime that is not modelled."""
 
 
-def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` completed from the arguments in `text`, and warnings about them.
+def read(given: GivenTables, text: str) -> ReadTables:
+    """Return the tables of `given` completed from the arguments in `text`, and warnings about them.
 
     Raises:
-        ScenarioError: these are not arguments, request something that is not modelled, or
+        TrainerFileError: these are not arguments, request something that is not modelled, or
             contradict the scenario.
     """
-    given = words_by_name(text, field=FIELD, any_value=WITHOUT_EFFECT)
-    return with_arguments(scenario, Arguments(given, field=FIELD))
+    words = words_by_name(text, field=FIELD, any_value=WITHOUT_EFFECT)
+    return with_arguments(given, Arguments(words, field=FIELD))
 
 
-def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, tuple[str, ...]]:
+def with_arguments(
+    given: GivenTables, arguments: Arguments, *, ranks: int | None = None
+) -> ReadTables:
     """Return the same for arguments from a file of any form.
 
     Raises:
-        ScenarioError: as `configured`.
+        TrainerFileError: as `configured`.
     """
-    names = ("model", "parallel", "zero", "activations", "train")
-    tables = said_tables(scenario, names, source=arguments.field)
+    tables = given.copied("model", "parallel", "zero", "activations", "train")
     arguments.drop(name for name, value in DEFAULTS.items() if arguments.given.get(name) == [value])
     for name, other in REFUSED.items():
         if name in arguments.given:
@@ -135,8 +135,7 @@ def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, 
     _checkpoints(arguments)
     runtime = tables["zero"].get("megatron") or {}
     _runtime(arguments, has_methods=METHODS_KEY in runtime)
-    for field, what in arguments.said.items():
-        put(tables, field, what, source=arguments.field)
+    put_all(tables, arguments.said.items(), source=arguments.field)
     if "global_batch_size" not in tables["train"]:  # the default is one micro-batch per replica
         tables["train"].setdefault("gradient_accumulation_steps", 1)
     left = [
@@ -145,8 +144,8 @@ def with_arguments(scenario: Scenario, arguments: Arguments) -> tuple[Scenario, 
         if name in NAMED or not name.startswith(WITHOUT_EFFECT)
     ]
     reasons = {arguments.called(name): reason for name, reason in NAMED.items()}
-    named = need_followed(arguments.field, left, reasons)
-    return validated(scenario, tables, arguments.said, source=arguments.field), named
+    ignored = need_followed(arguments.field, left, reasons)
+    return ReadTables(tables=tables, said=arguments.said, ignored=ignored, ranks=ranks)
 
 
 EXCHANGES = {"p2p": "ring", "all_gather": "all_gather"}  # `cp_comm_type` of Transformer Engine

@@ -6,9 +6,9 @@ What torchtitan has no option for stands in comments.
 import json
 from collections.abc import Mapping
 
-from zsim.api.runtime_config import ConfigQuestion
 from zsim.mistake import MistakeError
-from zsim.scenario.torchtitan_config import FLAVORS, ROTATES
+from zsim.runtimes.config import ConfigQuestion
+from zsim.runtimes.fsdp2.torchtitan_reader import FLAVORS, ROTATES
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "none": ('mode = "none"',),
@@ -52,14 +52,12 @@ def _need_its_own_plan(asked: ConfigQuestion) -> None:
         raise MistakeError("--config: torchtitan keeps the root until its backward")
 
 
-def torchtitan_text(asked: ConfigQuestion) -> str:
+def write(asked: ConfigQuestion) -> str:
     """Return the setting as torchtitan's file.
 
     Raises:
-        MistakeError: it is a setting of another runtime, or torchtitan has no option for it.
+        MistakeError: torchtitan has no option for it.
     """
-    if asked.runtime != "fsdp2":
-        raise MistakeError(f"--config: torchtitan trains with fsdp2, not {asked.runtime}")
     if asked.precision == "fp16":
         raise MistakeError("--config: torchtitan trains in bf16 or fp32, not fp16")
     options = asked.options

@@ -1,9 +1,9 @@
 """A scenario from the `ds_config.json` of a DeepSpeed run.
 
 Its options go into `[zero]`, `[train]` and `[activations]`. The scenario gives missing values, and
-values that are "auto" unless Hugging Face fills them (`zsim.scenario.deepspeed_auto`). Two batch
-sizes are needed; accumulation is 1 if not given, as in DeepSpeed. Other options are without effect,
-reported or refused (`zsim.scenario.deepspeed_ignored_options`).
+values that are "auto" unless Hugging Face fills them (`zsim.runtimes.deepspeed.config_autos`). Two
+batch sizes are needed; accumulation is 1 if not given, as in DeepSpeed. Other options are without
+effect, reported or refused (`zsim.runtimes.deepspeed.ignored_options`).
 """
 
 from collections.abc import Callable, Mapping
@@ -11,22 +11,25 @@ from functools import partial
 from typing import Any, cast
 
 from zsim.bounded_text import bounded_json
+from zsim.runtimes.deepspeed.config_autos import AUTO, fill_autos, full_names, take_autos
+from zsim.runtimes.deepspeed.config_values import read_at_least_one, read_device, read_format
+from zsim.runtimes.deepspeed.ignored_options import is_silent, reasons
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
-from zsim.scenario.deepspeed_auto import AUTO, fill_autos, full_names, take_autos
-from zsim.scenario.deepspeed_ignored_options import is_silent, reasons
-from zsim.scenario.deepspeed_values import (
-    read_at_least_one,
+from zsim.runtimes.trainer_files.option_values import (
     read_clip,
-    read_device,
     read_flag,
-    read_format,
     read_number,
     read_pair,
     read_whole,
 )
-from zsim.scenario.said_options import Said, put, said_tables, validated
-from zsim.scenario.tables import Scenario, ScenarioError
-from zsim.scenario.unfollowed import need_followed
+from zsim.runtimes.trainer_files.tables import (
+    GivenTables,
+    ReadTables,
+    Said,
+    TrainerFileError,
+    put_all,
+)
+from zsim.runtimes.trainer_files.unfollowed import need_followed
 from zsim.schedule.json import shown
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
@@ -58,18 +61,18 @@ SECTIONS = (
 """Sections, which hold options; inner sections follow their outer one."""
 
 
-def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` completed from a ds_config.json, and warnings about its options.
+def read(given: GivenTables, text: str) -> ReadTables:
+    """Return the tables of `given` completed from a ds_config.json, and warnings about its options.
 
     Raises:
-        ScenarioError: it is not a configuration, has invalid or unmodelled values, or contradicts
-            the scenario.
+        TrainerFileError: it is not a configuration, has invalid or unmodelled values, or
+            contradicts the scenario.
     """
     options = _options(text)
-    tables = said_tables(scenario, ("zero", "train", "activations"), source=FIELD)
+    tables = given.copied("zero", "train", "activations")
     emulate = tables["zero"].setdefault("emulate", "deepspeed")
     if emulate != "deepspeed":
-        raise ScenarioError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')
+        raise TrainerFileError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')
     full_names(options)
     autos = take_autos(options)
     _deprecated(options)
@@ -85,11 +88,10 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     stage = _stage(said, tables["zero"])
     if stage != 3:
         autos = [name for name in autos if not name.startswith(f"{ZERO}.stage3_")]
-    fill_autos(FIELD, autos, said, tables, hidden_size=scenario.model.hidden_size)
+    fill_autos(FIELD, autos, said, tables, hidden_size=given.value("model", "hidden_size"))
     if stage != 3:
         _drop_stage3(said)
-    for field, what in said.items():
-        put(tables, field, what, source=FIELD)
+    put_all(tables, said.items(), source=FIELD)
     _complete(tables["train"], precision)
     recomputes = tables["activations"].get("checkpointing") is Checkpointing.FULL
     left = {
@@ -98,8 +100,8 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
         if not is_silent(name, value, stage=stage)
         and _applies(name, precision, recomputes=recomputes)
     }
-    named = need_followed(FIELD, left.items(), reasons(left))
-    return validated(scenario, tables, said, source=FIELD), named
+    ignored = need_followed(FIELD, left.items(), reasons(left))
+    return ReadTables(tables=tables, said=said, ignored=ignored)
 
 
 def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
@@ -115,9 +117,9 @@ def _options(text: str) -> Options:
     try:
         found = bounded_json(text)
     except ValueError as error:
-        raise ScenarioError(f"{FIELD}: not JSON: {error}") from None
+        raise TrainerFileError(f"{FIELD}: not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ScenarioError(f"{FIELD}: must be an object, as ds_config.json is")
+        raise TrainerFileError(f"{FIELD}: must be an object, as ds_config.json is")
     options = _given("", cast("Options", found))
     if "bfloat16" in options:  # its old name
         options.setdefault("bf16", options.pop("bfloat16"))
@@ -131,7 +133,7 @@ def _section(options: Options, name: str) -> Options:
     if inner == AUTO:
         return {}
     if not isinstance(inner, dict):
-        raise ScenarioError(f"{FIELD}: {name}: {shown(inner)} must be an object")
+        raise TrainerFileError(f"{FIELD}: {name}: {shown(inner)} must be an object")
     return _given(f"{name}.", cast("Options", inner))
 
 
@@ -208,7 +210,7 @@ def _take(options: Options, name: str, read: Read) -> Said | None:
     try:
         return Said(name, read(value))
     except ValueError as error:
-        raise ScenarioError(f"{FIELD}: {name}: {shown(value)} {error}") from None
+        raise TrainerFileError(f"{FIELD}: {name}: {shown(value)} {error}") from None
 
 
 def _deprecated(options: Options) -> None:
@@ -239,7 +241,7 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     found = {name: _take(options, f"{name}.enabled", read_flag) for name in ("fp16", "bf16")}
     enabled = [name for name, flag in found.items() if flag is not None and flag.value]
     if len(enabled) > 1:
-        raise ScenarioError(f"{FIELD}: bf16.enabled: true contradicts fp16.enabled")
+        raise TrainerFileError(f"{FIELD}: bf16.enabled: true contradicts fp16.enabled")
     if enabled:
         narrow = _narrow(options) if enabled[0] == "bf16" else None
         precision = Precision(enabled[0]) if narrow is None else Precision.PURE_BF16
@@ -248,7 +250,7 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     precision = Precision(train.get("precision", Precision.FP32))
     disabled = found.get(precision)
     if disabled is not None:
-        raise ScenarioError(
+        raise TrainerFileError(
             f'train.precision: "{precision}" contradicts deepspeed_config, '
             f"whose {disabled.option} is false"
         )
@@ -268,11 +270,11 @@ def _narrow(options: Options) -> str | None:
     if moments is not None and moments.value:
         if masters is None or not masters.value:  # as _do_error_check (runtime/config.py)
             why = "true needs bf16.bf16_master_weights_and_grads = true"
-            raise ScenarioError(f"{FIELD}: {moments.option}: {why}")
+            raise TrainerFileError(f"{FIELD}: {moments.option}: {why}")
         return masters.option
     if masters is not None and masters.value:
         why = "true is modelled with bf16.bf16_optimizer_states = true alone"
-        raise ScenarioError(f"{FIELD}: {masters.option}: {why}")
+        raise TrainerFileError(f"{FIELD}: {masters.option}: {why}")
     return None
 
 
@@ -303,7 +305,7 @@ def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     kind = kinds.get(word.lower()) if isinstance(word, str) else None
     if word is not None and kind is None:
         why = "is not modelled, only Adam, AdamW and SGD"
-        raise ScenarioError(f"{FIELD}: optimizer.type: {shown(word)} {why}")
+        raise TrainerFileError(f"{FIELD}: optimizer.type: {shown(word)} {why}")
     if kind is not None:
         said["train.optimizer"] = Said("optimizer.type", kind)
         del options["optimizer.type"]
@@ -332,7 +334,7 @@ def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
         return cast("int", zero["stage"])
     stage = 0 if what is None else cast("int", what.value)
     if stage not in DeepSpeed.stages:
-        raise ScenarioError(f"{FIELD}: {ZERO}.stage: {stage} is not modelled, only 1, 2 and 3")
+        raise TrainerFileError(f"{FIELD}: {ZERO}.stage: {stage} is not modelled, only 1, 2 and 3")
     return stage
 
 

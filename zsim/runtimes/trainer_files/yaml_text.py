@@ -10,7 +10,7 @@ import yaml
 
 from zsim.bounded_text import DEPTH, need_small
 from zsim.limits import limits
-from zsim.scenario.tables import ScenarioError
+from zsim.runtimes.trainer_files.tables import TrainerFileError
 from zsim.schedule.json import shown
 
 MOST_BYTES = 256 * 1024
@@ -101,21 +101,23 @@ def yaml_sections(field: str, text: str) -> dict[str, object]:
     """Return the sections of a YAML file, which the key `field` of a scenario names.
 
     Raises:
-        ScenarioError: it is not YAML, is too large, or has no sections.
+        TrainerFileError: it is not YAML, is too large, or has no sections.
     """
     if len(text) > MOST_BYTES:
-        raise ScenarioError(f"{field}: must have at most {MOST_BYTES} characters, has {len(text)}")
+        raise TrainerFileError(
+            f"{field}: must have at most {MOST_BYTES} characters, has {len(text)}"
+        )
     try:
         found: object = yaml.load(text, _Loader)
         need_small(found)
     except yaml.YAMLError as error:
-        raise ScenarioError(f"{field}: not YAML: {_why(error)}") from None
+        raise TrainerFileError(f"{field}: not YAML: {_why(error)}") from None
     except RecursionError:
-        raise ScenarioError(f"{field}: not YAML: {DEPTH}") from None
+        raise TrainerFileError(f"{field}: not YAML: {DEPTH}") from None
     except ValueError as error:  # an invalid date, a number of too many digits
-        raise ScenarioError(f"{field}: not YAML: {error}") from None
+        raise TrainerFileError(f"{field}: not YAML: {error}") from None
     if not isinstance(found, dict):
-        raise ScenarioError(f"{field}: must have keys with values, as `key: value`")
+        raise TrainerFileError(f"{field}: must have keys with values, as `key: value`")
     return {str(key): value for key, value in cast("dict[object, object]", found).items()}
 
 

@@ -8,8 +8,7 @@ Values are filled as in `trainer_config_process` and `trainer_config_finalize` o
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.scenario.said_options import Said
-from zsim.scenario.tables import ScenarioError
+from zsim.runtimes.trainer_files.tables import Said, TrainerFileError
 
 AUTO = "auto"
 ZERO = "zero_optimization"
@@ -63,7 +62,7 @@ def fill_autos(
     """Set the values with which `names` are filled, unless a table of the scenario sets them.
 
     Raises:
-        ScenarioError: the model has no hidden size to compute them from.
+        TrainerFileError: the model has no hidden size to compute them from.
     """
     runtime = tables["zero"].get("deepspeed") or {}
     for name in names:
@@ -76,7 +75,7 @@ def fill_autos(
             continue
         if hidden_size is None:
             why = "is made from model.hidden_size, which is missing; give a number"
-            raise ScenarioError(f'{field}: {name}: "{AUTO}" {why}')
+            raise TrainerFileError(f'{field}: {name}: "{AUTO}" {why}')
         numerator, denominator, power = BY_HIDDEN_SIZE[option]
         elements = numerator * hidden_size**power // denominator
         said[f"zero.deepspeed.{option}"] = Said(name, elements)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 
-from zsim.scenario.said_options import Said
-from zsim.scenario.tables import ScenarioError
+from zsim.runtimes.trainer_files.tables import Said, TrainerFileError
 
 DIGITS = 19
 """Maximum number of digits of a whole number."""
@@ -41,7 +40,7 @@ class Arguments:
         """Rename the argument `old` to `name`.
 
         Raises:
-            ScenarioError: both are given.
+            TrainerFileError: both are given.
         """
         if name in self.given:
             raise self.wrong(old, f"contradicts {self.called(name)}: allowed is one of the two")
@@ -53,9 +52,9 @@ class Arguments:
         for name in [*names]:
             self.given.pop(name, None)
 
-    def wrong(self, name: str, why: str) -> ScenarioError:
+    def wrong(self, name: str, why: str) -> TrainerFileError:
         """Return the error of an argument, with its name in the file."""
-        return ScenarioError(f"{self.field}: {self.called(name)}: {why}")
+        return TrainerFileError(f"{self.field}: {self.called(name)}: {why}")
 
     def flag(self, name: str) -> bool:
         """Take an argument without a value."""

@@ -6,7 +6,7 @@ Defaults and ignored arguments are those of `validate_args` (`training/arguments
 from collections.abc import Iterator
 
 from zsim.runtimes.megatron.layer_split import stages_in
-from zsim.scenario.named_arguments import Arguments
+from zsim.runtimes.trainer_files.named_arguments import Arguments
 
 Option = tuple[str, tuple[str, object]]
 """An option of the runtime, the argument that set it, and its value."""
@@ -28,7 +28,7 @@ def stage_options(arguments: Arguments) -> Iterator[Option]:
     """Take the arguments that split layers over stages and chunks; yield them as options.
 
     Raises:
-        ScenarioError: they request something that is not modelled.
+        TrainerFileError: they request something that is not modelled.
     """
     stages = arguments.said["parallel.pipeline"].value
     for option, name in ENDS.items():

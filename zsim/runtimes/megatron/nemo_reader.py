@@ -1,7 +1,7 @@
 """A scenario from the YAML file of NeMo 1 (`megatron_gpt_config.yaml` and similar ones).
 
 NeMo trains with Megatron Core: each key is converted to the equivalent argument of Megatron-LM
-(`zsim.scenario.megatron_arguments`), with the defaults of NeMo 2.5's
+(`zsim.runtimes.megatron.arguments_reader`), with the defaults of NeMo 2.5's
 `nlp/models/language_modeling/megatron_gpt_model.py` and `megatron_base_model.py`. References such
 as `${model.encoder_seq_length}` are resolved. Recipes of NeMo 2 are Python code, and not read.
 """
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from functools import partial
 
 from zsim.model.transformer.overlapped_layers import SPLITS
-from zsim.scenario.deepspeed_values import read_flag, read_pair, read_whole
-from zsim.scenario.megatron_arguments import with_arguments
-from zsim.scenario.named_arguments import Arguments
-from zsim.scenario.section_options import SectionOptions, on_world
-from zsim.scenario.tables import Scenario, ScenarioError
-from zsim.scenario.unfollowed import need_followed
-from zsim.scenario.yaml_text import yaml_sections
+from zsim.runtimes.megatron.arguments_reader import with_arguments
+from zsim.runtimes.trainer_files.named_arguments import Arguments
+from zsim.runtimes.trainer_files.option_values import read_flag, read_pair, read_whole
+from zsim.runtimes.trainer_files.section_options import SectionOptions
+from zsim.runtimes.trainer_files.tables import GivenTables, ReadTables, TrainerFileError
+from zsim.runtimes.trainer_files.unfollowed import need_followed
+from zsim.runtimes.trainer_files.yaml_text import yaml_sections
 from zsim.schedule.json import shown
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, ByKernel, OverlapMethods
 
@@ -108,17 +108,17 @@ OPTIMIZER = "mcore_distributed_optim"
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
-def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """Return `scenario` completed from a configuration, and warnings about its keys.
+def read(given: GivenTables, text: str) -> ReadTables:
+    """Return the tables of `given` completed from a configuration, and warnings about its keys.
 
     Raises:
-        ScenarioError: it is not a configuration, requests something that is not modelled, or
+        TrainerFileError: it is not a configuration, requests something that is not modelled, or
             contradicts the scenario.
     """
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
     if "model.num_layers" not in options.left:
         why = "model.num_layers: missing; only GPT configurations of NeMo 1 are read, not recipes"
-        raise ScenarioError(f"{FIELD}: {why}")
+        raise TrainerFileError(f"{FIELD}: {why}")
     _follow_references(options)
     ranks = _world(options)
     taken = _Taken(options)
@@ -128,11 +128,11 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     taken.values()
     arguments = Arguments(taken.given, field=FIELD, names=taken.names)
     _overlap_methods(options, arguments)
-    read, left = with_arguments(scenario, arguments)
+    found = with_arguments(given, arguments, ranks=ranks)
     options.drop(WITHOUT_EFFECT)
     rest = {name: shown(value) for name, value in options.left.items() if value not in OFF_VALUES}
     need_followed(FIELD, rest.items())
-    return on_world(read, ranks), left
+    return found
 
 
 class _Taken:
