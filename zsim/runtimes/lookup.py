@@ -15,7 +15,7 @@ from zsim.runtimes.config import ConfigQuestion, Read
 from zsim.runtimes.host_costs import PLAIN, HostCosts
 from zsim.runtimes.runtime import Runtime
 from zsim.runtimes.search import SearchSpace
-from zsim.strategy.runtime_options import GROUP, RuntimeOptions, registered
+from zsim.strategy.runtime_options import GROUP, registered
 
 _Part = TypeVar("_Part")
 
@@ -108,11 +108,6 @@ def config_text(asked: ConfigQuestion, *, suffix: str = "") -> str:
         )
         raise MistakeError(f"--config: {asked.runtime} has no configuration here; {known} have")
     return part(write)(asked)
-
-
-def name_of(options: RuntimeOptions) -> str:
-    """Return the name under which the runtime of some options is registered."""
-    return next(name for name, each in runtimes().items() if each.options is type(options))
 
 
 @cache

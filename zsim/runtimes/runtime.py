@@ -34,8 +34,8 @@ NO_CONFIG = Config()
 class Runtime:
     """A runtime whose order of operations is emulated.
 
-    A function or a `SearchSpace` may be given as the text `module:name`, which is imported when it is
-    first used.
+    A function or a `SearchSpace` may be given as the text `module:name`, which is imported when it
+    is first used.
 
     Attributes:
         options: class of its options, which also states its features.

@@ -14,7 +14,7 @@ from zsim.limits import limits
 from zsim.model.equal_units import EQUAL_UNITS
 from zsim.network.link_load import Decision
 from zsim.runtimes.host_costs import PLAIN
-from zsim.runtimes.lookup import host_costs_of, name_of
+from zsim.runtimes.lookup import host_costs_of
 from zsim.scenario.fault_injection import AbsentHardwareError, injected
 from zsim.scenario.missing_keys import need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
@@ -166,7 +166,7 @@ def _timed(
     """Return `gpu` with `profile`; the trainer gives costs that the scenario does not."""
     if profile is None:
         return gpu
-    trainer = PLAIN if runtime is None else host_costs_of(name_of(runtime))
+    trainer = PLAIN if runtime is None else host_costs_of(runtime.table())
     own = {"segment_ps": table.host_per_segment, "unit_ps": table.host_per_unit}
     costs = {
         name: getattr(trainer, name) if given is None else given for name, given in own.items()
@@ -230,7 +230,7 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
     }
     runtime = strategy.zero.emulate
     if runtime is not None:
-        table = name_of(runtime)
+        table = runtime.table()
         tiers = runtime.tiers(stage=strategy.zero.stage)
         wanted |= {f"zero.{table}.{option}": tier for option, tier in tiers.items()}
         if runtime.moves_checkpoints:
