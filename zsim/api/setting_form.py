@@ -8,7 +8,7 @@ from typing import Any, Final
 from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.training_budget import tokens_of
 from zsim.cluster.files import Part
-from zsim.files.installed import model_catalogue, part_names, usual_nodes
+from zsim.files.installed import first_gpu, model_catalogue, part_names, usual_nodes
 from zsim.mistake import MistakeError
 from zsim.planner.fleet import Changes
 from zsim.report.setting_page import FormField, OptionGroups
@@ -138,7 +138,7 @@ def _hardware_fields() -> tuple[FormField, ...]:
     return (
         _chosen("model", "Model", "llama3.1-70b", _models()),
         _typed("count", "Number of GPUs", "128", *counts),
-        _chosen("gpu", "GPU", "h100", _gpus()),
+        _chosen("gpu", "GPU", first_gpu(), _gpus()),
         _chosen("fabric", "Fabric between nodes", "", _fabrics()),
     )
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
+from zsim.calibration.gpu_kinds import TIMED_WARM, TRAINING_SIBLINGS
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import AS_ALONE, Observed, alone_s, fitted
@@ -29,22 +30,6 @@ ROUNDS = 2
 """Simulations of every fitted run, each with the constants of the one before: what collectives take
 from kernels grows with the time that these take."""
 
-SIBLINGS = {
-    "v100": "a100",
-    "h100_hbm2e": "h100",
-    "h100_hbm2e_2025": "h100_hbm2e",
-    "h200": "h100",
-    "h100_2026": "h200",
-    "gh200": "h100",
-    "b200": "h100",
-}
-"""The GPU whose constants of training stand where few or no runs are at hand: a generation apart at
-most, with the same matrix units where there is one."""
-
-TIMED_WARM = ("b200",)
-"""Profiles whose kernels were timed one after the other without a pause, as in training: they reach
-in training what they reach so (`zsim.calibration.b200_kernels`)."""
-
 Found = TypeVar("Found")
 
 
@@ -60,9 +45,9 @@ def with_training(
     `today` dates what is judged.
     """
     found: dict[str, FittedKernels] = {}
-    for each in sorted(kernels, key=lambda each: each.gpu in SIBLINGS):
+    for each in sorted(kernels, key=lambda each: each.gpu in TRAINING_SIBLINGS):
         own = [run for run in runs if _profile(run) == each.gpu and run.step_time_s is not None]
-        sibling = found.get(SIBLINGS.get(each.gpu, ""))
+        sibling = found.get(TRAINING_SIBLINGS.get(each.gpu, ""))
         start = start_of(each.gpu, sibling)
         report(f"{each.gpu}: {len(own)} runs of training")
         training = _trained(each, own, start, today=today, report=report) if own else start
