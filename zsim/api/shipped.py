@@ -1,4 +1,4 @@
-"""Installed scenarios, studies, models, topologies and their parts, backends."""
+"""Installed scenarios, studies, models, topologies and their parts, runtimes, backends."""
 
 import tomllib
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from zsim.cluster.files.template import TEMPLATES
 from zsim.files.installed import find, model_catalogue, part_names, part_text, scenarios, studies
 from zsim.files.source import shipped_names, shipped_text
 from zsim.mistake import MistakeError
+from zsim.strategy.runtime_options import names as runtime_names
 from zsim.suggestion import one_of
 
 __all__ = [
@@ -112,6 +113,7 @@ _NAMES: dict[str, Callable[[], Sequence[str]]] = {
     "nodes": partial(part_names, Part.NODE),
     "fabrics": partial(part_names, Part.FABRIC),
     "gpus": partial(part_names, Part.GPU),
+    "runtimes": runtime_names,
     "backends": backend_names,
 }
 

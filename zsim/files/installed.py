@@ -293,7 +293,8 @@ def usual_nodes() -> dict[str, tuple[str, ...]]:
 def first_gpu() -> str:
     """Return the word for a GPU that a form selects at first."""
     nodes = (find(Part.NODE, name) for name in part_names(Part.NODE))
-    words = [str(each["words"][0]) for each in nodes if each.get("comes_first") and each.get("words")]
+    first = (each for each in nodes if each.get("comes_first"))
+    words = [str(word) for each in first for word in each.get("words", ())]
     return next(iter((*words, *usual_nodes())))
 
 

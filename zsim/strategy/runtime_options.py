@@ -296,7 +296,7 @@ def names() -> tuple[str, ...]:
 
 
 class Registered(Protocol):
-    """Object behind an entry point; `zsim.runtimes.registry.Runtime` has all attributes."""
+    """Object behind an entry point; `zsim.runtimes.runtime.Runtime` has all attributes."""
 
     @property
     def options(self) -> type[RuntimeOptions]:

@@ -300,7 +300,7 @@ def test_list_of_one_kind_has_that_alone(ask: Ask) -> None:
         2,
         "",
         "zsim: kind: 'modles' must be one of scenarios, studies, models, topologies, nodes, "
-        "fabrics, gpus, backends; did you mean models?\n",
+        "fabrics, gpus, runtimes, backends; did you mean models?\n",
     )
 
 
