@@ -8,6 +8,7 @@ from zsim.model.model import Model
 from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.execution import ContextExchange, Execution, Loss
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.units import format_bytes
 from zsim.zero.names import PIPELINE, TENSOR
 from zsim_torch.capability import book_peak_bytes, of_schedule
@@ -106,12 +107,10 @@ def _execution(asked: Execution) -> str | None:
         return f"train.loss: {asked.loss} is simulated only"
     if asked.metrics:
         return f"train.metrics: {asked.metrics} must be 0, none is computed"
-    if asked.whole_logits:
-        return "zero.fsdp2.disable_loss_parallel: true is simulated only"
-    if asked.gathers_each:
-        return "zero.fsdp2.input_gathers: linear is simulated only"
-    if asked.whole_embedding:
-        return "zero.fsdp2.replicate_embedding: true is simulated only"
+    for kind in RuntimeOptions.kinds():
+        for flag, option in kind.execution_options.items():
+            if getattr(asked, flag):
+                return f"zero.{kind.table()}.{option} is simulated only"
     if asked.holds_logits:
         return "train.holds_logits: true is simulated only"
     if asked.context > 1 and asked.exchange is not ContextExchange.ALL_GATHER:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "packages"
+PLANTS = Path(__file__).parents[1] / "plants"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
 ASKED = """
 import io, json, sys
@@ -33,9 +34,22 @@ class Answer(NamedTuple):
     stderr: str
 
 
-def install(site: Path, name: str, entry_points: str, folder: Path = EXAMPLES) -> Path:
-    """Install the package of one module `NAME.py` of `folder` in the folder `site`."""
-    shutil.copy(folder / f"{name}.py", site)
+def install(site: Path, name: str, entry_points: str) -> Path:
+    """Install the package of one module `examples/packages/NAME.py` in the folder `site`."""
+    shutil.copy(EXAMPLES / f"{name}.py", site)
+    return _registered(site, name, entry_points)
+
+
+def install_plant(site: Path, kind: str) -> Path:
+    """Install the package in the folder `tests/plants/KIND` in the folder `site`."""
+    folder = PLANTS / kind
+    skipped = shutil.ignore_patterns("__pycache__", "entry_points.txt")
+    shutil.copytree(folder, site, ignore=skipped, dirs_exist_ok=True)
+    return _registered(site, kind, (folder / "entry_points.txt").read_text("utf-8"))
+
+
+def _registered(site: Path, name: str, entry_points: str) -> Path:
+    """Register the entry points of an installed package."""
     info = site / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA.format(name=name), "utf-8")

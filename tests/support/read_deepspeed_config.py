@@ -1,10 +1,13 @@
 """A scenario that takes a configuration of DeepSpeed, and nothing else of its own."""
 
 import json
+from functools import partial
 
-from zsim.scenario.deepspeed_config import configured
+from zsim.scenario import trainer_files
 from zsim.scenario.tables import Scenario
 from zsim.scenario.toml import parse
+
+configured = partial(trainer_files.configured, key="deepspeed_config")
 
 TEXT = """
 title = "from a configuration"

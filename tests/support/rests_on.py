@@ -1,22 +1,24 @@
 """Publications that fitted constants depend on, to name constants with a single publication."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from zsim.calibration.constants import IN_TRAINING, IN_TRAINING_REST_ON
 from zsim.calibration.training_fit import AS_ALONE
 from zsim.cluster.profile.files import Profiles
 from zsim.cluster.profile.kernels import FittedKernels
-from zsim.cluster.profile.trainer_costs import TRAINERS
 
 
 def rests_on(
-    kernels: Iterable[FittedKernels], networks: Iterable[Profiles]
+    kernels: Iterable[FittedKernels],
+    networks: Iterable[Profiles],
+    hosts: Mapping[str, tuple[str, ...]],
 ) -> dict[str, tuple[str, ...]]:
     """Return the publications that each group of constants was fitted to, by name of the group.
 
-    Constants that a profile takes from another profile are listed there.
+    Constants that a profile takes from another one are named there. `hosts` are the publications of
+    the host costs of each runtime.
     """
-    found = {f"host, {name}": each.rests_on for name, each in TRAINERS.items()}
+    found = {f"host, {name}": publications for name, publications in hosts.items() if publications}
     for each in kernels:
         if each.publications:
             found[f"kernels alone, {each.gpu}"] = each.publications

@@ -16,7 +16,7 @@ from zsim.files.source import tell_ignored, with_files
 from zsim.mistake import MistakeError, mistakes
 from zsim.planner.fleet import Fleet
 from zsim.planner.space import RuntimeSpace, SettingSpace, powers
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.lookup import runtimes
 from zsim.scenario.changes import changed, flat
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import setting_value, with_settings

@@ -14,7 +14,6 @@ from zsim.api.answer_text import facts_text, table_text
 from zsim.api.best_report import BestPages, OrderedSettings
 from zsim.api.error_text import error_object, probability_text
 from zsim.api.notebook import facts_html
-from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import scenario_text
 from zsim.api.search_text import (
     BETTER,
@@ -26,13 +25,14 @@ from zsim.api.search_text import (
     unfinished_text,
 )
 from zsim.api.setting_trial import NAME
-from zsim.api.torchtitan_text import torchtitan_text
 from zsim.api.training_budget import Price, TrainingBudget
 from zsim.api.tried_setting import LONGER, TriedSetting
 from zsim.files.source import settled
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
 from zsim.planner.front import front
+from zsim.runtimes.config import ConfigQuestion
+from zsim.runtimes.lookup import config_text
 from zsim.scenario.changes import changed
 from zsim.scenario.tables import from_tables
 from zsim.units import format_bytes, format_seconds
@@ -178,11 +178,11 @@ class BestResult(BestPages, AnswerInFacts):
         need_folder("--save", Path(path))
         write(Path(path), scenario_text(self.scenario(self.best)))
 
-    def config_text(self, setting: TriedSetting, *, torchtitan: bool = False) -> str:
-        """Return `setting` as the configuration of its runtime, or of torchtitan.
+    def config_text(self, setting: TriedSetting, *, suffix: str = "") -> str:
+        """Return a setting as the configuration of its runtime, or as a file with a suffix.
 
         Raises:
-            MistakeError: zsim cannot write such a configuration.
+            MistakeError: there is no such configuration, or it cannot express the setting.
         """
         parallel = {"context": 1, **self.tables.get("parallel", {})}
         shared = ("context", "context_exchange")
@@ -196,7 +196,7 @@ class BestResult(BestPages, AnswerInFacts):
             model=self.tables["model"].get("name", ""),
             train=self.tables["train"],
         )
-        return torchtitan_text(asked) if torchtitan else config_text(asked)
+        return config_text(asked, suffix=suffix)
 
     def save_config(self, path: str | PathLike[str]) -> None:
         """Write the best setting as the configuration of its runtime; .toml means torchtitan.
@@ -209,7 +209,7 @@ class BestResult(BestPages, AnswerInFacts):
         if self.best is None:
             raise MistakeError(f"--config: {path}: no setting fits")
         need_folder("--config", Path(path))
-        text = self.config_text(self.best, torchtitan=Path(path).suffix == ".toml")
+        text = self.config_text(self.best, suffix=Path(path).suffix)
         write(Path(path), text)
 
     def budget(self, setting: TriedSetting) -> TrainingBudget | None:

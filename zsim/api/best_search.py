@@ -20,9 +20,10 @@ from zsim.api.setting_pool import SettingPool
 from zsim.api.setting_trial import SettingOutcome, tried
 from zsim.api.tried_setting import TriedSetting
 from zsim.calibration.setting_choice import TIGHT
-from zsim.planner.plain_settings import FIRST_RUNTIME, plain_settings
+from zsim.planner.plain_settings import plain_settings
 from zsim.planner.search import Search, Trial
 from zsim.prediction.error_rule import SURE
+from zsim.runtimes.lookup import search_of
 from zsim.workers.processes import cores, processes
 
 OPERATIONS: Final = 3_000_000
@@ -301,12 +302,12 @@ def _hunt_of(question: Question, most_operations: int, stop_s: float, progress: 
         first=[*chain(*others)],
         holds_back=bool(pool.held_back),
     )
-    runtime = {place: pool.groups[place].changes["zero.emulate"] for place in always}
+    first = {place for place in always if search_of(pool.groups[place].runtime).comes_first}
     return _Hunt(
         question=question,
         pool=pool,
         search=search,
-        plain=frozenset(place for place in always if runtime[place] == FIRST_RUNTIME),
+        plain=frozenset(first),
         most_operations=most_operations,
         stop_s=stop_s,
         progress=progress,

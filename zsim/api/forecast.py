@@ -16,7 +16,8 @@ from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFail
 from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.mistake import MistakeError
-from zsim.runtimes.megatron.layer_split import stages_in
+from zsim.runtimes.lookup import runtimes
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.units import PICOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -178,33 +179,24 @@ def forecast(
 def simulated_micro_batches(tables: Mapping[str, object]) -> tuple[int, int]:
     """Return the number of micro-batches to simulate, and the number that take turns as a group.
 
-    Pipeline stages with several chunks process groups of as many micro-batches as there are
-    stages. FSDP2 stages receive each micro-batch into its own buffer, so all are simulated.
+    Stages of a pipeline with several chunks take as many at a time as there are stages. If stages
+    receive each micro-batch into separate memory, none is left out.
     """
     parallel, zero = tables.get("parallel"), tables.get("zero")
     stages = parallel.get("pipeline", 1) if isinstance(parallel, dict) else 1
     if stages == 1:
         return FEW, 1
-    if isinstance(zero, dict) and zero.get("emulate") == "fsdp2":
+    zero = zero if isinstance(zero, dict) else {}
+    kinds = {name: each.options for name, each in runtimes().items()}
+    if kinds.get(str(zero.get("emulate")), RuntimeOptions).receives_apart:
         train = tables.get("train")
         steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
         return (steps if isinstance(steps, int) else stages), 1
-    options = zero.get("megatron") if isinstance(zero, dict) else None
-    if isinstance(options, dict) and _takes_turns(options, stages):
-        return 3 * stages, stages
+    for name, kind in kinds.items():
+        options = zero.get(name)
+        if isinstance(options, dict) and kind.has_chunks(options, stages=stages):
+            return 3 * stages, stages
     return stages + 1, 1
-
-
-def _takes_turns(options: Mapping[str, object], stages: int) -> bool:
-    """Return True if the Megatron-LM options give a stage several chunks."""
-    layout = options.get("pipeline_model_parallel_layout")
-    if isinstance(layout, str):
-        try:
-            return len(stages_in(layout)) > stages
-        except ValueError:  # refused once it is used
-            return False
-    keys = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
-    return any(options.get(key) is not None for key in keys)
 
 
 def _extended(

@@ -8,12 +8,11 @@ from typing import Any, Final
 from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.training_budget import tokens_of
 from zsim.cluster.files import Part
-from zsim.files.installed import model_catalogue, part_names, usual_nodes
+from zsim.files.installed import first_gpu, model_catalogue, part_names, usual_nodes
 from zsim.mistake import MistakeError
 from zsim.planner.fleet import Changes
-from zsim.planner.space import SHARDS_ON_DRIVES, STATES_ON_DRIVES
 from zsim.report.setting_page import FormField, OptionGroups
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.lookup import runtimes, search_of
 from zsim.scenario.changes import changed
 from zsim.strategy.strategy import STAGES
 from zsim.suggestion import one_of
@@ -31,33 +30,28 @@ OFFLOAD_NAMES: Final = {
     "optimizer-nvme": "the optimizer, to drives",
     "all-nvme": "optimizer and parameters, to drives",
 }
-OFFLOADS: Final[Mapping[tuple[str, str], Changes]] = {
-    (OWN, "optimizer-host"): {"offload.optimizer": "host"},
-    (OWN, "all-host"): {"offload.optimizer": "host", "offload.parameters": "host"},
-    (OWN, "optimizer-nvme"): {"offload.optimizer": "nvme", "offload.gradients": "nvme"},
-    (OWN, "all-nvme"): {
+OWN_OFFLOADS: Final[Mapping[str, Changes]] = {
+    "optimizer-host": {"offload.optimizer": "host"},
+    "all-host": {"offload.optimizer": "host", "offload.parameters": "host"},
+    "optimizer-nvme": {"offload.optimizer": "nvme", "offload.gradients": "nvme"},
+    "all-nvme": {
         "offload.optimizer": "nvme",
         "offload.gradients": "nvme",
         "offload.parameters": "nvme",
     },
-    ("fsdp2", "all-host"): {"zero.fsdp2.offload_policy": "cpu"},
-    ("deepspeed", "optimizer-host"): {"zero.deepspeed.offload_optimizer.device": "cpu"},
-    ("deepspeed", "all-host"): {
-        "zero.deepspeed.offload_optimizer.device": "cpu",
-        "zero.deepspeed.offload_param.device": "cpu",
-    },
-    ("deepspeed", "optimizer-nvme"): {
-        "zero.deepspeed.offload_optimizer.device": "nvme",
-        **STATES_ON_DRIVES,
-    },
-    ("deepspeed", "all-nvme"): {
-        "zero.deepspeed.offload_optimizer.device": "nvme",
-        "zero.deepspeed.offload_param.device": "nvme",
-        **STATES_ON_DRIVES,
-        **SHARDS_ON_DRIVES,
-    },
 }
-"""Settings of each offload choice, by runtime and choice."""
+"""Changes of zsim's own stages for each choice."""
+
+
+def offloads(runtime: str) -> Mapping[str, Changes]:
+    """Return the changes of a runtime for each choice that it has."""
+    if runtime == OWN:
+        return OWN_OFFLOADS
+    return {
+        choice: {f"zero.{runtime}.{name}": value for name, value in options.items()}
+        for choice, options in search_of(runtime).choices.items()
+    }
+
 
 CHECKPOINTING: Final = {
     "none": "none",
@@ -111,6 +105,14 @@ def _runtimes() -> OptionGroups:
     return (*found, ("zsim's own order", own))
 
 
+def _first_runtime() -> str:
+    """Return the runtime, with its highest stage, that is selected at first."""
+    for name, each in sorted(runtimes().items()):
+        if search_of(name).comes_first:
+            return f"{name}-{max(each.options.stages)}"
+    return f"{OWN}-{max(STAGES)}"
+
+
 _LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -136,7 +138,7 @@ def _hardware_fields() -> tuple[FormField, ...]:
     return (
         _chosen("model", "Model", "llama3.1-70b", _models()),
         _typed("count", "Number of GPUs", "128", *counts),
-        _chosen("gpu", "GPU", "h100", _gpus()),
+        _chosen("gpu", "GPU", first_gpu(), _gpus()),
         _chosen("fabric", "Fabric between nodes", "", _fabrics()),
     )
 
@@ -145,7 +147,7 @@ def _setting_fields() -> tuple[FormField, ...]:
     lengths = {"": "the model's own", **{str(each): f"{each:,}" for each in _LENGTHS}}
     few = _numbers(1, 2, 4, 8, 16, 32)
     return (
-        _chosen("runtime", "Runtime and ZeRO stage", "fsdp2-3", _runtimes()),
+        _chosen("runtime", "Runtime and ZeRO stage", _first_runtime(), _runtimes()),
         _chosen("tensor", "Tensor parallel", "1", _numbers(1, 2, 4, 8, 16)),
         _chosen("pipeline", "Pipeline stages", "1", few),
         _chosen("length", "Sequence length", "", _plain(lengths)),
@@ -238,14 +240,15 @@ class ChosenSetting:
         what = self.values["offload"]
         if not what:
             return {}
-        if (runtime, what) not in OFFLOADS:
-            known = [OFFLOAD_NAMES[each] for name, each in OFFLOADS if name == runtime]
+        choices = offloads(runtime)
+        if what not in choices:
+            known = [OFFLOAD_NAMES[each] for each in choices]
             allowed = " or ".join(["nothing", *known])
             raise MistakeError(
                 f"{_label('offload')}: {OFFLOAD_NAMES[what]!r} is nothing that {runtime} does; "
                 f"it takes {allowed}"
             )
-        return OFFLOADS[runtime, what]
+        return choices[what]
 
     def _number(self, name: str) -> int:
         text = self.values[name]

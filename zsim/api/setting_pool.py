@@ -8,7 +8,6 @@ from typing import Any
 from zsim.api.best_question import Question
 from zsim.api.setting_bound import SettingBound
 from zsim.api.setting_trial import Bounder
-from zsim.planner.pipeline_orders import MEGATRON_CHUNK
 from zsim.planner.search import SettingBranch
 from zsim.planner.space import RefusedSettings, SettingGroup
 
@@ -99,10 +98,9 @@ class SettingPool:
 def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
     """Return a key that is equal for groups that differ only in the micro-batch.
 
-    With `chunks=False`, groups that also differ in the chunks of Megatron-LM have the same key.
+    Without `chunks` the layers of their chunks may differ, too.
     """
+    changes = group.changes if chunks else group.without_chunks
     return group.fleet.gpus, tuple(
-        (key, value)
-        for key, value in group.changes.items()
-        if not key.startswith("train.") and (chunks or key != MEGATRON_CHUNK)
+        (key, value) for key, value in changes.items() if not key.startswith("train.")
     )

@@ -48,13 +48,7 @@ from zsim.prediction.closest_runs import slower_of
 from zsim.prediction.error_rule import SURE, shipped_rules
 from zsim.prediction.predicted_error import step_error
 from zsim.prediction.run_features import features, features_of
-from zsim.runtimes.registry import (
-    copied_bytes,
-    file_bytes,
-    host_bytes,
-    need_trainable,
-    wire_bytes,
-)
+from zsim.runtimes.registry import copied_bytes, file_bytes, host_bytes, need_trainable, wire_bytes
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables

@@ -1,4 +1,4 @@
-"""Installed scenarios, studies, models, topologies and their parts, and backends."""
+"""Installed scenarios, studies, models, topologies and their parts, runtimes, backends."""
 
 import tomllib
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from zsim.api.answer import Answer
 from zsim.files.shipped_files import model_families, scenarios, studies
 from zsim.mistake import MistakeError
 from zsim.scenario.model_titles import model_titles
+from zsim.strategy.runtime_options import names as runtime_names
 from zsim.suggestion import one_of
 
 
@@ -135,6 +136,7 @@ _NAMES: dict[str, Callable[[], Sequence[str]]] = {
     "nodes": partial(_names_of, "node"),
     "fabrics": partial(_names_of, "fabric"),
     "gpus": partial(_names_of, "gpu"),
+    "runtimes": runtime_names,
     "backends": backend_names,
 }
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
+from zsim.calibration.gpu_kinds import TIMED_WARM, TRAINING_SIBLINGS
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import AS_ALONE, Observed, alone_s, fitted
 from zsim.calibration.training_tables import TABLES
@@ -31,24 +32,6 @@ ROUNDS = 2
 Collectives slow kernels down for as long as they run, which depends on the constants.
 """
 
-SIBLINGS = {
-    "v100": "a100",
-    "h100_hbm2e": "h100",
-    "h100_hbm2e_2025": "h100_hbm2e",
-    "h200": "h100",
-    "h100_2026": "h200",
-    "gh200": "h100",
-    "b200": "h100",
-}
-"""GPU whose training constants are used for a GPU with few or no runs.
-
-It is at most one generation apart, with the same matrix units if there is such a GPU.
-"""
-
-TIMED_WARM = ("b200",)
-"""Profiles whose kernels were timed back to back, as in training, so their speed in training is
-the timed speed (`zsim.calibration.b200_kernels`)."""
-
 Found = TypeVar("Found")
 
 
@@ -64,9 +47,9 @@ def with_training(
     `today` is the date in the evidence of judged runs.
     """
     found: dict[str, FittedKernels] = {}
-    for each in sorted(kernels, key=lambda each: each.gpu in SIBLINGS):
+    for each in sorted(kernels, key=lambda each: each.gpu in TRAINING_SIBLINGS):
         own = [run for run in runs if _profile(run) == each.gpu and run.step_time_s is not None]
-        sibling = found.get(SIBLINGS.get(each.gpu, ""))
+        sibling = found.get(TRAINING_SIBLINGS.get(each.gpu, ""))
         start = start_of(each.gpu, sibling)
         report(f"{each.gpu}: {len(own)} runs of training")
         training = _trained(each, own, start, today=today, report=report) if own else start

@@ -15,10 +15,10 @@ from zlib import crc32
 
 import numpy as np
 
+from zsim.calibration.gpu_kinds import ALIGNMENT, CUDNN, FLASH2
 from zsim.calibration.kernel_rows import KernelRow, chip_of
 from zsim.calibration.least_squares import SCALES, Array, minimized
 from zsim.calibration.network_profiles import publication
-from zsim.cluster.profile import fused_attention, row_alignment
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.cluster.profile.kernels import ASSUMED, NAMES, FittedKernels, KernelProfile
 from zsim.compute.fitted_model import fitted_s
@@ -126,9 +126,9 @@ def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> l
         start = replace(
             start,
             processors=chip_of(gpu).processors,
-            flash2=fused_attention.FLASH2.get(gpu),
-            cudnn=fused_attention.CUDNN.get(gpu),
-            alignment=row_alignment.ALIGNMENT.get(gpu),
+            flash2=FLASH2.get(gpu),
+            cudnn=CUDNN.get(gpu),
+            alignment=ALIGNMENT.get(gpu),
             gpu=gpu,
             vintage=VINTAGES.get(gpu, ""),
         )

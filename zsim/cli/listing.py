@@ -19,7 +19,7 @@ def list_(
         ),
     ] = None,
 ) -> Code:
-    """List scenarios, studies, models, topologies and backends."""
+    """List scenarios, models, topologies, runtimes and others."""
     from zsim.api.shipped import installed
 
     print_answer(installed(kind), as_json=False)

@@ -222,6 +222,15 @@ def usual_nodes() -> dict[str, tuple[str, ...]]:
     return {word: tuple(words[word]) for word in sorted(words)}
 
 
+@cache
+def first_gpu() -> str:
+    """Return the word for a GPU that a form selects at first."""
+    nodes = (find(Part.NODE, name) for name in part_names(Part.NODE))
+    first = (each for each in nodes if each.get("comes_first"))
+    words = [str(word) for each in first for word in each.get("words", ())]
+    return next(iter((*words, *usual_nodes())))
+
+
 def _file_text(name: str) -> str:
     try:
         return read_file(name) if name.endswith(".csv") else read_config(name)

@@ -2,10 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -303,7 +302,6 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     """
     from zsim.scenario.hugging_face import configured
     from zsim.scenario.model_catalogue import named
-    from zsim.scenario.tables import TRAINER_FILES
 
     if scenario.model.name is not None:
         scenario = named(scenario, model_catalogue())
@@ -316,39 +314,30 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
                 f"{path}: model.sequence_length: not given, {scenario.model.sequence_length:,} is "
                 "taken, the longest of the model"
             )
-    for key in TRAINER_FILES:
+    while (key := scenario.zero.file_key) is not None:  # a file may name another one
         path = getattr(scenario.zero, key)
-        if path is None:
-            continue
-        scenario, left = _reader(key)(scenario, _config_text(name, f"zero.{key}", path))
+        text = _config_text(name, f"zero.{key}", path)
+        scenario, left = _completed(key, scenario, text)
         if left:
             ignored.append(f"{path}: not modelled: {', '.join(left)}")
     return scenario, "; ".join(ignored)
 
 
-def _reader(key: str) -> "Callable[[Scenario, str], tuple[Scenario, tuple[str, ...]]]":
-    """Return the reader of a trainer's file, which is a key of `[zero]`.
+def _completed(key: str, scenario: "Scenario", text: str) -> "tuple[Scenario, tuple[str, ...]]":
+    """Return `scenario` completed from the file of a trainer, and its ignored options.
 
     Raises:
-        MistakeError: it needs a package that is not installed.
+        MistakeError: the reader needs a package that is not installed.
+        ScenarioError: the content of the file cannot be used.
     """
-    from zsim.scenario import deepspeed_config, megatron_arguments, torchtitan_config
+    from zsim.scenario import trainer_files
 
-    readers: dict[str, Callable[[Scenario, str], tuple[Scenario, tuple[str, ...]]]] = {
-        "deepspeed_config": deepspeed_config.configured,
-        "megatron_arguments": megatron_arguments.configured,
-        "torchtitan_config": partial(torchtitan_config.configured, catalogue=model_catalogue()),
-    }
-    if key in readers:
-        return readers[key]
     try:
-        from zsim.scenario import accelerate_config, nemo_config
+        return trainer_files.configured(scenario, text, model_catalogue(), key=key)
     except ModuleNotFoundError as error:
-        needs = f"needs {error.name}, which is not installed: pip install 'zsim[yaml]'"
+        hint = ": pip install 'zsim[yaml]'" if error.name == "yaml" else ""
+        needs = f"needs {error.name}, which is not installed{hint}"
         raise MistakeError(f"zero.{key}: {needs}") from None
-    if key == "accelerate_config":
-        return accelerate_config.configured
-    return nemo_config.configured
 
 
 def settled(

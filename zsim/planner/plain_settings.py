@@ -2,11 +2,8 @@
 
 from collections.abc import Iterator, Sequence, Set
 
-from zsim.planner.pipeline_orders import order_of
 from zsim.planner.space import SettingGroup
-
-FIRST_RUNTIME = "fsdp2"
-"""Runtime whose plain settings are simulated before those of other runtimes."""
+from zsim.runtimes.lookup import search_of
 
 STAGES = frozenset({1, 3})
 CHECKPOINTING = frozenset({"none", "full"})
@@ -45,7 +42,7 @@ def plain_settings(groups: Sequence[SettingGroup]) -> list[list[int]]:
 
 def _order(key: _Key) -> tuple[object, ...]:
     runtime, stage, checkpointing = key
-    return runtime != FIRST_RUNTIME, runtime, -stage, checkpointing != "none"
+    return not search_of(runtime).comes_first, runtime, -stage, checkpointing != "none"
 
 
 def _smallest(groups: Sequence[SettingGroup]) -> dict[_Key, dict[tuple[int, int], int]]:
@@ -64,7 +61,7 @@ def _smallest(groups: Sequence[SettingGroup]) -> dict[_Key, dict[tuple[int, int]
     for place, group in sorted(usable, key=lambda each: _size(each[1])):
         stage, mode = _number(group, "zero.stage"), _checkpointing(group)
         if stage in stages and mode in modes:
-            key = (str(group.changes["zero.emulate"]), stage, mode)
+            key = (group.runtime, stage, mode)
             degrees = _number(group, "parallel.tensor"), _number(group, "parallel.pipeline")
             found.setdefault(key, {}).setdefault(degrees, place)
     return found
@@ -72,7 +69,7 @@ def _smallest(groups: Sequence[SettingGroup]) -> dict[_Key, dict[tuple[int, int]
 
 def _size(group: SettingGroup) -> tuple[object, ...]:
     return (
-        order_of(group.changes) is not None,
+        group.order is not None,
         _number(group, "parallel.context"),
         _number(group, "parallel.replicate"),
         _number(group, "train.micro_batch_size"),

@@ -4,85 +4,17 @@ A group fixes the values that its lower bound depends on: runtime, stage, degree
 checkpointing and micro-batch. Knobs of the runtime distinguish the settings of a group.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import cast
 
 from zsim.planner.fleet import Changes, Degrees, Fleet
-from zsim.planner.knob_effects import ADDS, GATHERING_LESS, LEANER
-from zsim.planner.pipeline_orders import goes_with, order_of, orders
-from zsim.planner.runtime_knobs import KNOBS, no_knobs
+from zsim.runtimes.lookup import search_of
+from zsim.runtimes.search import Options, SearchedAxes, SearchSpace
 
 CHECKPOINTING = ("none", "operations", "full")
 """With flash attention, `selective` keeps the same activations as `none`."""
-
-STATES_ON_DRIVES: Changes = {"zero.deepspeed.sub_group_size": 100_000_000}
-SHARDS_ON_DRIVES: Changes = {
-    "zero.deepspeed.offload_param.buffer_count": 10,
-    "zero.deepspeed.offload_param.buffer_size": 200_000_000,
-}
-"""Buffers for drives: the default sub-group uses 16 GB of host memory per rank, and five slots of
-100 million elements are too few and too small for current embeddings."""
-
-OFFLOADS: Mapping[tuple[str, int], tuple[Changes, ...]] = {
-    ("fsdp2", 3): ({"zero.fsdp2.offload_policy": "cpu"},),
-    ("deepspeed", 1): ({"zero.deepspeed.offload_optimizer.device": "cpu"},),
-    ("deepspeed", 2): ({"zero.deepspeed.offload_optimizer.device": "cpu"},),
-    ("deepspeed", 3): tuple(
-        {
-            "zero.deepspeed.offload_optimizer.device": optimizer,
-            "zero.deepspeed.offload_param.device": parameters,
-            **(STATES_ON_DRIVES if optimizer == "nvme" else {}),
-            **(SHARDS_ON_DRIVES if parameters == "nvme" else {}),
-        }
-        for optimizer, parameters in (
-            ("cpu", "none"),
-            ("cpu", "cpu"),
-            ("nvme", "none"),
-            ("nvme", "cpu"),
-            ("nvme", "nvme"),
-        )
-    ),
-}
-"""States on the host or on drives, by runtime and stage; no runtime supports them in a pipeline."""
-
-
-CHECKPOINTS_ON_HOST: Mapping[str, Changes] = {
-    "fsdp1": {"zero.fsdp1.offload_wrapper": True},
-    "fsdp2": {"zero.fsdp2.offload_wrapper": True},
-    "deepspeed": {"zero.deepspeed.cpu_checkpointing": True},
-}
-"""Options of a runtime for checkpoints of blocks in host memory.
-
-A search tries them without a pipeline, and with default knobs: they are for settings that otherwise
-do not fit, and their copies cost more than any knob.
-"""
-
-
-SLOW = frozenset({"deepspeed", "nanotron"})
-"""Runtimes whose schedules take several times as long to simulate as others."""
-
-
-BESIDE_PRODUCTS: Changes = {"zero.megatron.async_tensor_model_parallel_allreduce": True}
-"""Default of Megatron-LM."""
-
-TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
-    "megatron": (
-        BESIDE_PRODUCTS,
-        {"zero.megatron.sequence_parallel": True, **BESIDE_PRODUCTS},
-        {"zero.megatron.sequence_parallel": True, "zero.megatron.tp_comm_overlap": True},
-    ),
-    "nanotron": ({}, {"zero.nanotron.tp_mode": "reduce_scatter"}),
-}
-"""Modes of the tensor axis: hidden states whole, or cut by tokens, which needs less memory; and
-products that overlap their collectives."""
-
-COMPILED_TENSOR_MODES: Mapping[str, tuple[Changes, ...]] = {
-    "fsdp2": ({"zero.fsdp2.enable_async_tensor_parallel": True},),
-}
-"""Additional modes of the tensor axis if blocks are compiled."""
-
 
 CONTEXTS = (2, 4, 8)
 """Numbers of ranks that may share a sequence; set `parallel.context` for more."""
@@ -141,32 +73,47 @@ class SettingGroup:
         """
         if self.changes["parallel.data"] == 1:
             return tuple(frozenset[int]() for _ in self.knobs)
+        adds = self._keys(self._search.adds)
         pairs = [set(each.items()) for each in self.knobs]
         return tuple(
             frozenset(
                 number
                 for number, other in enumerate(pairs)
-                if own < other and all(key.partition(".")[2] in ADDS for key, _ in other - own)
+                if own < other and all(key in adds for key, _ in other - own)
             )
             for own in pairs
         )
 
     @property
     def leaner(self) -> tuple[int, ...]:
-        """Settings with one knob that may communicate, copy or slow kernels less than default."""
-        return self._with_one_of(LEANER)
+        """Settings with one knob that may exchange, copy or slow less than its default does."""
+        return self._with_one_of(self._search.leaner)
 
     @property
     def gathering_less(self) -> tuple[int, ...]:
-        """Settings with one knob that may gather less over the tensor axis."""
-        return self._with_one_of(GATHERING_LESS)
+        """Settings with one knob that may gather less over the tensor axis, which is on the way."""
+        return self._with_one_of(self._search.gathers_less)
 
     def _with_one_of(self, options: frozenset[str]) -> tuple[int, ...]:
+        keys = self._keys(options)
         return tuple(
             number
             for number, knobs in enumerate(self.knobs)
-            if len(knobs) == 1 and all(key.partition(".")[2] in options for key in knobs)
+            if len(knobs) == 1 and knobs.keys() <= keys
         )
+
+    @property
+    def runtime(self) -> str:
+        """Name of the runtime."""
+        return str(self.changes["zero.emulate"])
+
+    @property
+    def _search(self) -> SearchSpace:
+        return search_of(self.runtime)
+
+    def _keys(self, options: Iterable[str]) -> frozenset[str]:
+        """Return the keys of options of the runtime."""
+        return frozenset(f"zero.{self.runtime}.{name}" for name in options)
 
     def together(self, numbers: Sequence[int]) -> int | None:
         """Return the index of the setting with all knobs of `numbers`; None if there is none."""
@@ -179,17 +126,29 @@ class SettingGroup:
 
     @property
     def moves_states(self) -> bool:
-        """True if some states or checkpoints are not on the device."""
-        moved = {key for each in CHECKPOINTS_ON_HOST.values() for key in each}
+        """True if some states are not on the device, or checkpoints are not."""
+        moved = self._keys(self._search.checkpoints_on_host)
         return any("offload" in key or key in moved for key in self.changes)
 
     @property
+    def order(self) -> object:
+        """Name of the order of the pipeline; None for the default."""
+        option = self._search.order_option
+        return None if option is None else self.changes.get(f"zero.{self.runtime}.{option}")
+
+    @property
+    def without_chunks(self) -> Changes:
+        """The changes without the option that sets the layers of a chunk."""
+        left_out = f"zero.{self.runtime}.{self._search.chunk_option}"
+        return {key: value for key, value in self.changes.items() if key != left_out}
+
+    @property
     def family(self) -> str:
-        """Key of groups with similar traffic, whose times exceed bounds by similar factors."""
-        runtime, stage = self.changes["zero.emulate"], self.changes["zero.stage"]
+        """Name of the groups whose times are as far above their bounds: those of like traffic."""
+        runtime, stage = self.runtime, self.changes["zero.stage"]
         known = ("tensor", "pipeline", "context")
         axes = [self.changes.get(f"parallel.{axis}", 1) != 1 for axis in known]
-        return f"{runtime} {stage} {axes} {order_of(self.changes)} {self.moves_states}"
+        return f"{runtime} {stage} {axes} {self.order} {self.moves_states}"
 
     @property
     def likely(self) -> float:
@@ -204,7 +163,7 @@ class SettingGroup:
         found += 0.1 if self.changes["parallel.pipeline"] != 1 else 0.0
         found += 0.1 if self.changes.get("parallel.context", 1) != 1 else 0.0
         found += 0.25 if self.moves_states else 0.0
-        return found + (0.03 if self.changes["zero.emulate"] in SLOW else 0.0)
+        return found + (0.03 if self._search.is_slow else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +205,9 @@ class SettingSpace:
     def _of_stage(
         self, fleet: Fleet, runtime: RuntimeSpace, stage: int
     ) -> Iterator[SettingGroup | RefusedSettings]:
-        offloads: tuple[Changes, ...] = ({}, *OFFLOADS.get((runtime.name, stage), ()))
+        search = search_of(runtime.name)
+        moves = (_keyed(runtime.name, each) for each in search.offloads.get(stage, ()))
+        offloads: tuple[Changes, ...] = ({}, *moves)
         if any(key in self.fixed for each in offloads for key in each):
             offloads = ({},)
         for tensor in self._numbers("parallel.tensor", powers(fleet.gpus_per_node, fleet.gpus)):
@@ -260,9 +221,7 @@ class SettingSpace:
                     every = self._knobs(fleet, runtime.name, stage, degrees)
                     base = {"zero.emulate": runtime.name, "zero.stage": stage}
                     outer = offloads if pipeline == 1 else offloads[:1]
-                    inner = orders(
-                        runtime.name, pipeline=pipeline, layers=self.layers, fixed=self.fixed
-                    )
+                    inner = self._orders(runtime.name, pipeline)
                     modes = self._modes_of(runtime.name, tensor)
                     for offload, mode, order in product(outer, modes, inner):
                         changes = {**base, **offload, **mode, **order}
@@ -299,8 +258,11 @@ class SettingSpace:
         }
         if shares:
             parallel["parallel.context"] = degrees.context
+        runtime = str(base["zero.emulate"])
+        options = _options(runtime, base)
+        is_modeled = search_of(runtime).is_modeled
         for mode, micro in product(modes, micros):
-            if share % micro or not goes_with(base, checkpoints=mode, context=degrees.context):
+            if share % micro or not is_modeled(options, mode, degrees.context):
                 continue
             changes = {
                 **base,
@@ -310,13 +272,13 @@ class SettingSpace:
                 "train.gradient_accumulation_steps": share // micro,
             }
             yield SettingGroup(fleet=fleet, changes=changes, knobs=knobs)
-            moved = self._on_host(str(base["zero.emulate"]), mode, degrees)
+            moved = self._on_host(runtime, mode, degrees)
             if moved:
                 yield SettingGroup(fleet=fleet, changes={**changes, **moved}, knobs=knobs[:1])
 
     def _on_host(self, runtime: str, mode: str, degrees: Degrees) -> Changes:
-        """Return the options for checkpoints on the host; empty if there are none or fixed ones."""
-        moved = CHECKPOINTS_ON_HOST.get(runtime, {})
+        """Return what moves checkpoints to the host; nothing if there are none, or they may not."""
+        moved = _keyed(runtime, search_of(runtime).checkpoints_on_host)
         is_said = any(key in self.fixed for key in moved)
         return {} if mode != "full" or degrees.pipeline > 1 or is_said else moved
 
@@ -332,13 +294,27 @@ class SettingSpace:
             yield RefusedSettings(why=why, count=count)
 
     def _modes_of(self, runtime: str, tensor: int) -> Sequence[Changes]:
-        """Return the modes of a tensor axis; only the default if a fixed value selects one."""
-        modes = TENSOR_MODES.get(runtime, ({},))
-        if self.compiles:
-            modes = (*modes, *COMPILED_TENSOR_MODES.get(runtime, ()))
+        """Return the ways in which a tensor axis works, unless a setting says which."""
+        search = search_of(runtime)
+        compiled = search.compiled_tensor_modes if self.compiles else ()
+        modes = [_keyed(runtime, each) for each in (*search.tensor_modes, *compiled)]
         if tensor == 1 or any(key in self.fixed for each in modes for key in each):
             return ({},)
         return modes
+
+    def _orders(self, runtime: str, pipeline: int) -> Sequence[Changes]:
+        """Return the orders of a pipeline that are not fixed to others, the default first."""
+        search = search_of(runtime)
+        if pipeline == 1 or search.order_option is None:
+            return ({},)
+        known = [_keyed(runtime, each) for each in search.orders(pipeline, self.layers)]
+        found = [
+            each
+            for each in known
+            if all(self.fixed.get(key, value) == value for key, value in each.items())
+        ]
+        is_fixed = f"zero.{runtime}.{search.order_option}" in self.fixed
+        return tuple(found) or ({},) if is_fixed else ({}, *found)
 
     def _pipelines(self, fleet: Fleet, runtime: RuntimeSpace) -> Sequence[int]:
         return powers(fleet.gpus, fleet.gpus // 2) if runtime.has_pipeline else (1,)
@@ -357,18 +333,30 @@ class SettingSpace:
     def _knobs(
         self, fleet: Fleet, runtime: str, stage: int, degrees: Degrees
     ) -> tuple[Changes, ...]:
-        """Return all combinations of knob values, those with the fewest changes first."""
-        found = KNOBS.get(runtime, no_knobs)(fleet, stage, degrees)
+        """Return every choice of the knobs, those that change least first."""
+        search = search_of(runtime)
+        found = search.knobs(
+            SearchedAxes(
+                stage=stage,
+                nodes=fleet.nodes,
+                gpus_per_node=fleet.gpus_per_node,
+                tensor=degrees.tensor,
+                pipeline=degrees.pipeline,
+                replicate=degrees.replicate,
+                context=degrees.context,
+            )
+        )
         axes = {
-            f"zero.{runtime}.{name}": values
+            name: values
             for name, values in found.items()
             if f"zero.{runtime}.{name}" not in self.fixed
         }
-        choices: list[dict[str, object]] = []
+        choices: list[Options] = []
         for values in product(*axes.values()):
             pairs = zip(axes.items(), values, strict=True)
-            choices.append({key: value for (key, known), value in pairs if value != known[0]})
-        return tuple(sorted(filter(_may_be, choices), key=len))
+            choices.append({name: value for (name, known), value in pairs if value != known[0]})
+        kept = sorted(filter(search.combines, choices), key=len)
+        return tuple(_keyed(runtime, each) for each in kept)
 
     def _modes(self) -> Sequence[str]:
         mode = self.fixed.get("activations.checkpointing")
@@ -378,13 +366,17 @@ class SettingSpace:
         return (int(cast("int", self.fixed[key])),) if key in self.fixed else values
 
 
-def _may_be(choice: Changes) -> bool:
-    """Return True if knobs are compatible: overlap_param_gather needs overlap_grad_reduce."""
-    gathers, reduces = (
-        choice.get(f"zero.megatron.overlap_{name}", False)
-        for name in ("param_gather", "grad_reduce")
-    )
-    return bool(reduces) or not gathers
+def _keyed(runtime: str, options: Options) -> Changes:
+    """Return options of a runtime by their keys in a scenario."""
+    return {f"zero.{runtime}.{name}": value for name, value in options.items()}
+
+
+def _options(runtime: str, changes: Changes) -> Options:
+    """Return the options of a runtime among changes, by name."""
+    prefix = f"zero.{runtime}."
+    return {
+        key.removeprefix(prefix): value for key, value in changes.items() if key.startswith(prefix)
+    }
 
 
 def powers(of: int, most: int) -> tuple[int, ...]:

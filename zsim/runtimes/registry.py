@@ -1,12 +1,6 @@
-"""Runtimes by name: their options, schedules and data volumes.
-
-A runtime is registered as an entry point of the group "zsim.runtimes": its name, and a `Runtime`.
-"""
+"""Schedules and data volumes of a strategy, written by the runtime that it emulates."""
 
 import fnmatch
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
 
 from zsim import closed_form
 from zsim.closed_form import DataVolume
@@ -14,47 +8,15 @@ from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.zero_stages import VOLUME
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model, ModelError
+from zsim.runtimes.lookup import part, runtimes
+from zsim.runtimes.runtime import Runtime
 from zsim.schedule.schedule import FileBytes, HostBytes, Schedule, WireBytes
-from zsim.strategy.runtime_options import RuntimeOptions, registered
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
 from zsim.zero import stages as own
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
-    """A runtime whose order of operations is emulated.
-
-    Attributes:
-        options: class of its options, which also states its features.
-        schedule: returns the schedule in which every rank trains a model with a strategy.
-        volume: returns the data volumes of the schedule, given only the strategy.
-        need: raises ModelError if it can tell, without building it, that `schedule` fails; None if
-            there is no such check.
-    """
-
-    options: type[RuntimeOptions]
-    schedule: Callable[[Model, Strategy], Schedule]
-    volume: Callable[[Strategy], DataVolume]
-    need: Callable[[Model, Strategy], None] | None = None
-
-
 OWN = Runtime(options=RuntimeOptions, schedule=own.schedule, volume=lambda _: VOLUME)
 """zsim's own stages, whose options are in the strategy."""
-
-
-@cache
-def runtimes() -> Mapping[str, Runtime]:
-    """Return every installed runtime by name.
-
-    Raises:
-        TypeError: a registered object is not a `Runtime`.
-    """
-    found: dict[str, Runtime] = {}
-    for name, runtime in registered().items():
-        if not isinstance(runtime, Runtime):
-            raise TypeError(f"runtime {name!r}: {runtime!r} must be a Runtime")
-        found[name] = runtime
-    return found
 
 
 def runtime_of(strategy: Strategy) -> Runtime:
@@ -75,7 +37,7 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     need_trainable(model, strategy)
     with uncollected():
-        return runtime_of(strategy).schedule(model, strategy)
+        return part(runtime_of(strategy).schedule)(model, strategy)
 
 
 def need_trainable(model: Model, strategy: Strategy) -> None:
@@ -106,7 +68,7 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
         )
     _need_groups(model, strategy)
     if (need := runtime_of(strategy).need) is not None:
-        need(model, strategy)
+        part(need)(model, strategy)
 
 
 def _need_groups(model: Model, strategy: Strategy) -> None:
@@ -117,19 +79,22 @@ def _need_groups(model: Model, strategy: Strategy) -> None:
             raise ModelError(f"train.group: {pattern!r} is no parameter; there are {some}")
 
 
+def _volume(strategy: Strategy) -> DataVolume:
+    return part(runtime_of(strategy).volume)(strategy)
+
+
 def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
     """Return the bytes that a rank sends in a step by closed form, by group and collective.
 
     Raises:
         ModelError: the units do not fill the pipeline stages.
     """
-    volume = runtime_of(strategy).volume(strategy)
-    return closed_form.wire_bytes(model, strategy, volume)
+    return closed_form.wire_bytes(model, strategy, _volume(strategy))
 
 
 def copied_bytes(model: Model, strategy: Strategy) -> CopiedBytes:
     """Return by closed form the bytes that a rank copies on its device in a step, at least."""
-    copied = runtime_of(strategy).volume(strategy).copied
+    copied = _volume(strategy).copied
     return CopiedBytes() if copied is None else copied(model, strategy)
 
 
@@ -139,9 +104,9 @@ def host_bytes(model: Model, strategy: Strategy) -> tuple[HostBytes, ...]:
     Raises:
         ModelError: the units do not fill the pipeline stages.
     """
-    return closed_form.host_bytes(model, strategy, runtime_of(strategy).volume(strategy))
+    return closed_form.host_bytes(model, strategy, _volume(strategy))
 
 
 def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:
     """Return by closed form the bytes that a rank reads and writes in files in a step."""
-    return closed_form.file_bytes(model, strategy, runtime_of(strategy).volume(strategy))
+    return closed_form.file_bytes(model, strategy, _volume(strategy))

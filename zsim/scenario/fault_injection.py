@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from zsim.cluster.absent_hardware import absence, beyond
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, FaultError, Neighbour
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
-from zsim.scenario.faults import absence, beyond
 from zsim.scenario.tables import ScenarioError
 
 

@@ -9,11 +9,12 @@ from zsim.cluster.cluster import Cluster, ClusterError, Gpu
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import KernelProfile, KernelProfileError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
-from zsim.cluster.profile.trainer_costs import PLAIN, TRAINERS
 from zsim.config_error import line
 from zsim.limits import limits
 from zsim.model.equal_units import EQUAL_UNITS
 from zsim.network.link_load import Decision
+from zsim.runtimes.host_costs import PLAIN
+from zsim.runtimes.lookup import host_costs_of
 from zsim.scenario.fault_injection import AbsentHardwareError, injected
 from zsim.scenario.missing_keys import need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
@@ -31,7 +32,7 @@ from zsim.scenario.tables import (
 )
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
-from zsim.strategy.runtime_options import RuntimeOptions, registered
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy
 from zsim.strategy.train import TrainKnobs
 from zsim.strategy.zero_knobs import ZeroKnobs
@@ -165,7 +166,7 @@ def _timed(
     """Return `gpu` with `profile`; the trainer gives costs that the scenario does not."""
     if profile is None:
         return gpu
-    trainer = TRAINERS.get(type(runtime).__name__.lower(), PLAIN)
+    trainer = PLAIN if runtime is None else host_costs_of(runtime.table())
     own = {"segment_ps": table.host_per_segment, "unit_ps": table.host_per_unit}
     costs = {
         name: getattr(trainer, name) if given is None else given for name, given in own.items()
@@ -227,7 +228,7 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
     }
     runtime = strategy.zero.emulate
     if runtime is not None:
-        table = next(name for name, each in registered().items() if each.options is type(runtime))
+        table = runtime.table()
         tiers = runtime.tiers(stage=strategy.zero.stage)
         wanted |= {f"zero.{table}.{option}": tier for option, tier in tiers.items()}
         if runtime.moves_checkpoints:

@@ -1,7 +1,7 @@
 """The runtime that `[zero]` of a scenario selects, with its options."""
 
-from zsim.runtimes.registry import runtimes
-from zsim.scenario.tables import TRAINER_FILES, ScenarioError, ZeroTable
+from zsim.runtimes.lookup import runtimes
+from zsim.scenario.tables import ScenarioError, ZeroTable
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import STAGES
 
@@ -12,9 +12,8 @@ def emulated(zero: ZeroTable) -> RuntimeOptions | None:
     Raises:
         ScenarioError: options are given without their runtime, or a trainer's file was not read.
     """
-    for key in TRAINER_FILES:
-        if (path := getattr(zero, key)) is not None:
-            raise ScenarioError(f"zero.{key}: {path!r} was not read")
+    if (key := zero.file_key) is not None:
+        raise ScenarioError(f"zero.{key}: {getattr(zero, key)!r} was not read")
     for name in runtimes():
         if getattr(zero, name) is not None and zero.emulate != name:
             raise ScenarioError(f'zero.{name}: stands with emulate = "{name}"')

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.lookup import runtimes
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.toml import with_settings
 from zsim.strategy.precision import Precision

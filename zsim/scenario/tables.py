@@ -22,6 +22,7 @@ from zsim.model.architecture import (
     QKNorm,
 )
 from zsim.network.algorithm.installed_algorithms import choices
+from zsim.runtimes.lookup import file_keys
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.activations import Activations
@@ -136,35 +137,25 @@ class ParallelTable(ParallelAxes):
     data: Count | None = None
 
 
-TRAINER_FILES = (
-    "accelerate_config",  # it may name a file of DeepSpeed
-    "deepspeed_config",
-    "megatron_arguments",
-    "nemo_config",
-    "torchtitan_config",
-)
-"""Keys of `[zero]` that name files of trainers, in the order in which they are read."""
-
-
 class _ZeroTable(ZeroKnobs):
     """`[zero]`: the stage and the knobs of the schedule.
 
     With `emulate`, operations are ordered as in another runtime, whose options are in a table of
-    its name. The keys of `TRAINER_FILES` name files that give them in the trainer's format.
+    its name. Other keys name files of trainers, which give them in the trainer's format.
     """
 
     stage: Stage | None = None
     emulate: str | None = None
-    accelerate_config: str | None = None
-    deepspeed_config: str | None = None
-    megatron_arguments: str | None = None
-    nemo_config: str | None = None
-    torchtitan_config: str | None = None
+
+    @property
+    def file_key(self) -> str | None:
+        """The first key that names a file of a trainer; None if there is none."""
+        return next((key for key in file_keys() if getattr(self, key) is not None), None)
 
     @property
     def is_configured(self) -> bool:
         """True if a file of another program gives the options of the runtime."""
-        return any(getattr(self, key) is not None for key in TRAINER_FILES)
+        return self.file_key is not None
 
 
 def _options(runtime: str, given: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -180,11 +171,12 @@ def _options(runtime: str, given: dict[str, Any] | None) -> dict[str, Any] | Non
 
 if TYPE_CHECKING:
     ZeroTable = _ZeroTable
-else:  # with a table for the options of each runtime that is installed
+else:  # with keys of files, and a table for the options, of each runtime that is installed
     ZeroTable = create_model(
         "ZeroTable",
         __base__=_ZeroTable,
         emulate=(Literal[names()] | None, None),
+        **dict.fromkeys(file_keys(), (str | None, None)),
         **{
             name: (Annotated[dict[str, Any] | None, AfterValidator(partial(_options, name))], None)
             for name in names()

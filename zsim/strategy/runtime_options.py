@@ -3,7 +3,7 @@
 Runtimes are found by the entry points "zsim.runtimes" of installed packages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, ClassVar, Protocol, cast
@@ -71,6 +71,8 @@ class RuntimeOptions(Table):
         layers_option: the option that moves the activations of some first layers to host memory;
             None if there is none.
         stored_least: least elements of a tensor of such a layer to be moved.
+        execution_options: options with their values by the flag of an `Execution` that they set.
+        receives_apart: True if a pipeline stage receives each micro-batch into separate memory.
     """
 
     stages: ClassVar[tuple[int, ...]] = ()
@@ -88,11 +90,25 @@ class RuntimeOptions(Table):
     checkpoint_option: ClassVar[str | None] = None
     layers_option: ClassVar[str | None] = None
     stored_least: ClassVar[int] = 0
+    execution_options: ClassVar[Mapping[str, str]] = {}
+    receives_apart: ClassVar[bool] = False
 
     @staticmethod
     def kinds() -> tuple[type["RuntimeOptions"], ...]:
         """Return the options of all installed runtimes."""
         return _kinds()
+
+    @classmethod
+    def table(cls) -> str:
+        """Return the name of the runtime, which is also that of its table in `[zero]`."""
+        names = (name for name, each in registered().items() if each.options is cls)
+        return next(names, cls.__name__.lower())
+
+    @classmethod
+    def has_chunks(cls, options: Mapping[str, object], *, stages: int) -> bool:
+        """Return True if pipeline stages have several chunks with these given options."""
+        del options, stages
+        return False
 
     @property
     def moves_checkpoints(self) -> bool:
@@ -293,7 +309,7 @@ def names() -> tuple[str, ...]:
 
 
 class Registered(Protocol):
-    """Object behind an entry point; `zsim.runtimes.registry.Runtime` has all attributes."""
+    """Object behind an entry point; `zsim.runtimes.runtime.Runtime` has all attributes."""
 
     @property
     def options(self) -> type[RuntimeOptions]:

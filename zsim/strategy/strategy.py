@@ -96,7 +96,8 @@ class Strategy(Table):
     def _against_runtime(self) -> Iterator[InitErrorDetails]:
         runtime, parallel, zero = self.zero.emulate, self.parallel, self.zero
         if parallel.pipeline > 1 and (runtime is None or not runtime.has_pipeline):
-            why = "is modelled for emulate = fsdp2, megatron or nanotron alone"
+            *others, last = (each.table() for each in RuntimeOptions.kinds() if each.has_pipeline)
+            why = f"is modelled for emulate = {', '.join(others)} or {last} alone"
             yield refusal("parallel.pipeline", parallel.pipeline, why)
         if runtime is None:
             return
@@ -109,11 +110,11 @@ class Strategy(Table):
             yield refusal("train.loss", None, why)
         if runtime.gathers_float8 and self.train.float8 is not Float8.TENSORWISE:
             field, why = "enable_fsdp_float8_all_gather", "true needs train.float8 = tensorwise"
-            yield refusal(f"zero.{name.lower()}.{field}", None, why)
+            yield refusal(f"zero.{runtime.table()}.{field}", None, why)
         if runtime.fuses_tokens is TokenFusion.COMPILER and parallel.tensor > 1:
-            yield from self._against_fused_tokens(name)
+            yield from self._against_fused_tokens(runtime.table())
         if runtime.fuses_tokens is TokenFusion.USERBUFFERS:
-            yield from self._against_userbuffers(name)
+            yield from self._against_userbuffers(runtime.table())
         if runtime.in_place_loss and self.train.loss is not Loss.TORCH:
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         where = runtime.without_replicas(stage=zero.stage)
@@ -124,7 +125,7 @@ class Strategy(Table):
             why = f"is not in {name}, allowed is 1"
             yield refusal("activations.every_nth", self.activations.every_nth, why)
         for option, value, why in runtime.refusals(stage=zero.stage, moments=self.moments):
-            yield refusal(f"zero.{name.lower()}.{option}", value, why)
+            yield refusal(f"zero.{runtime.table()}.{option}", value, why)
         own: dict[str, tuple[object, object]] = {
             f"zero.{knob}": (getattr(zero, knob), field.default)
             for knob, field in ZeroKnobs.model_fields.items()
@@ -134,18 +135,18 @@ class Strategy(Table):
                 why = f"is for zsim's own stages; with emulate it stays at {shown(kept)}"
                 yield refusal(knob, value, why)
 
-    def _against_fused_tokens(self, name: str) -> Iterator[InitErrorDetails]:
+    def _against_fused_tokens(self, table: str) -> Iterator[InitErrorDetails]:
         """Yield conflicts with PyTorch's asynchronous tensor parallelism."""
-        field = f"zero.{name.lower()}.enable_async_tensor_parallel"
+        field = f"zero.{table}.enable_async_tensor_parallel"
         if not self.train.compile:  # maybe_enable_async_tp of torchtitan
             yield refusal(field, None, "true needs train.compile = true")
         if self.train.float8 is not None and not self.casts_tokens:
             why = "true is not modelled where tokens are cast to 8-bit floats behind their gather"
             yield refusal(field, None, why)
 
-    def _against_userbuffers(self, name: str) -> Iterator[InitErrorDetails]:
+    def _against_userbuffers(self, table: str) -> Iterator[InitErrorDetails]:
         """Yield conflicts with Transformer Engine's userbuffers."""
-        field = f"zero.{name.lower()}.tp_comm_overlap"
+        field = f"zero.{table}.tp_comm_overlap"
         if self.parallel.tensor == 1:
             # validate_args (megatron/training/arguments.py) turns sequence_parallel off, then
             # requires it
@@ -222,13 +223,13 @@ class Strategy(Table):
         runtime = self.zero.emulate
         if runtime is None or runtime.checkpoint_option is None:
             return ""
-        return f"zero.{type(runtime).__name__.lower()}.{runtime.checkpoint_option}"
+        return f"zero.{runtime.table()}.{runtime.checkpoint_option}"
 
     def _against_layers_on_host(self) -> Iterator[InitErrorDetails]:
         """Yield conflicts with layers whose activations are in host memory."""
         runtime, mode = self.zero.emulate, self.activations.checkpointing
         assert runtime is not None
-        option = f"zero.{type(runtime).__name__.lower()}.{runtime.layers_option}"
+        option = f"zero.{runtime.table()}.{runtime.layers_option}"
         if self.parallel.pipeline > 1:
             why = f"does not go with pipeline = {self.parallel.pipeline}"
             yield refusal(option, self.layers_on_host, why)

@@ -10,6 +10,7 @@ from typing import assert_never
 import numpy as np
 
 from zsim.backend.backend import RefusedError
+from zsim.cluster.absent_hardware import absence, beyond
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import (
     Dead,
@@ -25,7 +26,6 @@ from zsim.cluster.fault import (
     Window,
 )
 from zsim.cluster.host_side import Drives
-from zsim.scenario.faults import absence, beyond
 from zsim_des.network.communicator_placement import Ints
 from zsim_des.network.link_numbering import Wiring
 from zsim_des.network.outage import Outages

@@ -17,9 +17,10 @@ from werkzeug.test import Client, TestResponse
 import zsim
 from zsim.api import local_page, page_server
 from zsim.api.local_page import ADDRESS, PORT, LocalPage, LocalServer
-from zsim.api.setting_form import OFFLOADS, chosen_setting, form_fields
+from zsim.api.setting_form import OWN, chosen_setting, form_fields, offloads
 from zsim.files.html_page import render_answer
 from zsim.report.setting_page import FormAnswer
+from zsim.runtimes.lookup import runtimes
 
 SMALL = {"model": "gpt2", "count": "2", "accumulate": "1", "tokens": "1B"}
 HERE = {"REMOTE_ADDR": ADDRESS}
@@ -250,12 +251,11 @@ def test_what_does_not_fit_says_what_would_when_it_is_asked(client: Client) -> N
     assert "<dt>it would fit with</dt>" in got(client, "/remedies", **full).text
 
 
-@pytest.mark.parametrize("runtime", sorted({f"{name}-3" for name, _ in OFFLOADS}))
-def test_each_offload_of_a_runtime_can_be_loaded(runtime: str) -> None:
-    name = runtime.partition("-")[0]
-    offloads = [what for known, what in OFFLOADS if known == name]
-    assert offloads
-    for what in offloads:
+@pytest.mark.parametrize("name", [OWN, *(name for name in runtimes() if offloads(name))])
+def test_each_offload_of_a_runtime_can_be_loaded(name: str) -> None:
+    runtime = f"{name}-3"
+    assert offloads(name)
+    for what in offloads(name):
         given = {**SMALL, "gpu": "4090", "runtime": runtime, "offload": what}
         strategy = zsim.load(chosen_setting(given).tables()).strategy
         emulated = strategy.zero.emulate

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from zsim.api.gpu_fleet import gpu_fleet
-from zsim.api.runtime_config import ConfigQuestion, config_text
 from zsim.api.scenario import load
 from zsim.mistake import MistakeError
 from zsim.planner.fleet import Fleet
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.config import ConfigQuestion
+from zsim.runtimes.lookup import config_text, runtimes
 from zsim.scenario.changes import changed
 
 SEQUENCES, LENGTH = 64, 16_384

@@ -11,7 +11,8 @@ from zsim.api.launch import run
 from zsim.api.placement import placed
 from zsim.api.scenario import LoadedScenario, load, scenario_text, setting_keys
 from zsim.mistake import MistakeError
-from zsim.scenario.tables import TRAINER_FILES, Scenario
+from zsim.runtimes.lookup import file_keys
+from zsim.scenario.tables import Scenario
 
 SCENARIO: dict[str, Any] = {
     "title": "two nodes",
@@ -221,7 +222,7 @@ def figures(loaded: LoadedScenario) -> dict[str, object]:
     return found
 
 
-FROM_FILES = {"model.name", "model.hf_config", *(f"zero.{key}" for key in TRAINER_FILES)}
+FROM_FILES = {"model.name", "model.hf_config", *(f"zero.{key}" for key in file_keys())}
 """Keys that stand for a file, whose content becomes the keys below before anything is made."""
 
 

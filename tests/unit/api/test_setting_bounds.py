@@ -16,9 +16,9 @@ from zsim.calibration.training_verdict import RunForecast
 from zsim.compute.roofline import touched_bytes
 from zsim.files.source import settled
 from zsim.planner.fleet import Fleet
-from zsim.planner.knob_effects import ADDS
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
-from zsim.runtimes.registry import copied_bytes, runtimes
+from zsim.runtimes.lookup import runtimes, search_of
+from zsim.runtimes.registry import copied_bytes
 from zsim.scenario.changes import changed
 from zsim.scenario.tables import from_tables
 from zsim.schedule.host_traffic import leaves_device
@@ -185,7 +185,7 @@ def with_memory(tables: dict[str, Any], size_bytes: int) -> dict[str, Any]:
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-@given(drawn_groups(names=sorted({key.partition(".")[0] for key in ADDS})), st.data())
+@given(drawn_groups(names=sorted(name for name in runtimes() if search_of(name).adds)), st.data())
 def test_no_setting_fits_with_knobs_that_add_to_what_fills_the_memory_without(
     case: tuple[list[dict[str, Any]], int, SettingGroup], data: st.DataObject
 ) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from zsim.api.gpu_fleet import gpu_fleet
-from zsim.api.runtime_config import ConfigQuestion
 from zsim.api.scenario import load
-from zsim.api.torchtitan_text import torchtitan_text
 from zsim.mistake import MistakeError
+from zsim.runtimes.config import ConfigQuestion
+from zsim.runtimes.lookup import config_text
 from zsim.scenario.changes import changed
 
 TRAIN: dict[str, object] = {
@@ -114,7 +114,7 @@ def test_a_setting_is_read_back_as_the_same_strategy(
 ) -> None:
     setting = SETTING | changes
     path = tmp_path / "run.toml"
-    path.write_text(torchtitan_text(asked(setting, train=TRAIN | train)), "utf-8")
+    path.write_text(config_text(asked(setting, train=TRAIN | train), suffix=".toml"), "utf-8")
     # torchtitan reduces gradients in fp32 alone
     wanted = changed({**TABLES, "train": TRAIN | train}, setting)
     wanted = changed(wanted, {"zero.fsdp2.reduce_dtype": "fp32"})
@@ -136,11 +136,13 @@ def test_a_setting_is_read_back_as_the_same_strategy(
 )
 def test_what_torchtitan_cannot_do_is_one_line(changes: dict[str, object], why: str) -> None:
     with pytest.raises(MistakeError, match=why):
-        torchtitan_text(asked(SETTING | changes))
+        config_text(asked(SETTING | changes), suffix=".toml")
 
 
 def test_a_model_without_a_flavor_and_what_is_not_set_are_said_in_comments() -> None:
-    text = torchtitan_text(asked({**SETTING, "zero.fsdp2.forward_prefetch": 1}, model="gpt2"))
+    text = config_text(
+        asked({**SETTING, "zero.fsdp2.forward_prefetch": 1}, model="gpt2"), suffix=".toml"
+    )
     assert "# torchtitan does not set blocks gathered ahead" in text
     assert "# No flavor of torchtitan is this model" in text
     assert tomllib.loads(text)["model"] == {}
@@ -150,5 +152,7 @@ def test_tokens_that_8_bit_layers_gather_as_they_are_are_refused() -> None:
     changes = {"parallel.tensor": 8, "zero.fsdp2.enable_float8_tensorwise_tp": False}
     train = TRAIN | {"float8": "tensorwise"}
     with pytest.raises(MistakeError, match="tensor ranks gather tokens in 8 bits"):
-        torchtitan_text(asked(SETTING | changes, train=train))
-    assert "converters" in torchtitan_text(asked(SETTING | {"parallel.tensor": 8}, train=train))
+        config_text(asked(SETTING | changes, train=train), suffix=".toml")
+    assert "converters" in config_text(
+        asked(SETTING | {"parallel.tensor": 8}, train=train), suffix=".toml"
+    )

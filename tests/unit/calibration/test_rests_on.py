@@ -6,12 +6,14 @@ from pathlib import Path
 from rests_on import rests_on
 
 from zsim.files.installed import fitted_kernels, network_profiles
+from zsim.runtimes.lookup import host_costs_of, runtimes
 
+HOSTS = {name: host_costs_of(name).rests_on for name in runtimes()}
 PAGE = Path(__file__).parents[3] / "docs" / "validation.md"
 
 
 def test_constants_that_rest_on_one_publication_are_those_that_the_page_names() -> None:
-    found = rests_on(fitted_kernels().values(), network_profiles().values())
+    found = rests_on(fitted_kernels().values(), network_profiles().values(), HOSTS)
     assert all(found.values())
     alone = {name: of[0] for name, of in found.items() if len(of) == 1}
     text = PAGE.read_text("utf-8").partition("## Constants of one publication")[2]
@@ -21,6 +23,6 @@ def test_constants_that_rest_on_one_publication_are_those_that_the_page_names() 
 
 
 def test_a_constant_of_two_publications_names_both() -> None:
-    found = rests_on(fitted_kernels().values(), network_profiles().values())
+    found = rests_on(fitted_kernels().values(), network_profiles().values(), HOSTS)
     assert len(found["kernels alone, h100"]) > 1
     assert len(found["network, h100"]) > 1

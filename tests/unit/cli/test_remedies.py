@@ -6,7 +6,7 @@ import pytest
 
 import zsim
 from zsim.cli.main import answer
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.lookup import runtimes
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from offload_traffic import OffloadScheme, tier_bytes, traffic
 
 from zsim.closed_form.offload_formulas import (
-    OffloadScheme,
     TransformerSize,
     checkpoint_intensity,
     efficiency,
@@ -14,8 +14,6 @@ from zsim.closed_form.offload_formulas import (
     parameter_intensity,
     parameters,
     split_gpu_bytes,
-    tier_bytes,
-    traffic,
     working_state_bytes,
 )
 

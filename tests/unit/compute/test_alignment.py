@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim_topologies
+from zsim.calibration.gpu_kinds import ALIGNMENT, AMPERE
 from zsim.calibration.kernel_rows import chip_of
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import (
@@ -19,7 +20,7 @@ from zsim.cluster.profile.kernels import (
     parse,
     text,
 )
-from zsim.cluster.profile.row_alignment import ALIGNMENT, AMPERE, NAMES
+from zsim.cluster.profile.row_alignment import NAMES
 from zsim.compute.fitted_model import fitted_s
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, OperandLayout, matmul

@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.calibration.gpu_kinds import CUDNN_HOPPER, FLASH2_HOPPER
 from zsim.cluster.cluster import Gpu, Rate
-from zsim.cluster.profile.fused_attention import (
-    CUDNN_HOPPER,
-    FLASH2_HOPPER,
-    FusedAttention,
-)
+from zsim.cluster.profile.fused_attention import FusedAttention
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.cluster.profile.kernels import (
     NAMES,

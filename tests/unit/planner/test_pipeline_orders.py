@@ -5,15 +5,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.planner.fleet import Changes, Fleet
-from zsim.planner.pipeline_orders import FSDP2_SCHEDULE, MEGATRON_CHUNK, orders
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
 
+FSDP2_SCHEDULE = "zero.fsdp2.pipeline_schedule"
+MEGATRON_CHUNK = "zero.megatron.num_layers_per_virtual_pipeline_stage"
 MEGATRON_MODES = {
     f"zero.megatron.{name}"
     for name in ("async_tensor_model_parallel_allreduce", "sequence_parallel", "tp_comm_overlap")
 }
 KEPT = {"zero.fsdp2.reshard_after_forward": False}
+
+
+def orders(
+    runtime: str, *, pipeline: int, layers: int, fixed: Changes
+) -> tuple[dict[str, object], ...]:
+    """Return the options of each order that groups of a model of `layers` layers have."""
+    space = SettingSpace(
+        runtimes=[RuntimeSpace(name=runtime, stages=(1,), has_pipeline=True)],
+        fleets=[Fleet(gpus=2 * pipeline, gpus_per_node=1)],
+        sequences=2,
+        sequence_length=1024,
+        layers=layers,
+        fixed={
+            "parallel.tensor": 1,
+            "parallel.pipeline": pipeline,
+            "activations.checkpointing": "none",
+            "train.micro_batch_size": 1,
+            **fixed,
+        },
+    )
+    of_order = ("zero.fsdp2.reshard_after_forward", FSDP2_SCHEDULE, MEGATRON_CHUNK)
+    return tuple(
+        {key: value for key, value in each.changes.items() if key in of_order}
+        for each in space.groups()
+        if isinstance(each, SettingGroup)
+    )
 
 
 def of_fsdp2(**fixed: object) -> list[object]:

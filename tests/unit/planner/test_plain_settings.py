@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.planner.fleet import Fleet
-from zsim.planner.pipeline_orders import order_of
-from zsim.planner.plain_settings import CHECKPOINTING, FIRST_RUNTIME, STAGES, plain_settings
+from zsim.planner.plain_settings import CHECKPOINTING, STAGES, plain_settings
 from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
 
 RUNTIMES = (
@@ -39,7 +38,7 @@ def test_plain_settings_of_each_runtime_stage_and_checkpointing_come_first() -> 
         )
         for place in always
     ]
-    assert found[:2] == [(FIRST_RUNTIME, 3, "none"), (FIRST_RUNTIME, 3, "full")]
+    assert found[:2] == [("fsdp2", 3, "none"), ("fsdp2", 3, "full")]
     assert {*found} == {
         (each.name, stage, mode)
         for each in RUNTIMES
@@ -51,7 +50,7 @@ def test_plain_settings_of_each_runtime_stage_and_checkpointing_come_first() -> 
         assert known[place].fleet.gpus == changes["parallel.data"] == 16
         assert changes["train.micro_batch_size"] == 1
         assert not known[place].moves_states
-        assert order_of(changes) is None
+        assert known[place].order is None
     assert {known[place].changes["parallel.tensor"] for place in of_node} == {8}
     assert {known[place].changes["parallel.pipeline"] for place in of_node} == {1}
     degrees = {

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from zsim.planner.fleet import Fleet
 from zsim.planner.space import (
-    CHECKPOINTS_ON_HOST,
     LEAST_PART,
     RefusedSettings,
     RuntimeSpace,
     SettingGroup,
     SettingSpace,
 )
+from zsim.runtimes.lookup import search_of
 
 GPUS = 16
 
@@ -120,7 +120,7 @@ def test_a_degree_that_a_setting_says_is_not_sought() -> None:
 def test_checkpoints_go_to_the_host_once_for_each_group_that_has_some_and_no_pipeline(
     runtime: str,
 ) -> None:
-    (moved,) = CHECKPOINTS_ON_HOST[runtime]
+    (moved,) = (f"zero.{runtime}.{name}" for name in search_of(runtime).checkpoints_on_host)
     space = SettingSpace(
         runtimes=[RuntimeSpace(name=runtime, stages=(3,), has_pipeline=runtime == "fsdp2")],
         fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],

@@ -90,14 +90,15 @@ def test_the_package_list_names_every_package_folder() -> None:
 
 def test_every_tool_knows_the_same_import_roots() -> None:
     tool = project()["tool"]
-    here, support = "$MYPY_CONFIG_FILE_DIR", "tests/support"
+    here = "$MYPY_CONFIG_FILE_DIR"
+    of_tests = ("tests/support", "tests/plants/runtime")
     assert tool["hatch"]["build"]["dev-mode-dirs"] == [".", *IMPORT_ROOTS]
     assert tool["mypy"]["mypy_path"] == [
         here,
-        *(f"{here}/{root}" for root in (*IMPORT_ROOTS, support)),
+        *(f"{here}/{root}" for root in (*IMPORT_ROOTS, *of_tests)),
     ]
-    assert tool["pyright"]["extraPaths"] == [*IMPORT_ROOTS, support]
-    assert tool["pytest"]["ini_options"]["pythonpath"] == [support]
+    assert tool["pyright"]["extraPaths"] == [*IMPORT_ROOTS, *of_tests]
+    assert tool["pytest"]["ini_options"]["pythonpath"] == ["tests/support"]
     assert tool["ruff"]["src"] == [".", *IMPORT_ROOTS]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zsim.cli.main import answer
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.lookup import runtimes
 from zsim.units import format_bytes, format_seconds
 
 ROOT = Path(__file__).parents[3]

@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
+from offload_traffic import OffloadScheme, tier_bytes, traffic
 from small_files import small_files
 
-from zsim.closed_form.offload_formulas import OffloadScheme, tier_bytes, traffic
 from zsim.config_error import ConfigError
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

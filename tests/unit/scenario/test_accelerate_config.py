@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 
 from zsim.api.scenario import load
 from zsim.cli.main import answer
-from zsim.scenario.accelerate_config import configured
+from zsim.scenario import trainer_files
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
+
+configured = partial(trainer_files.configured, key="accelerate_config")
 
 TEXT = """
 title = "from Accelerate"
@@ -250,9 +253,9 @@ def test_without_pyyaml_one_line_says_what_to_install(
     (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
     (tmp_path / "accelerate.yaml").write_text(FSDP2, "utf-8")
     monkeypatch.setitem(sys.modules, "yaml", None)
-    for module in ("yaml_text", "accelerate_config", "nemo_config"):
-        monkeypatch.delitem(sys.modules, f"zsim.scenario.{module}", raising=False)
-        monkeypatch.delattr(f"zsim.scenario.{module}", raising=False)
+    for module in ("trainer_files.yaml_text", "fsdp2.accelerate_reader", "megatron.nemo_reader"):
+        monkeypatch.delitem(sys.modules, f"zsim.runtimes.{module}", raising=False)
+        monkeypatch.delattr(f"zsim.runtimes.{module}", raising=False)
     assert answer(["plan", str(tmp_path / "scenario.toml")]) == 2
     said = capsys.readouterr().err
     assert "zero.accelerate_config: needs yaml" in said

@@ -1,6 +1,7 @@
 """What a ds_config.json says is what the scenario means; what it cannot say is one line."""
 
 import json
+from functools import partial
 from typing import cast
 
 import pytest
@@ -9,13 +10,16 @@ from hypothesis import strategies as st
 from read_deepspeed_config import TEXT, Config, named, read
 
 from zsim.dtype import DType
+from zsim.runtimes.deepspeed.config_reader import PLAIN
+from zsim.runtimes.deepspeed.ignored_options import BEFORE_STAGE_3, DEFAULTS, NAMED, WITHOUT_EFFECT
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.scenario.deepspeed_config import PLAIN, configured
-from zsim.scenario.deepspeed_ignored_options import BEFORE_STAGE_3, DEFAULTS, NAMED, WITHOUT_EFFECT
+from zsim.scenario import trainer_files
 from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import parse
 from zsim.strategy.train import LossScale
+
+configured = partial(trainer_files.configured, key="deepspeed_config")
 
 
 def set_at(config: Config, name: str, value: object) -> None:

@@ -1,6 +1,7 @@
 """Sections of offloading in a ds_config.json: those of today, and the flags of old."""
 
 import json
+from functools import partial
 
 import pytest
 from read_deepspeed_config import TEXT
@@ -11,11 +12,13 @@ from zsim.runtimes.deepspeed.options import (
     OffloadOptimizer,
     OffloadParam,
 )
-from zsim.scenario.deepspeed_config import configured
+from zsim.scenario import trainer_files
 from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
 from zsim.strategy.offload import FileAccess
+
+configured = partial(trainer_files.configured, key="deepspeed_config")
 
 
 def taken(stage: int, **options: object) -> tuple[Scenario, tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """Arguments of Megatron-LM are what the scenario means; what they cannot say is one line."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 from zsim.api.scenario import load
 from zsim.files.installed import model_catalogue
 from zsim.runtimes.megatron.options import Megatron
-from zsim.scenario.megatron_arguments import configured
+from zsim.scenario import trainer_files
 from zsim.scenario.model_catalogue import named
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
+
+configured = partial(trainer_files.configured, key="megatron_arguments")
 
 TEXT = """
 title = "from a command line"

@@ -1,5 +1,6 @@
 """A configuration of NeMo 1 is as arguments of Megatron-LM; what it cannot say is one line."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.api.scenario import load
-from zsim.scenario import megatron_arguments
-from zsim.scenario.nemo_config import configured
+from zsim.scenario import trainer_files
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
+
+configured = partial(trainer_files.configured, key="nemo_config")
+with_arguments = partial(trainer_files.configured, key="megatron_arguments")
 
 TEXT = """
 title = "from NeMo"
@@ -103,7 +106,7 @@ def refusal(text: str, *changes: str) -> str:
 
 def test_it_is_the_scenario_of_megatrons_arguments() -> None:
     arguments = parse(TEXT.replace("nemo_config", "megatron_arguments"), ["parallel.data=8"])
-    same, _ = megatron_arguments.configured(arguments, SAME)
+    same, _ = with_arguments(arguments, SAME)
     found = read(LLAMA2_7B)
     for table in ("model", "parallel", "zero", "activations", "train"):
         assert getattr(found, table) == getattr(same, table), table
@@ -156,10 +159,8 @@ def test_a_pipeline_with_virtual_stages_is_that_of_megatrons_arguments() -> None
     cut = LLAMA2_7B.replace(stages, stages.replace("null", "2").replace(": 1", ": 2"))
     arguments = parse(TEXT.replace("nemo_config", "megatron_arguments"), ["parallel.data=4"])
     pipeline = " --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"
-    same, _ = megatron_arguments.configured(arguments, SAME + pipeline)
-    apart, _ = megatron_arguments.configured(
-        arguments, f"{SAME}{pipeline} --no-overlap-p2p-communication"
-    )
+    same, _ = with_arguments(arguments, SAME + pipeline)
+    apart, _ = with_arguments(arguments, f"{SAME}{pipeline} --no-overlap-p2p-communication")
     together = read(cut.replace("  bias: False", "  bias: False\n  overlap_p2p_comm: True"))
     assert (together.parallel, together.zero) == (same.parallel, same.zero)
     found = read(cut)

@@ -12,7 +12,8 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.registry import make_schedule, runtimes
+from zsim.runtimes.lookup import runtimes
+from zsim.runtimes.registry import make_schedule
 from zsim.scenario.runtime_tables import emulated, stage_of
 from zsim.scenario.tables import ScenarioError, ZeroTable, from_tables
 from zsim.strategy.runtime_options import RuntimeOptions

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.lookup import runtimes
 from zsim.scenario.tables import (
     ParallelTable,
     Scenario,

@@ -1,6 +1,7 @@
 """All that is wrong with a file is told at once: scenarios, studies, clusters."""
 
 import tomllib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from zsim.cluster.files.explicit_fabric import EdgeTable
 from zsim.cluster.files.table import read as read_part
 from zsim.config_error import MOST_TOLD
 from zsim.files.installed import network_profile, topology
-from zsim.scenario.deepspeed_config import configured
+from zsim.scenario import trainer_files
 from zsim.scenario.fault_injection import AbsentHardwareError
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
@@ -19,6 +20,8 @@ from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.scenario.toml import parse
 from zsim_study.study.file import StudyError
 from zsim_study.study.file import from_tables as study_of
+
+configured = partial(trainer_files.configured, key="deepspeed_config")
 
 TINY = zsim_scenarios.text("tiny")
 

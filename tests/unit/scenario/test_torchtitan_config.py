@@ -1,5 +1,6 @@
 """A configuration of torchtitan is what the scenario means; what it cannot say is one line."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import strategies as st
 from zsim.api.scenario import load
 from zsim.files.installed import model_catalogue
 from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.fsdp2.torchtitan_reader import FLAVORS
+from zsim.scenario import trainer_files
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
-from zsim.scenario.torchtitan_config import FLAVORS, configured
+
+configured = partial(trainer_files.configured, key="torchtitan_config")
 
 TEXT = """
 title = "from torchtitan"

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.limits import Limits, using
-from zsim.scenario.tables import ScenarioError
-from zsim.scenario.yaml_text import yaml_sections
+from zsim.runtimes.trainer_files.tables import TrainerFileError
+from zsim.runtimes.trainer_files.yaml_text import yaml_sections
 
 
 def refusal(text: str) -> str:
-    with pytest.raises(ScenarioError, match=r"^f: [^\n]*\Z") as caught:
+    with pytest.raises(TrainerFileError, match=r"^f: [^\n]*\Z") as caught:
         yaml_sections("f", text)
     return str(caught.value)
 
@@ -101,7 +101,7 @@ def test_what_pyyaml_writes_is_read_as_it_reads_it(tree: dict[str, object]) -> N
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     try:
         found = yaml_sections("f", text)
-    except ScenarioError as error:
+    except TrainerFileError as error:
         assert "\n" not in str(error)  # noqa: PT017  (either is right)
     else:
         assert found == yaml.safe_load(text) or set(found) == set(map(str, yaml.safe_load(text)))

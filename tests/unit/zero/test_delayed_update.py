@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 from exact_training import cluster
+from offload_traffic import OffloadScheme, tier_bytes
 
 from zsim.analysis.schedule_plan import plan
 from zsim.backend.backend import Job
-from zsim.closed_form.offload_formulas import OffloadScheme, tier_bytes
 from zsim.config_error import ConfigError
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

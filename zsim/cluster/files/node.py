@@ -1,8 +1,9 @@
 """A node as described by its TOML file: GPUs, NVSwitch, PCIe, NICs, host, CPUs, drives.
 
     title = "DGX-2: 16 V100 on NVSwitch"
-    gpu = "v100_sxm3_32gb"              # a packaged GPU, a file, or a table [gpu]
-    words = ["v100"]                    # names of its GPU for which --gpus selects this node
+    gpu = "v100_sxm3_32gb"              # a GPU that ships, a file, or a table [gpu]
+    words = ["v100"]                    # names of its GPU for which --gpus takes this node
+    comes_first = false                 # true: a form selects its GPU at first
 
     [node]
     gpus = 16
@@ -76,6 +77,7 @@ class NodeFile(Plain):
 
     title: str = ""
     words: tuple[str, ...] = ()
+    comes_first: bool = False
     node: _CountsTable
     gpu: GpuTable
     switch: LinkTable | None = None

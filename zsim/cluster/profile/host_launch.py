@@ -45,7 +45,7 @@ class LaunchCosts:
             or by the host.
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
             unit, beside its kernels: the Python of the trainer. No profile has them, since they are
-            not the host's (`zsim.cluster.profile.trainer_costs`).
+            not the host's (`zsim.runtimes.host_costs`).
     """
 
     forward_ps: int = 0

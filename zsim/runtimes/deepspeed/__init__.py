@@ -1,26 +1,16 @@
 """DeepSpeed's ZeRO stages 1 to 3."""
 
-from zsim.closed_form import DataVolume
-from zsim.model.model import Model
-from zsim.runtimes.deepspeed import stage_1_2, stage_3
-from zsim.runtimes.deepspeed import stage_1_2_volume as deepspeed12
-from zsim.runtimes.deepspeed import stage_3_volume as deepspeed3
+from zsim.runtimes.config import Config
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.registry import Runtime
-from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Strategy
+from zsim.runtimes.runtime import Runtime
 
-
-def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of a stage; stage 3 has a separate optimizer."""
-    if strategy.zero.stage == 3:
-        return stage_3.schedule(model, strategy)
-    return stage_1_2.schedule(model, strategy)
-
-
-def volume(strategy: Strategy) -> DataVolume:
-    """Return the data volumes of the strategy's stage."""
-    return deepspeed3.VOLUME if strategy.zero.stage == 3 else deepspeed12.VOLUME
-
-
-RUNTIME = Runtime(options=DeepSpeed, schedule=schedule, volume=volume)
+RUNTIME = Runtime(
+    options=DeepSpeed,
+    schedule="zsim.runtimes.deepspeed.dispatch:schedule",
+    volume="zsim.runtimes.deepspeed.dispatch:volume",
+    search="zsim.runtimes.deepspeed.search:SEARCH",
+    config=Config(
+        readers={"deepspeed_config": "zsim.runtimes.deepspeed.config_reader:read"},
+        write="zsim.runtimes.deepspeed.config_writer:write",
+    ),
+)

@@ -1,8 +1,13 @@
 """PyTorch's first FSDP."""
 
+from zsim.runtimes.config import Config
 from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp1.schedule import schedule
-from zsim.runtimes.fsdp1.volume import VOLUME
-from zsim.runtimes.registry import Runtime
+from zsim.runtimes.runtime import Runtime
 
-RUNTIME = Runtime(options=FSDP1, schedule=schedule, volume=lambda _: VOLUME)
+RUNTIME = Runtime(
+    options=FSDP1,
+    schedule="zsim.runtimes.fsdp1.schedule:schedule",
+    volume="zsim.runtimes.fsdp1.volume:volume",
+    search="zsim.runtimes.fsdp1.search:SEARCH",
+    config=Config(write="zsim.runtimes.fsdp1.config_writer:write"),
+)

@@ -1,38 +1,27 @@
 """PyTorch's FSDP2, with and without a pipeline."""
 
-from zsim.model.model import Model, ModelError
-from zsim.runtimes.fsdp2 import pipeline as fsdp2_pipeline
-from zsim.runtimes.fsdp2 import schedule as fsdp2
+from zsim.runtimes.config import Config, ProgramFile
 from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.fsdp2.volume import VOLUME
-from zsim.runtimes.registry import Runtime
-from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Strategy
+from zsim.runtimes.runtime import Runtime
 
-
-def need(model: Model, strategy: Strategy) -> None:
-    """Raise ModelError unless options, micro-batches and pipeline stages fit together.
-
-    Raises:
-        ModelError: they do not, or an interleaved schedule has no pipeline.
-    """
-    options = strategy.options(FSDP2)
-    if strategy.parallel.pipeline > 1:
-        fsdp2_pipeline.need(model, strategy)
-    elif options.is_interleaved:
-        raise ModelError(
-            f"zero.fsdp2.pipeline_schedule: {options.pipeline_schedule} needs parallel.pipeline > 1"
-        )
-
-
-def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of all pipeline stages, or of the single stage.
-
-    Raises:
-        ModelError: the model does not fit the strategy.
-    """
-    of_stages = strategy.parallel.pipeline > 1
-    return (fsdp2_pipeline.schedule if of_stages else fsdp2.schedule)(model, strategy)
-
-
-RUNTIME = Runtime(options=FSDP2, schedule=schedule, volume=lambda _: VOLUME, need=need)
+RUNTIME = Runtime(
+    options=FSDP2,
+    schedule="zsim.runtimes.fsdp2.dispatch:schedule",
+    volume="zsim.runtimes.fsdp2.dispatch:volume",
+    need="zsim.runtimes.fsdp2.dispatch:need",
+    search="zsim.runtimes.fsdp2.search:SEARCH",
+    config=Config(
+        readers={
+            "accelerate_config": "zsim.runtimes.fsdp2.accelerate_reader:read",
+            "torchtitan_config": "zsim.runtimes.fsdp2.torchtitan_reader:read",
+        },
+        write="zsim.runtimes.fsdp2.config_writer:write",
+        kinds=(
+            ProgramFile(
+                suffix=".toml",
+                program="torchtitan",
+                write="zsim.runtimes.fsdp2.torchtitan_writer:write",
+            ),
+        ),
+    ),
+)

@@ -1,7 +1,8 @@
 """Options of PyTorch's FSDP2: `fully_shard` on every block and on the root (torch 2.13)."""
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -111,6 +112,12 @@ class FSDP2(RuntimeOptions):
     trains_narrow = True
     checkpoints_every_nth = True
     checkpoint_option = "offload_wrapper"
+    receives_apart = True
+    execution_options: ClassVar[Mapping[str, str]] = {
+        "whole_logits": "disable_loss_parallel: true",
+        "gathers_each": "input_gathers: linear",
+        "whole_embedding": "replicate_embedding: true",
+    }
     has_context = True
     merges_context = True
 

@@ -1,39 +1,21 @@
 """Megatron-LM with and without its distributed optimizer, with and without a pipeline."""
 
-from zsim.model.model import Model, ModelError
-from zsim.model.pipeline_stages import stages
-from zsim.runtimes.megatron import pipeline
-from zsim.runtimes.megatron import schedule as megatron
+from zsim.runtimes.config import Config
 from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.megatron.volume import VOLUME
-from zsim.runtimes.registry import Runtime
-from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Strategy
+from zsim.runtimes.runtime import Runtime
 
-
-def need(model: Model, strategy: Strategy) -> None:
-    """Raise ModelError unless chunks, micro-batches and pipeline stages fit together.
-
-    Raises:
-        ModelError: they do not, or an option needs a pipeline.
-    """
-    if strategy.parallel.pipeline > 1:
-        pipeline.need(stages(model, strategy), strategy)
-        return
-    options = strategy.options(Megatron)
-    for name in options.split_options:
-        value = str(getattr(options, name)).lower()
-        raise ModelError(f"zero.megatron.{name}: {value} needs parallel.pipeline > 1")
-
-
-def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of all pipeline stages, or of the single stage.
-
-    Raises:
-        ModelError: the model does not fit the strategy.
-    """
-    of_stages = strategy.parallel.pipeline > 1
-    return (pipeline.schedule if of_stages else megatron.schedule)(model, strategy)
-
-
-RUNTIME = Runtime(options=Megatron, schedule=schedule, volume=lambda _: VOLUME, need=need)
+RUNTIME = Runtime(
+    options=Megatron,
+    schedule="zsim.runtimes.megatron.dispatch:schedule",
+    volume="zsim.runtimes.megatron.dispatch:volume",
+    need="zsim.runtimes.megatron.dispatch:need",
+    search="zsim.runtimes.megatron.search:SEARCH",
+    config=Config(
+        readers={
+            "megatron_arguments": "zsim.runtimes.megatron.arguments_reader:read",
+            "nemo_config": "zsim.runtimes.megatron.nemo_reader:read",
+        },
+        write="zsim.runtimes.megatron.config_writer:write",
+    ),
+    host_costs="zsim.runtimes.megatron:host_costs.toml",
+)

@@ -1,6 +1,6 @@
 """Options of Megatron-LM's data parallelism (`DistributedDataParallelConfig`, 2026-08)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import gcd
 from typing import Self
 
@@ -151,6 +151,18 @@ class Megatron(RuntimeOptions):
             layout=self.pipeline_model_parallel_layout,
         )
         return split.sizes(layers, stages)
+
+    @classmethod
+    def has_chunks(cls, options: Mapping[str, object], *, stages: int) -> bool:
+        """Return True if pipeline stages have several chunks with these given options."""
+        layout = options.get("pipeline_model_parallel_layout")
+        if isinstance(layout, str):
+            try:
+                return len(stages_in(layout)) > stages
+            except ValueError:  # the options refuse an invalid layout
+                return False
+        keys = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+        return any(options.get(key) is not None for key in keys)
 
     @property
     def split_options(self) -> tuple[str, ...]:

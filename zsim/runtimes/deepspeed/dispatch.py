@@ -1,0 +1,21 @@
+"""DeepSpeed: the schedule and the volume of a stage."""
+
+from zsim.closed_form import DataVolume
+from zsim.model.model import Model
+from zsim.runtimes.deepspeed import stage_1_2, stage_3
+from zsim.runtimes.deepspeed import stage_1_2_volume as deepspeed12
+from zsim.runtimes.deepspeed import stage_3_volume as deepspeed3
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Strategy
+
+
+def schedule(model: Model, strategy: Strategy) -> Schedule:
+    """Return the schedule of a stage; stage 3 has a separate optimizer."""
+    if strategy.zero.stage == 3:
+        return stage_3.schedule(model, strategy)
+    return stage_1_2.schedule(model, strategy)
+
+
+def volume(strategy: Strategy) -> DataVolume:
+    """Return the data volumes of the strategy's stage."""
+    return deepspeed3.VOLUME if strategy.zero.stage == 3 else deepspeed12.VOLUME

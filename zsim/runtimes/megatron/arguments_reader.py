@@ -1,0 +1,379 @@
+"""A scenario from the command line of a Megatron-LM run.
+
+The file contains the arguments in shell syntax, with every variable expanded: the output of `set
+-x` for a script. Everything up to the name of a Python file belongs to the launcher. The arguments
+set `[model]`, `[parallel]`, `[zero]`, `[activations]` and `[train]`, with the defaults of
+`megatron/training/arguments.py` (2026-08). The scenario gives the cluster, and the vocabulary if a
+tokenizer defines it. Names of recomputation arguments from before 2023 are also read. An argument
+without a reader is refused, unless it does not change a step or is reported with the difference.
+"""
+
+from zsim.runtimes.megatron.stage_arguments import stage_options
+from zsim.runtimes.trainer_files.command_line import words_by_name
+from zsim.runtimes.trainer_files.named_arguments import Arguments
+from zsim.runtimes.trainer_files.tables import GivenTables, ReadTables, put_all
+from zsim.runtimes.trainer_files.unfollowed import need_followed
+from zsim.strategy.activations import Checkpointing
+from zsim.strategy.execution import Loss
+from zsim.strategy.precision import Precision
+
+FIELD = "zero.megatron_arguments"
+
+WITHOUT_EFFECT = (
+    *("adlr", "async-save", "ckpt", "data-args", "data-cache", "data-path", "dataloader"),
+    *("data-per-class", "decay", "dist-ckpt", "distributed-backend", "distributed-timeout"),
+    *("eval", "exit", "app-tag", "num-dataset-builder", "per-dataset", "per-split", "otel"),
+    *("one-logger", "no-one-logger", "object-storage", "ft-", "calc-ft", "enable-ft", "inprocess"),
+    *(
+        "eod-mask-loss",
+        "reset-position-ids",
+        "reset-attention-mask",
+        "sft",
+        "fim-",
+        "use-dist-ckpt",
+    ),
+    *("short-seq-prob", "mask-prob", "disable-msc", "enable-msc", "run-workload", "result-reject"),
+    *("no-check-for-nan", "check-for", "use-cpu-initialization", "perform-initialization"),
+    *("override-ckpt", "titles-", "onnx-safe", "lazy-mpu-init", "local-rank", "empty-unused"),
+    *("barrier-with-L1-time", "no-ckpt", "use-persistent-ckpt", "straggler"),
+    *("use-rope-scaling", "rope-scaling", "rope-type", "rotary-seq-len", "rotary-scaling"),
+    *("apply-query-key-layer", "no-query-key-layer", "layernorm-epsilon", "tp-comm-bootstrap"),
+    *("rerun-mode", "error-injection", "langrl", "rl-", "grpo-", "mid-level-dataset"),
+    *("init-method", "inference", "load", "log-", "lr-", "manual-gc", "merge-file", "min-lr"),
+    *("mock-data", "no-load", "no-mmap", "no-save", "num-workers", "override-opt", "profile"),
+    *("rotary-base", "save", "seed", "split", "step-batch-size", "tensorboard"),
+    *("test-data", "tiktoken", "timing", "tokenizer", "train-data", "train-iters"),
+    *("train-samples", "transformer-impl", "use-checkpoint", "use-mcore-models", "valid-data"),
+    *("vocab-file", "wandb", "no-create-attention-mask", "rotary-percent", "attention-softmax"),
+    *("no-masked-softmax-fusion", "use-rotary-position-embeddings", "norm-epsilon", "no-rope-f"),
+)
+"""Prefixes of arguments that change neither time nor memory of a training step."""
+
+NAMED = {
+    "hysteresis": "the loss scale falls at the first overflow",
+    "rampup-batch-size": "every step has the whole global batch",
+    "weight-decay-incr-style": "the decay is train.weight_decay in every step",
+    "start-weight-decay": "the decay is train.weight_decay in every step",
+    "end-weight-decay": "the decay is train.weight_decay in every step",
+}
+"""Arguments that zsim does not follow, with the difference; time and memory stay the same."""
+
+DEFAULTS = {
+    "cpu-offloading-num-layers": "0",
+    "num-distributed-optimizer-instances": "1",
+    "recompute-modules": "core_attn",
+    "weight-decay-incr-style": "constant",
+}
+"""Arguments with their default values; at these they are ignored."""
+
+OF_FP16 = ("loss-scale", "initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis")
+OF_RULES = {
+    "sgd": {"sgd-momentum": ("momentum", 0.9)},
+    "adam": {
+        "adam-beta1": ("beta1", 0.9),
+        "adam-beta2": ("beta2", 0.999),
+        "adam-eps": ("epsilon", 1e-8),
+    },
+}
+"""Arguments of an optimizer: their fields in `[train]`, and their defaults."""
+
+OLD_NAMES = {
+    "checkpoint-num-layers": "recompute-num-layers",
+    "activations-checkpoint-method": "recompute-method",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+    "activations-checkpoint-granularity": "recompute-granularity",
+    "distribute-checkpointed-activations": "distribute-saved-activations",
+}
+"""Arguments of recomputation before 2023, and their current names."""
+
+REFUSED = {
+    "num-experts": "experts",
+    "multi-latent-attention": "multi-latent attention",
+    "hybrid-layer-pattern": "layers of several kinds",
+    "mtp-num-layers": "heads of several tokens",
+    "use-megatron-fsdp": "Megatron-FSDP",
+    "use-torch-fsdp2": "FSDP2 inside Megatron-LM (write a scenario with zero.emulate = fsdp2)",
+    "squared-relu": "a squared ReLU",
+    "quick-geglu": "quick GEGLU",
+    "no-position-embedding": "a model without positions",
+    "optimizer-cpu-offload": "its optimizer on the host",
+    "fine-grained-activation-offloading": "activations of modules on the host",
+    "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
+    "deepspeed": "Megatron-DeepSpeed (write a scenario with zero.emulate = deepspeed)",
+}
+"""Arguments that select a model or runtime that is not modelled."""
+
+
+def read(given: GivenTables, text: str) -> ReadTables:
+    """Return the tables of `given` completed from the arguments in `text`, and warnings about them.
+
+    Raises:
+        TrainerFileError: these are not arguments, request something that is not modelled, or
+            contradict the scenario.
+    """
+    words = words_by_name(text, field=FIELD, any_value=WITHOUT_EFFECT)
+    return with_arguments(given, Arguments(words, field=FIELD))
+
+
+def with_arguments(
+    given: GivenTables, arguments: Arguments, *, ranks: int | None = None
+) -> ReadTables:
+    """Return the same for arguments from a file of any form.
+
+    Raises:
+        TrainerFileError: as `configured`.
+    """
+    tables = given.copied("model", "parallel", "zero", "activations", "train")
+    arguments.drop(name for name, value in DEFAULTS.items() if arguments.given.get(name) == [value])
+    for name, other in REFUSED.items():
+        if name in arguments.given:
+            raise arguments.wrong(name, f"{other}: not modelled")
+    _parallel(arguments)
+    _model(arguments)
+    _train(arguments)
+    _optimizer(arguments)
+    _checkpoints(arguments)
+    runtime = tables["zero"].get("megatron") or {}
+    _runtime(arguments, has_methods=METHODS_KEY in runtime)
+    put_all(tables, arguments.said.items(), source=arguments.field)
+    if "global_batch_size" not in tables["train"]:  # the default is one micro-batch per replica
+        tables["train"].setdefault("gradient_accumulation_steps", 1)
+    left = [
+        (arguments.called(name), " ".join(values))
+        for name, values in arguments.given.items()
+        if name in NAMED or not name.startswith(WITHOUT_EFFECT)
+    ]
+    reasons = {arguments.called(name): reason for name, reason in NAMED.items()}
+    ignored = need_followed(arguments.field, left, reasons)
+    return ReadTables(tables=tables, said=arguments.said, ignored=ignored, ranks=ranks)
+
+
+EXCHANGES = {"p2p": "ring", "all_gather": "all_gather"}  # `cp_comm_type` of Transformer Engine
+
+
+def _parallel(arguments: Arguments) -> None:
+    arguments.say(
+        "parallel.tensor",
+        arguments.whole("tensor-model-parallel-size", 1),
+        "tensor-model-parallel-size",
+    )
+    name = "pipeline-model-parallel-size"
+    arguments.say("parallel.pipeline", arguments.whole(name, 1), name)
+    name = "expert-model-parallel-size"
+    if (degree := arguments.whole(name, 1)) != 1:
+        raise arguments.wrong(name, f"{degree} is not modelled, only 1")
+    name = "context-parallel-size"
+    context = arguments.whole(name, 1)
+    arguments.say("parallel.context", context, name)
+    exchange = arguments.word("cp-comm-type", "p2p", ("p2p", "all_gather", "a2a", "a2a+p2p"))
+    if exchange not in EXCHANGES:
+        raise arguments.wrong("cp-comm-type", f"{exchange} is not modelled")
+    if context != 1:
+        arguments.say("parallel.context_exchange", EXCHANGES[exchange], "cp-comm-type")
+
+
+def _model(arguments: Arguments) -> None:
+    """Set the shape: a GPT, any part of which can be replaced."""
+    for name, field in (
+        ("num-layers", "layers"),
+        ("hidden-size", "hidden_size"),
+        ("num-attention-heads", "attention_heads"),
+        ("seq-length", "sequence_length"),
+        ("kv-channels", "head_size"),
+    ):
+        arguments.say(f"model.{field}", arguments.whole(name), name)
+    groups = arguments.whole("num-query-groups", 1)
+    if arguments.flag("group-query-attention"):
+        arguments.say("model.key_value_heads", groups, "num-query-groups")
+    kinds = {"learned_absolute": "learned", "rope": "rotary"}
+    kind = arguments.word("position-embedding-type", "learned_absolute", tuple(kinds))
+    arguments.say("model.positions", kinds[kind], "position-embedding-type")
+    most = arguments.whole("max-position-embeddings")
+    if kind == "learned_absolute":
+        arguments.say("model.position_embeddings", most, "max-position-embeddings")
+    norms = {"LayerNorm": "layer", "RMSNorm": "rms"}
+    norm = arguments.word("normalization", "LayerNorm", tuple(norms))
+    arguments.say("model.norm", norms[norm], "normalization")
+    _mlp(arguments)
+    has_bias = not arguments.flag("disable-bias-linear")
+    arguments.say("model.bias", has_bias, "disable-bias-linear")
+    arguments.say("model.norm_bias", norm == "LayerNorm" or None, "normalization")
+    arguments.say("model.qkv_bias", arguments.flag("add-qkv-bias") or None, "add-qkv-bias")
+    if arguments.flag("qk-layernorm"):
+        arguments.say("model.qk_norm", "head", "qk-layernorm")
+    untied = arguments.flag("untie-embeddings-and-output-weights")
+    arguments.say("model.tied_embeddings", not untied, "untie-embeddings-and-output-weights")
+    _vocabulary(arguments)
+    backend = arguments.word("attention-backend", "auto", BACKENDS)
+    asks_for_flash = arguments.flag("use-flash-attn")
+    plain = backend in {"unfused", "local"} and not asks_for_flash
+    arguments.say("model.attention", "plain" if plain else "flash2", "attention-backend")
+    dropout = arguments.number("hidden-dropout", 0.1)
+    arguments.say("model.dropout", dropout, "hidden-dropout")
+    if (other := arguments.number("attention-dropout", 0.1)) != dropout:
+        hidden = arguments.called("hidden-dropout")
+        raise arguments.wrong("attention-dropout", f"{other} must be {dropout}, as {hidden}")
+
+
+BACKENDS = ("auto", "flash", "fused", "unfused", "local")
+"""Implementations of attention; all but the last two store no scores."""
+
+
+def _mlp(arguments: Arguments) -> None:
+    """Set the MLP; the default width is that of `validate_args`."""
+    is_gated = arguments.flag("swiglu")
+    arguments.say("model.activation", "swiglu" if is_gated else "gelu", "swiglu")
+    hidden = arguments.said.get("model.hidden_size")
+    width = arguments.whole("ffn-hidden-size")
+    if width is None and is_gated and hidden is not None and isinstance(hidden.value, int):
+        width = int(4 * hidden.value * 2 / 3 / 64) * 64
+    arguments.say("model.intermediate_size", width, "ffn-hidden-size")
+
+
+def _vocabulary(arguments: Arguments) -> None:
+    """Set the size of the vocabulary, padded for the tensor axis."""
+    size = arguments.whole("vocab-size")
+    divisor = arguments.whole("make-vocab-size-divisible-by", 128)
+    tensor = arguments.said["parallel.tensor"].value
+    if size is not None and divisor is not None and isinstance(tensor, int):
+        multiple = divisor * tensor
+        arguments.say("model.vocab_size", -(-size // multiple) * multiple, "vocab-size")
+
+
+def _train(arguments: Arguments) -> None:
+    for name in ("micro-batch-size", "global-batch-size"):
+        arguments.say(f"train.{name.replace('-', '_')}", arguments.whole(name), name)
+    formats = [name for name in ("bf16", "fp16") if arguments.flag(name)]
+    if len(formats) > 1:
+        raise arguments.wrong("bf16", f"contradicts {arguments.called('fp16')}")
+    precision = Precision(formats[0]) if formats else Precision.FP32
+    arguments.say("train.precision", precision, formats[0] if formats else "fp32")
+    clip = arguments.number("clip-grad", 1.0)
+    arguments.say("train.clip_norm", clip or None, "clip-grad")
+    implementation = arguments.word("cross-entropy-fusion-impl", "native", ("native", "te"))
+    fused = "cross-entropy-loss-fusion"
+    if arguments.flag(fused):
+        if implementation != "te":
+            raise arguments.wrong(fused, "is modelled with --cross-entropy-fusion-impl te alone")
+        arguments.say("train.loss", Loss.FUSED, fused)  # one kernel, its gradient in place
+    if precision is not Precision.FP16:
+        arguments.drop(OF_FP16)
+        return
+    scale = "train.loss_scale"
+    constant = arguments.number("loss-scale", 0.0)
+    first = arguments.number("initial-loss-scale", 2.0**32)
+    least = arguments.number("min-loss-scale", 1.0)
+    interval = int(arguments.number("loss-scale-window", 1000.0))
+    if constant:
+        first = least = constant
+        for name in ("growth", "backoff"):
+            arguments.say(f"{scale}.{name}", 1.0, "loss-scale")
+        arguments.given.pop("hysteresis", None)
+    elif arguments.number("hysteresis", 2.0) != 1:
+        arguments.given["hysteresis"] = []  # here the scale falls at the first overflow
+    arguments.say(f"{scale}.initial", first, "initial-loss-scale")
+    arguments.say(f"{scale}.minimum", least, "min-loss-scale")
+    arguments.say(f"{scale}.interval", interval, "loss-scale-window")
+
+
+def _optimizer(arguments: Arguments) -> None:
+    arguments.word("DDP-impl", "local", ("local",))  # before 2023; torch is PyTorch's
+    for name in ("main-params", "main-grads", "exp-avg", "exp-avg-sq"):
+        # of the precision-aware optimizer, whose formats are fp32 by default
+        arguments.word(f"{name}-dtype", "fp32", ("fp32",))
+    kind = arguments.word("optimizer", "adam", ("adam", "sgd"))
+    arguments.say("train.optimizer", kind, "optimizer")
+    if "lr" in arguments.given:
+        arguments.say("train.learning_rate", arguments.number("lr", 0.0), "lr")
+    arguments.say("train.weight_decay", arguments.number("weight-decay", 0.01), "weight-decay")
+    for name, (field, default) in OF_RULES[kind].items():
+        arguments.say(f"train.{field}", arguments.number(name, default), name)
+    for names in OF_RULES.values():
+        arguments.drop(names)  # of the other rule
+
+
+def _checkpoints(arguments: Arguments) -> None:
+    """Set recomputation: whole layers one by one, or the core of attention."""
+    old = [name for name in OLD_NAMES if name in arguments.given]
+    for name in old:
+        arguments.rename(name, OLD_NAMES[name])
+    # before granularity was an argument, either of these recomputed whole layers
+    if arguments.flag("checkpoint-activations") or "activations-checkpoint-method" in old:
+        arguments.given.setdefault("recompute-granularity", ["full"])
+    granularity = arguments.word("recompute-granularity", "", ("full", "selective"))
+    if arguments.flag("recompute-activations"):
+        granularity = "selective"
+    kinds = {"full": Checkpointing.FULL, "selective": Checkpointing.SELECTIVE}
+    kind = kinds.get(granularity, Checkpointing.NONE)
+    arguments.say("activations.checkpointing", kind, "recompute-granularity")
+    if kind is Checkpointing.FULL:
+        arguments.word("recompute-method", "uniform", ("uniform",))
+        if (layers := arguments.whole("recompute-num-layers", 1)) != 1:
+            raise arguments.wrong("recompute-num-layers", f"{layers} is not modelled, only 1")
+    else:
+        arguments.drop(("recompute-method", "recompute-num-layers"))
+    cuts = "distribute-saved-activations"
+    arguments.say("activations.partition", arguments.flag(cuts) or None, cuts)
+
+
+def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
+    """Set the stage, given by the distributed optimizer, and the options of the runtime."""
+    shards = arguments.flag("use-distributed-optimizer")
+    arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
+    arguments.say("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
+    is_bf16 = arguments.said["train.precision"].value is Precision.BF16
+    in_bf16 = arguments.flag("grad-reduce-in-bf16")
+    in_fp32 = arguments.flag("accumulate-allreduce-grads-in-fp32") or is_bf16
+    options: dict[str, tuple[str, object]] = {
+        "bucket_size": ("ddp-bucket-size", arguments.whole("ddp-bucket-size")),
+        "cpu_offloading_num_layers": (
+            "cpu-offloading-num-layers",
+            arguments.whole("cpu-offloading-num-layers"),
+        ),
+        "grad_reduce_in_fp32": ("accumulate-allreduce-grads-in-fp32", in_fp32 and not in_bf16),
+        **{
+            field: (name, arguments.flag(name))
+            for field, name in (
+                ("overlap_grad_reduce", "overlap-grad-reduce"),
+                ("overlap_param_gather", "overlap-param-gather"),
+                ("average_in_collective", "ddp-average-in-collective"),
+            )
+        },
+    }
+    options |= _tensor_options(arguments, has_methods=has_methods)
+    apart = "no-gradient-accumulation-fusion"
+    options["gradient_accumulation_fusion"] = (apart, not arguments.flag(apart))
+    whole = "no-scatter-gather-tensors-in-pipeline"
+    if arguments.flag(whole):  # otherwise the version decides: see the option
+        options["scatter_gather_tensors_in_pipeline"] = (whole, False)
+    options |= dict(stage_options(arguments))
+    for field, (name, value) in options.items():
+        arguments.say(f"zero.megatron.{field}", value, name)
+
+
+METHODS, METHODS_KEY = "tp-comm-overlap-cfg", "tp_comm_overlap_cfg"
+
+
+def _tensor_options(arguments: Arguments, *, has_methods: bool) -> dict[str, tuple[str, object]]:
+    """Return options of tensor ranks: sharding by tokens, and overlap with products."""
+    cuts_tokens = arguments.flag("sequence-parallel")
+    tensor = arguments.said["parallel.tensor"].value
+    overlaps = arguments.flag("tp-comm-overlap")
+    if (path := arguments.word(METHODS, "")) and overlaps and not has_methods:
+        raise arguments.wrong(METHODS, f"{path!r} is not read; write zero.megatron.{METHODS_KEY}")
+    if overlaps and not (cuts_tokens and tensor != 1):  # validate_args
+        raise arguments.wrong("tp-comm-overlap", "needs --sequence-parallel and tensor ranks")
+    behind = "disable-tp-comm-overlap-rs"
+    is_behind = arguments.flag(behind) and overlaps
+    # on unless turned off, always on with sequence parallelism; later versions ignore it
+    waits = "no-async-tensor-model-parallel-allreduce"
+    is_off = arguments.flag(waits) and not cuts_tokens
+    return {
+        "sequence_parallel": ("sequence-parallel", cuts_tokens and tensor != 1),
+        "tp_comm_overlap": ("tp-comm-overlap", overlaps),
+        "tp_comm_overlap_rs": (behind, not is_behind),
+        "async_tensor_model_parallel_allreduce": (
+            waits,
+            tensor != 1 and not (overlaps or is_off),
+        ),
+    }

@@ -1,0 +1,105 @@
+"""Search space of a runtime: the options that a search varies, and their effects.
+
+Options are named without the prefix `zero.NAME.` of their runtime.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Options = Mapping[str, object]
+"""Values of options by name."""
+
+Knobs = Mapping[str, Sequence[object]]
+"""Values that a search tries, by option; the first is the default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedAxes:
+    """The stage, the nodes and the degrees that settings have in common.
+
+    Attributes:
+        stage: the ZeRO stage.
+        nodes: number of nodes.
+        gpus_per_node: GPUs of a node.
+        tensor: ranks of the tensor axis.
+        pipeline: stages of the pipeline.
+        replicate: replicas of each shard.
+        context: ranks that share a sequence.
+    """
+
+    stage: int
+    nodes: int
+    gpus_per_node: int
+    tensor: int = 1
+    pipeline: int = 1
+    replicate: int = 1
+    context: int = 1
+
+
+def _no_knobs(axes: SearchedAxes) -> Knobs:
+    del axes
+    return {}
+
+
+def _no_orders(pipeline: int, layers: int) -> Iterable[Options]:
+    del pipeline, layers
+    return ()
+
+
+def _any(options: Options) -> bool:
+    del options
+    return True
+
+
+def _anywhere(options: Options, checkpointing: str, context: int) -> bool:
+    del options, checkpointing, context
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """The options that a search varies, and their effects. The default varies none.
+
+    Attributes:
+        knobs: returns the values of options to try.
+        combines: returns True unless the knobs that are not at their defaults exclude each other.
+        offloads: options that move states off the device, by stage; only used without a pipeline.
+        choices: the same by the names that the page of `zsim serve` offers: `optimizer-host`,
+            `all-host`, `optimizer-nvme`, `all-nvme`.
+        checkpoints_on_host: options that move checkpoints of blocks to host memory. A search tries
+            them without a pipeline and with default knobs.
+        tensor_modes: modes of the tensor axis, each as its options.
+        compiled_tensor_modes: modes that are only possible if blocks are compiled.
+        order_option: the option that selects the order of a pipeline; None if there is one order.
+        orders: returns the options of each order but the default, for a number of stages and of
+            layers of the model.
+        chunk_option: the option that sets the layers of a chunk of a stage. Fewer of them need no
+            less memory.
+        is_modeled: returns True if options are modeled with a kind of checkpointing and a number of
+            context ranks.
+        adds: options whose other values gather sooner or free later than the default does. If the
+            default fills the memory, so do they.
+        leaner: options with values that lower bounds of a step below those of the default: ranks
+            send or copy less, or slow concurrent kernels for less time.
+        gathers_less: options with values that lower them by collectives of the tensor axis.
+        is_slow: True if schedules take several times as long to simulate as those of others.
+        comes_first: True if its plain settings are simulated before those of others, and if it is
+            selected in a form at first.
+    """
+
+    knobs: Callable[[SearchedAxes], Knobs] = _no_knobs
+    combines: Callable[[Options], bool] = _any
+    offloads: Mapping[int, Sequence[Options]] = field(default_factory=dict[int, Sequence[Options]])
+    choices: Mapping[str, Options] = field(default_factory=dict[str, Options])
+    checkpoints_on_host: Options = field(default_factory=dict[str, object])
+    tensor_modes: Sequence[Options] = ({},)
+    compiled_tensor_modes: Sequence[Options] = ()
+    order_option: str | None = None
+    orders: Callable[[int, int], Iterable[Options]] = _no_orders
+    chunk_option: str | None = None
+    is_modeled: Callable[[Options, str, int], bool] = _anywhere
+    adds: frozenset[str] = frozenset()
+    leaner: frozenset[str] = frozenset()
+    gathers_less: frozenset[str] = frozenset()
+    is_slow: bool = False
+    comes_first: bool = False

@@ -1,0 +1,1 @@
+"""Parts that readers of trainers' configuration files share."""

@@ -1,0 +1,90 @@
+"""Options of another program's configuration as tables of a scenario."""
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from zsim.config_error import ConfigError
+from zsim.schedule.json import shown
+
+Tables = dict[str, dict[str, Any]]
+"""Tables of a scenario, with only the keys that are given."""
+
+
+class TrainerFileError(ConfigError):
+    """A file of a trainer that cannot be used, in one line: field, value, problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An option of the file, and its value as a scenario field."""
+
+    option: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenTables:
+    """A scenario that names a file.
+
+    Attributes:
+        tables: its tables with the keys that it gives, without the key of the file: `model`,
+            `parallel`, `zero`, `activations` and `train`.
+        shape_of: returns the keys of `[model]` of a model that ships, by its name.
+    """
+
+    tables: Mapping[str, Mapping[str, Any]]
+    shape_of: Callable[[str], Mapping[str, object]]
+
+    def value(self, table: str, key: str, default: object = None) -> Any:  # noqa: ANN401  (any)
+        """Return the value of a key, or its default."""
+        return self.tables[table].get(key, default)
+
+    def copied(self, *names: str) -> Tables:
+        """Return copies of some tables, to complete."""
+        return {name: deepcopy(dict(self.tables[name])) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTables:
+    """A scenario completed from a file.
+
+    Attributes:
+        tables: the completed tables.
+        said: the options that gave values, by field of the scenario.
+        ignored: options that zsim does not follow, each with the difference.
+        ranks: number of ranks, unless the scenario defines it; None if the file does not.
+    """
+
+    tables: Tables
+    said: Mapping[str, Said] = field(default_factory=dict[str, Said])
+    ignored: tuple[str, ...] = ()
+    ranks: int | None = None
+
+
+def put(tables: Tables, field: str, what: Said, *, source: str) -> None:
+    """Set `field` from the file of key `source`; if the scenario has it, they must agree.
+
+    Raises:
+        TrainerFileError: they do not agree.
+    """
+    *path, name = field.split(".")
+    table: dict[str, Any] = cast("dict[str, Any]", tables)
+    for inner in path:
+        table = table.setdefault(inner, {})
+    if table.setdefault(name, what.value) != what.value:
+        raise TrainerFileError(
+            f"{field}: {shown(table[name])} contradicts {source.rpartition('.')[2]}, "
+            f"whose {what.option} means {shown(what.value)}"
+        )
+
+
+def put_all(tables: Tables, said: Iterable[tuple[str, Said]], *, source: str) -> None:
+    """Set fields from the file of key `source`.
+
+    Raises:
+        TrainerFileError: the scenario has another value.
+    """
+    for name, what in said:
+        put(tables, name, what, source=source)
