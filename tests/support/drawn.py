@@ -1,6 +1,7 @@
 """What Hypothesis draws: models, strategies, and the schedules that they make."""
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -245,7 +246,8 @@ def in_groups(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strategy:
     if not names or draw(st.booleans()):
         return strategy
     some = draw(st.lists(st.sampled_from(names), min_size=1, max_size=6, unique=True))
-    decays = replace(strategy.train.optimizer, weight_decay=0.25)
+    every: Any = strategy.train.optimizer
+    decays = replace(every, weight_decay=0.25)
     fast = replace(strategy.train.optimizer, learning_rate=0.5)
     groups = (
         ParameterGroup(parameters=tuple(some[:3]), rule=decays),

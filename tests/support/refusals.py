@@ -22,7 +22,8 @@ from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.files.installed import topology
 from zsim.model.model import Model, ModelError
-from zsim.runtimes.registry import need_trainable, runtimes
+from zsim.runtimes.lookup import runtimes
+from zsim.runtimes.registry import need_trainable
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ModelTable, ScenarioError, from_tables

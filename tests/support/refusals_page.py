@@ -28,7 +28,7 @@ from zsim.backend.backend import RefusedError
 from zsim.backend.chakra_document import REFUSED as COLLECTIVES
 from zsim.files.installed import model_catalogue
 from zsim.model.model import Model, ModelError
-from zsim.runtimes.registry import runtimes
+from zsim.runtimes.lookup import runtimes
 from zsim.scenario.hugging_face_architectures import READERS
 from zsim.scenario.hugging_face_architectures import REFUSED as TYPES
 from zsim.strategy.strategy import Strategy

@@ -152,6 +152,18 @@ def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:
     return optimizer_of_rules(case.strategy, module, lr=0.0)
 
 
+def constants_of_torch(rule: Optimizer) -> dict[str, Any]:
+    """The constants of SGD or Adam under the names that torch has for them."""
+    match rule:
+        case SGD():
+            found: dict[str, Any] = {"momentum": rule.momentum, "nesterov": rule.nesterov}
+        case Adam():
+            found = {"betas": (rule.beta1, rule.beta2), "eps": rule.epsilon}
+        case _:
+            raise AssertionError(rule)
+    return {"weight_decay": rule.weight_decay, **found}
+
+
 def optimizer_of_rules(
     strategy: Strategy, module: nn.Module, lr: float | None = None
 ) -> torch.optim.Optimizer:
@@ -160,13 +172,8 @@ def optimizer_of_rules(
     for name, parameter in module.named_parameters():
         held.setdefault(strategy.rule_of(name), []).append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": own, "rule": rule, "weight_decay": rule.weight_decay}
+        {"params": own, "rule": rule, **constants_of_torch(rule)}
         | {"lr": rate_of(rule, {}) if lr is None else lr}
-        | (
-            {"momentum": rule.momentum, "nesterov": rule.nesterov}
-            if isinstance(rule, SGD)
-            else {"betas": (rule.beta1, rule.beta2), "eps": rule.epsilon}
-        )
         for rule, own in held.items()
     ]
     if isinstance(strategy.train.optimizer, SGD):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from other_package import Answer, answers, install, python
+from other_package import Answer, answers, install_plant, python
 
 HERE = Path(__file__).parent
 FILES_AT_MOST = 4
@@ -18,8 +18,7 @@ def settings(*more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the package as an installer leaves it."""
-    entry_points = (HERE / "entry_points.txt").read_text("utf-8")
-    return install(tmp_path_factory.mktemp("site"), "adagrad", entry_points, HERE)
+    return install_plant(tmp_path_factory.mktemp("site"), "optimizer_rule")
 
 
 @pytest.fixture(scope="module")

@@ -316,7 +316,7 @@ def test_recomputation_and_flags_of_the_optimizer_are_read() -> None:
     assert found.activations.checkpointing == "full"
     assert found.activations.partition
     assert found.train.clip_norm is None
-    assert (found.train.learning_rate, found.train.beta2) == (1e-4, 0.95)
+    assert (found.train.learning_rate, found.train.model_dump()["beta2"]) == (1e-4, 0.95)
     options = found.zero.model_dump()["megatron"]
     assert (options["bucket_size"], options["grad_reduce_in_fp32"]) == (1000, False)
     fused = f"{words} --save /x --log-interval 3 --cross-entropy-loss-fusion"
