@@ -33,6 +33,7 @@ CHECKED = $(filter-out tests/unit/torch/ tests/unit/project/,$(wildcard tests/un
 TYPES = $(MAKE) --no-print-directory --jobs 2 --output-sync mypy pyright
 
 check: ruff mypy  ## while you work: ruff, mypy, unit tests without torch, one training on two ranks
+	@.venv/bin/python tests/support/plain_words.py --since HEAD
 	@$(PYTEST) $(REACHED) --one-of 10 $(CHECKED)
 
 # Types are checked while tests run, where a core is free; the answer is printed after theirs.

@@ -1,4 +1,4 @@
-"""Simulates schedules on a cluster by events, with SimPy."""
+"""Simulates schedules on a cluster by events."""
 
 from zsim_des.simulation import SimBackend
 

@@ -1,43 +1,81 @@
 """`SimBackend`: simulates a job and returns its trace."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from itertools import chain
-from math import ceil, inf
-
-import simpy
-from simpy.core import EmptySchedule
+from math import ceil
 
 from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
 from zsim.backend.run_size import too_large
-from zsim.cluster.cluster import ClusterError
+from zsim.cluster.cluster import ClusterError, Gpu
 from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
 from zsim.gc_paused import uncollected
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.predicted_error import step_error
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
+from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, StepError, Trace
-from zsim_des.clock.ready_queue import Agenda, Alarm, Clock
-from zsim_des.engine.host_issue import Courses
+from zsim_des.clock.ready_queue import Agenda, Clock
+from zsim_des.engine.host_issue import Courses, HostIssue
 from zsim_des.engine.lowering import LoweringError, lower
 from zsim_des.engine.memory_wait import AskedMemory
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.record import Records
 from zsim_des.engine.rendezvous import MismatchError, Rendezvous
-from zsim_des.engine.spans import rank_step
+from zsim_des.engine.spans import SlotKinds, rank_step, slots_of
 from zsim_des.engine.watch import Durations, RunWatcher
 from zsim_des.engine.worst_case import WorstCases
-from zsim_des.lowered_schedule import LoweredSchedule
-from zsim_des.network.communicator_placement import used_of
+from zsim_des.network.communicator_placement import Used, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
 from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.fault_state import Trouble
+from zsim_des.symmetry.fold import fold
 from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes
+
+FOLDS_KEPT = 1000
+"""Maximum number of cluster states whose folds are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredSchedule:
+    """Instructions by role and the groups in use, with the schedule and GPU of their origin.
+
+    `asking` are the instructions of hosts that request memory, filled at first use.
+    """
+
+    schedule: Schedule
+    gpu: Gpu
+    programs: dict[str, Courses]
+    used: Used
+    worst_cases: WorstCases
+    asking: dict[str, Courses] = field(default_factory=dict[str, Courses])
+    folds: dict[object, Fold] = field(default_factory=dict[object, Fold])
+    slots_by_course: dict[int, SlotKinds] = field(default_factory=dict[int, SlotKinds])
+
+    def slots(self, course: HostIssue) -> SlotKinds:
+        """Return the kinds of the slots of `course`, computed once per course."""
+        found = self.slots_by_course.get(id(course))
+        if found is None:
+            found = self.slots_by_course[id(course)] = slots_of(course)
+        return found
+
+    def fold(self, trouble: Trouble, *, unfold: bool) -> Fold:
+        """Return the classes of the schedule; clusters that differ only in bandwidth share them."""
+        if unfold:
+            return fold(self.schedule, trouble, unfold=True, used=self.used)
+        key = trouble.shape()
+        found = self.folds.get(key)
+        if found is None:
+            found = fold(self.schedule, trouble, used=self.used)
+            if len(self.folds) >= FOLDS_KEPT:
+                self.folds.clear()
+            self.folds[key] = found
+        return found
+
 
 EVENTS_AT_ONCE = 5000
 """Events between two progress reports: about a tenth of a second."""
@@ -297,14 +335,12 @@ class SimBackend:
 
     @staticmethod
     def _run_telling(
-        progress: Callable[[int, int], object], env: simpy.Environment, rank: Rank, steps: int
+        progress: Callable[[int, int], object], env: Clock, rank: Rank, steps: int
     ) -> None:
         """Run all events; regularly report how many steps of `rank` have finished."""
         done = 0
-        while env.peek() != inf:
-            with suppress(EmptySchedule):
-                for _ in range(EVENTS_AT_ONCE):
-                    env.step()
+        while env.has_alarms:
+            env.ring_some(EVENTS_AT_ONCE)
             issued = rank.instances[1:]  # without setup
             while done < len(issued) and issued[done].has_drained():
                 done += 1
@@ -339,7 +375,7 @@ def _begin_trouble(
     env = network.env
 
     def at(time_ps: int, act: Callable[[], None]) -> None:
-        Alarm(env, begin_ps + time_ps - int(env.now), act)
+        env.at(begin_ps + time_ps, act)
 
     for time_ps, state in trouble.outages.turns[1:]:
         at(time_ps, partial(network.turn, state))

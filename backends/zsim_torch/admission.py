@@ -25,7 +25,6 @@ SIMULATED_ALONE = (
     "norm_weight",
     "head_bias",
     "norm_placement",
-    "qk_norm",
     "shared_norm",
 )
 """Fields of a shape that no torch module implements, unless they have their default value."""

@@ -1,9 +1,9 @@
 """A backend: everything takes a microsecond, one after the other, in the order of the host."""
 
-from dataclasses import replace
 from itertools import count
 
 from zsim.backend.backend import BackendTraits, Job
+from zsim.schedule.replace import replace
 from zsim.trace.trace import RankTrace, Trace
 from zsim_null import NullBackend
 

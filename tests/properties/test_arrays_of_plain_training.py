@@ -1,7 +1,6 @@
 """Segments that read the arrays of the plain step: the shortcut refutes what numbers refute."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -21,6 +20,7 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, HostWait, Operation, Receive
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train

@@ -1,7 +1,5 @@
 """Every schedule that the scheduler writes is proved, and faults planted in it are found."""
 
-from dataclasses import replace
-
 import pytest
 from drawn import jobs, with_share_that_fits
 from drawn_emulated import emulated_jobs, pipelined_jobs
@@ -22,6 +20,7 @@ from zsim.schedule.operation import (
     ReduceScatter,
     Role,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.schedule.view_bounds import window_of
 from zsim.strategy.strategy import Strategy

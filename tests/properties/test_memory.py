@@ -1,7 +1,6 @@
 """No book of a run, whatever its timing, is above what is proved of all of them."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from drawn import jobs
@@ -18,6 +17,7 @@ from zsim.model.model import Model
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Free, FreeMode, Operation
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy

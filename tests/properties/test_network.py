@@ -1,11 +1,11 @@
 """The fluid network, held against a network of chunks and against physics."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import pytest
-import simpy
 from chunk_network import Activity, ChunkNetwork, Flow
 from drawn_clusters import NO_MODEL, RATES, explicit_fabrics, fabrics
 from drawn_examples import examples
@@ -21,6 +21,7 @@ from zsim.cluster.fault import Fault
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
+from zsim_des.clock.ready_queue import Clock
 from zsim_des.network.fluid import Network
 from zsim_des.network.max_min_fair import Shape
 
@@ -191,21 +192,20 @@ def test_no_cut_ever_carries_more_than_its_bandwidth(
 ) -> None:
     """Every link is a cut, and no window from one change to another carries more than it can."""
     capacities, activities = drawn
-    env = simpy.Environment()
+    env = Clock()
     network = Network(env, capacities)
     ends = [0] * len(activities)
 
-    def join(number: int) -> Generator[simpy.Event]:
-        shape, size_bytes, start_ps = activities[number]
-        yield env.timeout(start_ps)
+    def join(number: int) -> None:
+        shape, size_bytes, _ = activities[number]
         network.join(network.number((shape,)), size_bytes, 0, lambda: finish(number))
 
     def finish(number: int) -> None:
-        ends[number] = int(env.now)
+        ends[number] = env.now
 
-    for number in range(len(activities)):
-        env.process(join(number))
-    env.run()
+    for number, (_, _, start_ps) in enumerate(activities):
+        env.at(start_ps, partial(join, number))
+    env.ring_all()
     starts = [start_ps for _, _, start_ps in activities]
     for link, capacity in enumerate(capacities):
         for begin in starts:

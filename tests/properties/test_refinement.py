@@ -1,6 +1,5 @@
 """A trace is held to be a run of its schedule exactly if it can be one."""
 
-from dataclasses import replace
 from itertools import accumulate, pairwise, permutations
 
 import numpy as np
@@ -20,6 +19,7 @@ from zsim.backend.backend import Job
 from zsim.proof import against_trace as refinement
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.replace import replace
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 

@@ -12,7 +12,7 @@ from kept_by_autograd import kept_by_autograd
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from zsim.model.architecture import Architecture, LoRA, Norm, Positions
+from zsim.model.architecture import Architecture, LoRA, Norm, Positions, QKNorm
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH
 from zsim.model.transformer import transformer as described
@@ -23,15 +23,35 @@ from zsim_torch.module.transformer import transformer
 from zsim_torch.module.transformer_segment import SegmentedDecoder
 
 
-def statistics_on_cpu(shape: Architecture, precision: Precision, tokens: int, norms: int) -> int:
-    """Bytes that torch's layer norm saves by on a CPU: its statistics are in the input's format."""
+def statistics_on_cpu(
+    part: nn.Module, shape: Architecture, precision: Precision, *, own: int, tokens: int, ranks: int
+) -> int:
+    """Bytes that torch's layer norm saves by on a CPU: its statistics are in the input's format.
+
+    Norms of hidden states have `own` rows, those of queries and keys some for each of `tokens`.
+    """
     if shape.norm is Norm.RMS:
         return 0
-    saved = precision.wide.size_bytes - precision.compute.size_bytes
-    return 2 * norms * tokens * saved
+    by_head = shape.qk_norm is QKNorm.HEAD
+    heads = {"ln_q": shape.attention_heads // ranks, "ln_k": shape.shared_heads // ranks}
+    rows = sum(
+        (tokens * (heads[name] if by_head else 1)) if name in heads else own
+        for name, _ in part.named_children()
+        if name.startswith("ln")
+    )
+    return 2 * rows * (precision.wide.size_bytes - precision.compute.size_bytes)
 
 
-@given(architectures(), st.integers(1, 3), st.sampled_from(Precision))
+def normed(shape: Architecture, norms: QKNorm | None) -> Architecture:
+    """The shape with norms of queries and keys, where these are tensors of their own."""
+    return shape if shape.joined_qkv else replace(shape, qk_norm=norms)
+
+
+@given(
+    st.builds(normed, architectures(), st.none() | st.sampled_from(QKNorm)),
+    st.integers(1, 3),
+    st.sampled_from(Precision),
+)
 @examples(80)
 def test_the_model_says_what_autograd_keeps_to_the_byte(
     shape: Architecture, size: int, precision: Precision
@@ -46,8 +66,9 @@ def test_the_model_says_what_autograd_keeps_to_the_byte(
         part = module.get_submodule(unit.name)
         kept, keeps_input = kept_by_autograd(part, given)
         (segment,) = unit.segments
-        norms = sum(name.startswith("ln") for name, _ in part.named_children())
-        expected = segment.saved_bytes - statistics_on_cpu(shape, precision, model.tokens, norms)
+        expected = segment.saved_bytes - statistics_on_cpu(
+            part, shape, precision, own=model.tokens, tokens=model.tokens, ranks=1
+        )
         assert (kept, keeps_input) == (expected, segment.saves_input), unit.name
         flow: torch.Tensor = part(*given)
         assert flow.numel() == segment.outputs[-1].elements
@@ -55,7 +76,7 @@ def test_the_model_says_what_autograd_keeps_to_the_byte(
 
 
 @given(
-    architectures(),
+    st.builds(normed, architectures(), st.sampled_from([None, QKNorm.HEAD])),
     st.integers(1, 3),
     st.integers(1, 3),
     st.sampled_from(Precision),
@@ -100,8 +121,9 @@ def test_segments_keep_on_each_rank_of_the_tensor_axis_what_the_model_says(
             nn.init.zeros_(parameter)
         kept, keeps_input = kept_by_autograd(part, given)
         own = model.values[segment.inputs[0]].elements // shape.hidden_size
-        norms = sum(name.startswith("ln") for name, _ in part.named_children())
-        expected = segment.saved_bytes - statistics_on_cpu(shape, precision, own, norms)
+        expected = segment.saved_bytes - statistics_on_cpu(
+            part, shape, precision, own=own, tokens=model.tokens, ranks=count
+        )
         if count == 1 and segment.outputs[0].name == "head/statistics":
             # Kept of one rank, too: a byte of each token, and not torch's count of them.
             expected += model.tokens - precision.wide.size_bytes

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 from faults.of_schedules.each_micro_batch import renamed as with_ids
@@ -24,6 +23,7 @@ from zsim.schedule.operation import (
     Operation,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero

@@ -1,11 +1,11 @@
 """Operations whose collectives in parts are ordered wrongly, and schedules that have them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from faults.schedules import everywhere, rewritten
 
 from zsim.schedule.operation import AllGather, Compute, Operation, ReduceScatter
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 
 

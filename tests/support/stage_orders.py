@@ -1,10 +1,10 @@
 """Orders of the stages of a pipeline beside each other, and a schedule that misses one wait."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from zsim.runtimes.stage_actions import Direction, Messages
 from zsim.schedule.operation import Compute, Receive
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 
 Sent = list[tuple[int, int]]

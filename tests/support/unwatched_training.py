@@ -8,7 +8,7 @@ says what a step leaves and the most that lives.
 import gc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +28,7 @@ from zsim.schedule.operation import (
     View,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Parallel, Strategy, Zero

@@ -16,6 +16,7 @@ COPY = "copy, fill"
 RANKING = (COMPUTE, COMMUNICATION, ON_HOST, COPY)
 """Priority of the activities: a moment with several belongs to the first."""
 
+PLACE = {kind: place for place, kind in enumerate(RANKING)}
 WORK: dict[str, int] = {work: place for place, work in enumerate(HostWork)}
 
 Span = tuple[int, int, str, str]
@@ -29,29 +30,23 @@ def exclusive_ps(spans: Iterable[Span]) -> dict[tuple[str, str], int]:
     kinds of host-side work are ranked in the order of `HostWork`.
     """
     bounds: list[tuple[int, bool, int]] = []
-    kinds: list[tuple[int, str, str]] = []
+    ranks: list[tuple[int, int, str, str]] = []
     for start, end, kind, name in spans:
         if start < end:
-            bounds += [(start, True, len(kinds)), (end, False, len(kinds))]
-            kinds.append((start, kind, name))
+            bounds += [(start, True, len(ranks)), (end, False, len(ranks))]
+            second = WORK[name] if kind == ON_HOST else start
+            ranks.append((PLACE[kind], second, kind, name))
     found: dict[tuple[str, str], int] = {}
     running: set[int] = set()
     last = 0
-    for time, starts, number in sorted(bounds):
+    bounds.sort()
+    for time, starts, number in bounds:
         if running and time > last:
-            first = _first(kinds[each] for each in running)
-            found[first] = found.get(first, 0) + time - last
+            _, _, kind, name = min([ranks[each] for each in running])
+            found[kind, name] = found.get((kind, name), 0) + time - last
         last = time
         if starts:
             running.add(number)
         else:
             running.remove(number)
     return found
-
-
-def _first(running: Iterable[tuple[int, str, str]]) -> tuple[str, str]:
-    _, _, kind, name = min(
-        (RANKING.index(kind), WORK[name] if kind == ON_HOST else start, kind, name)
-        for start, kind, name in running
-    )
-    return kind, name

@@ -1,7 +1,9 @@
 """Plan of a schedule: its memory and traffic, computed from its buffers and operations."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from zsim.memory import Peak, book, peak
 from zsim.model.model import Model

@@ -19,7 +19,7 @@ from zsim.calibration.paper_figures import (
     parse,
 )
 from zsim.calibration.training_verdict import RunForecast
-from zsim.files.installed import published_papers
+from zsim.files.shipped_files import published_papers
 from zsim.files.source import settled
 from zsim.prediction.evidence import JudgedRun, flat
 from zsim.prediction.run_features import RunFeatures, features

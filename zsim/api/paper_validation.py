@@ -43,8 +43,9 @@ from zsim.closed_form import offload_formulas
 from zsim.closed_form.offload_formulas import TransformerSize
 from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import TopologyError
-from zsim.files.installed import published_papers, topology
+from zsim.files.installed import topology
 from zsim.files.picture import need_format, write_picture
+from zsim.files.shipped_files import published_papers
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
 from zsim.report.svg.paper_picture import picture

@@ -23,8 +23,7 @@ from zsim.files.trace_file import need_chakra, need_trace, write_trace
 from zsim.files.written import write
 from zsim.mistake import MistakeError
 from zsim.prediction.predicted_error import explained
-from zsim.report.run_picture import RUN_FIGURES, run_picture
-from zsim.report.timeline import timeline
+from zsim.report.svg.figure import RUN_FIGURES
 from zsim.units import PICOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -368,6 +367,8 @@ class RunResult(AnswerInFacts):
             MistakeError: it cannot be drawn, or PNG and PDF need the extra `draw`.
             UnwrittenError: the file cannot be written.
         """
+        from zsim.report.timeline import timeline
+
         return drawn_figure(
             "timeline", path, lambda: timeline(self.job.schedule, self.job.model, self.recorded)
         )
@@ -385,6 +386,8 @@ class RunResult(AnswerInFacts):
             MistakeError: `figure` is unknown, or PNG and PDF need the extra `draw`.
             UnwrittenError: the file cannot be written.
         """
+        from zsim.report.run_picture import run_picture
+
         need_figure("figure", figure, RUN_FIGURES)
         job, trace = self.job, self.recorded
         return drawn_figure(

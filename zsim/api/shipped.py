@@ -6,30 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from zsim.api.answer import Answer
-from zsim.api.scenario import load
-from zsim.backend.backend import names as backend_names
-from zsim.cluster.files import Part
-from zsim.cluster.files.template import TEMPLATES
-from zsim.files.installed import find, model_catalogue, part_names, part_text, scenarios, studies
-from zsim.files.source import shipped_names, shipped_text
+from zsim.files.shipped_files import model_families, scenarios, studies
 from zsim.mistake import MistakeError
+from zsim.scenario.model_titles import model_titles
 from zsim.suggestion import one_of
-
-__all__ = [
-    "Installed",
-    "backend_names",
-    "fabric_names",
-    "installed",
-    "installed_kinds",
-    "model_names",
-    "part_of_kind",
-    "scenario_names",
-    "shipped_names",
-    "shipped_text",
-    "study_names",
-    "template_text",
-    "topology_names",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,27 +71,70 @@ def _questions() -> dict[str, str]:
 
 
 def _evidence() -> dict[str, str]:
-    """Return the notes on GPUs that are known only from a data sheet."""
+    """Return the GPUs of which a data sheet alone is known, with these words."""
+    from zsim.cluster.files import Part
+    from zsim.files.installed import find, part_names
+
     tables = {name: find(Part.GPU, name) for name in part_names(Part.GPU)}
     return {name: each["evidence"] for name, each in tables.items() if "evidence" in each}
 
 
 def _families() -> dict[str, str]:
-    """Return the models of each family in one line, since there are many."""
-    families = [each for each in model_catalogue().families if each.model]
-    return {each.family: ", ".join(model.name for model in each.model) for each in families}
+    """Return the models of each family, a line each: there are many."""
+    families = [table for table in map(tomllib.loads, model_families()) if table.get("model")]
+    return {
+        each["family"]: ", ".join(model["name"] for model in each["model"]) for each in families
+    }
+
+
+def _scenario_titles() -> dict[str, str]:
+    from zsim.api.scenario import load
+
+    return {name: load(name).title for name in scenarios()}
+
+
+def _names_of(kind: str) -> list[str]:
+    from zsim.cluster.files import Part
+    from zsim.files.installed import part_names
+
+    return list(part_names(Part(kind)))
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the names of the registered backends."""
+    from zsim.backend.backend import names
+
+    return names()
+
+
+def shipped_names() -> list[str]:
+    """Return all names that `shipped_text` accepts."""
+    from zsim.files.source import shipped_names
+
+    return shipped_names()
+
+
+def shipped_text(name: str) -> str:
+    """Return the TOML of an installed scenario, study, model, system, node, fabric or GPU.
+
+    Raises:
+        MistakeError: none has this name.
+    """
+    from zsim.files.source import shipped_text
+
+    return shipped_text(name)
 
 
 _TITLES: dict[str, Callable[[], dict[str, str]]] = {
-    "scenarios": lambda: {name: load(name).title for name in scenarios()},
+    "scenarios": _scenario_titles,
     "studies": _questions,
-    "models": lambda: model_catalogue().titles(),
+    "models": lambda: model_titles(model_families()),
 }
 _NAMES: dict[str, Callable[[], Sequence[str]]] = {
-    "topologies": partial(part_names, Part.SYSTEM),
-    "nodes": partial(part_names, Part.NODE),
-    "fabrics": partial(part_names, Part.FABRIC),
-    "gpus": partial(part_names, Part.GPU),
+    "topologies": partial(_names_of, "topology"),
+    "nodes": partial(_names_of, "node"),
+    "fabrics": partial(_names_of, "fabric"),
+    "gpus": partial(_names_of, "gpu"),
     "backends": backend_names,
 }
 
@@ -122,8 +145,8 @@ def scenario_names() -> list[str]:
 
 
 def model_names() -> list[str]:
-    """Return the names of the packaged models."""
-    return [model.name for model in model_catalogue().models]
+    """Return the names of the models that ship."""
+    return list(model_titles(model_families()))
 
 
 def study_names() -> list[str]:
@@ -132,13 +155,13 @@ def study_names() -> list[str]:
 
 
 def fabric_names() -> list[str]:
-    """Return the names of the packaged fabrics."""
-    return list(part_names(Part.FABRIC))
+    """Return the names of the fabrics that ship."""
+    return _names_of("fabric")
 
 
 def topology_names() -> list[str]:
-    """Return the names of the packaged systems and nodes."""
-    return [*part_names(Part.SYSTEM), *part_names(Part.NODE)]
+    """Return the names of the systems and nodes that ship."""
+    return [*_names_of("topology"), *_names_of("node")]
 
 
 def part_of_kind(kind: str, name: str) -> str:
@@ -147,6 +170,9 @@ def part_of_kind(kind: str, name: str) -> str:
     Raises:
         MistakeError: the kind is unknown, or has no part of this name.
     """
+    from zsim.cluster.files import Part
+    from zsim.files.installed import part_names, part_text
+
     kinds = [str(part) for part in Part]
     if kind not in kinds:
         raise MistakeError(f"name: {one_of(kind, kinds)}, since another name follows")
@@ -161,6 +187,8 @@ def template_text(kind: str, name: str | None = None) -> str:
     Raises:
         MistakeError: the kind has no template, or `name` is given, too.
     """
+    from zsim.cluster.files.template import TEMPLATES
+
     if name is not None:
         raise MistakeError(f"--template: {name!r}: cannot be combined with a name; remove it")
     if kind not in TEMPLATES:

@@ -6,7 +6,6 @@ reaches from the least to the most congested named fabric (`zsim.network.band`).
 
 from dataclasses import replace
 
-from zsim.api.forecast import last_step_s
 from zsim.backend.backend import Backend, Job
 from zsim.files.installed import network_band
 
@@ -23,6 +22,8 @@ def step_time_band_s(job: Job, simulation: Backend) -> tuple[float, float] | Non
     found = network_band(job.cluster.network) if job.schedule.mesh.size > node else None
     if found is None:
         return None
+    from zsim.api.forecast import last_step_s
+
     ends = (replace(job, cluster=replace(job.cluster, network=each)) for each in found)
     fast_s, slow_s = sorted(last_step_s(each, simulation) for each in ends)
     return fast_s, slow_s

@@ -24,6 +24,7 @@ UNSAID = {
     "reshard_after_backward": "parameters kept from one micro-batch to the next",
     "reduce_scatter_max_input_buffers": "inputs of reduce-scatters that may be alive",
     "pin_memory": "pinned host memory",
+    "repeat_kv": "copies of shared keys and values",
     "offload_wrapper": "checkpoints in host memory",
 }
 """FSDP2 options that torchtitan does not set."""

@@ -133,22 +133,26 @@ def _text(kind: str, fields: dict[str, object]) -> str:
     return _laid_out({"zsim": kind, "version": VERSION, **fields}, "") + "\n"
 
 
+_plain = json.JSONEncoder(allow_nan=False).encode
+"""Encoder of values that are on one line; `json.dumps` with options makes one for each call."""
+
+
 def _laid_out(value: object, indent: str) -> str:
-    """JSON in which what fits on a line stands on one: files can be read and compared."""
+    """Return JSON in which a value that fits on a line is on one: files can be compared."""
     deeper = indent + " "
     if isinstance(value, list):
         items = [_laid_out(item, deeper) for item in cast("list[object]", value)]
         opening, closing = "[", "]"
     elif isinstance(value, dict):
         named = cast("dict[str, object]", value).items()
-        items = [f"{json.dumps(key)}: {_laid_out(item, deeper)}" for key, item in named]
+        items = [f"{_plain(key)}: {_laid_out(item, deeper)}" for key, item in named]
         opening, closing = "{", "}"
     else:
-        return json.dumps(value, allow_nan=False)
+        return _plain(value)
     line = f"{opening}{', '.join(items)}{closing}"
     if len(indent) + len(line) <= LINE_LENGTH and "\n" not in line:
         return line
-    body = ",\n".join(deeper + item for item in items)
+    body = ",\n".join([deeper + item for item in items])
     return f"{opening}\n{body}\n{indent}{closing}"
 
 

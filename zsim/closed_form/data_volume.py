@@ -69,16 +69,16 @@ def over_tokens(
 ) -> list[WireBytes]:
     """Return the volume of sums of gradients over copies of parameters, one parameter at a time.
 
-    They exist if values between units are split by tokens over `ranks` of the tensor axis. A
-    parameter that several units use is summed for each of them, or once if `by_use` is False.
+    They exist if values between units are split by tokens over `ranks` of the tensor axis, and for
+    norms of each rank's own heads. A parameter that several units use is summed for each of them,
+    or once if `by_use` is False.
     """
-    if not any(value.tensor_sharded for value in model.values.values()):
-        return []
+    summed = model.summed_copies
     used = [each for unit in model.units for each in unit.parameters]
     copies = [
         each.elements
         for each in (used if by_use else model.parameters)
-        if not each.tensor_sharded and not each.frozen
+        if each.name in summed and not each.frozen
     ]
     return all_reduces("tensor", copies * times, ranks=ranks, size_bytes=size_bytes)
 

@@ -7,20 +7,18 @@ own transfer (the asymptotic bounds of a closed network: Denning and Buzen 1978,
 analysis of queueing network models", ACM Computing Surveys 10.3).
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
+
+from msgspec import Struct
 
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.host_side import Drives
-from zsim.schedule.quick_init import quick_init
 from zsim.units import PICOSECONDS_PER_SECOND
 
 SECONDS_PER_DAY = 86_400
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriveAccess:
+class DriveAccess(Struct, frozen=True, kw_only=True):
     """How a read or write is issued; the defaults are those of DeepSpeed's `aio` table.
 
     Attributes:

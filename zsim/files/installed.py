@@ -1,8 +1,7 @@
-"""Scenarios and topologies that ship with installed packages, found through entry points.
+"""Models and topologies that ship with installed packages, found through entry points.
 
-A package of scenarios has `names()` and `text(name)`, and similar functions for studies. A package
-of topologies has `names(part)` and `text(name, part)` for systems, nodes, fabrics and GPUs;
-`profiles()` and `kernel_profiles()` return fitted constants.
+A package of topologies has `names(part)` and `text(name, part)` for systems, nodes, fabrics and
+GPUs; `profiles()` and `kernel_profiles()` return fitted constants.
 """
 
 import tomllib
@@ -22,8 +21,8 @@ from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
-from zsim.entry_point import entries
 from zsim.files.given import read_config, read_file
+from zsim.files.shipped_files import model_families, packages
 from zsim.mistake import reason_of
 from zsim.network.algorithm.installed_algorithms import check
 from zsim.network.band import band
@@ -31,42 +30,6 @@ from zsim.suggestion import one_of
 
 if TYPE_CHECKING:
     from zsim.scenario.model_catalogue import ModelCatalogue
-
-
-class Scenarios(Protocol):
-    """A package that ships scenarios and studies, as files."""
-
-    def names(self) -> tuple[str, ...]:
-        """Return the names of its scenarios, sorted."""
-        ...
-
-    def text(self, name: str) -> str:
-        """Return the TOML of a scenario."""
-        ...
-
-    def study_names(self) -> tuple[str, ...]:
-        """Return the names of its studies, sorted."""
-        ...
-
-    def study_text(self, name: str) -> str:
-        """Return the TOML of a study."""
-        ...
-
-    def published_names(self) -> tuple[str, ...]:
-        """Return the names of the papers whose figures it has, sorted."""
-        ...
-
-    def published_text(self, name: str) -> str:
-        """Return the TOML of the figures of a paper."""
-        ...
-
-    def model_family_names(self) -> tuple[str, ...]:
-        """Return the names of the families of models that it has, sorted."""
-        ...
-
-    def model_family_text(self, name: str) -> str:
-        """Return the TOML of a family of models."""
-        ...
 
 
 class Topologies(Protocol):
@@ -90,54 +53,24 @@ class Topologies(Protocol):
 
 
 @cache
-def scenarios() -> dict[str, str]:
-    """Return the TOML of every installed scenario, by name."""
-    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
-    return {name: package.text(name) for package in packages for name in package.names()}
-
-
-def studies() -> dict[str, str]:
-    """Return the TOML of every installed study, by name."""
-    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
-    return {
-        name: package.study_text(name) for package in packages for name in package.study_names()
-    }
-
-
-def published_papers() -> dict[str, str]:
-    """Return the TOML of the figures of every installed paper, by name."""
-    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
-    return {
-        name: package.published_text(name)
-        for package in packages
-        for name in package.published_names()
-    }
-
-
-@cache
 def model_catalogue() -> "ModelCatalogue":
     """Return all installed models, by name."""
     from zsim.scenario.model_catalogue import ModelCatalogue
 
-    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
-    return ModelCatalogue.of(
-        package.model_family_text(name)
-        for package in packages
-        for name in package.model_family_names()
-    )
+    return ModelCatalogue.of(model_families())
 
 
 @cache
 def _topologies(part: Part) -> dict[str, Topologies]:
-    packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
-    return {name: package for package in packages for name in package.names(part)}
+    shipped = cast("Iterator[Topologies]", packages("zsim.topologies"))
+    return {name: package for package in shipped for name in package.names(part)}
 
 
 @cache
 def network_profiles() -> dict[str, Profiles]:
     """Return fitted constants of networks, by kind of GPU."""
-    packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
-    texts = {name: text for each in packages for name, text in each.profiles().items()}
+    shipped = cast("Iterator[Topologies]", packages("zsim.topologies"))
+    texts = {name: text for each in shipped for name, text in each.profiles().items()}
     return {name: parse(name, tomllib.loads(text), check) for name, text in texts.items()}
 
 
@@ -172,8 +105,8 @@ def network_band(
 @cache
 def fitted_kernels() -> dict[str, FittedKernels]:
     """Return fitted constants of kernels, by kind of GPU."""
-    packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
-    texts = {name: text for each in packages for name, text in each.kernel_profiles().items()}
+    shipped = cast("Iterator[Topologies]", packages("zsim.topologies"))
+    texts = {name: text for each in shipped for name, text in each.kernel_profiles().items()}
     return {name: parse_kernels(name, tomllib.loads(text)) for name, text in texts.items()}
 
 
@@ -311,8 +244,3 @@ def _gpu_by_device(device: str) -> str | None:
         if device in find(Part.GPU, name).get("pci_devices", ()):
             return name
     return None
-
-
-def _packages(group: str) -> Iterator[object]:
-    for entry in entries(group):
-        yield entry.load()

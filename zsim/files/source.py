@@ -18,11 +18,10 @@ from zsim.files.installed import (
     network_profile,
     part_names,
     part_text,
-    scenarios,
-    studies,
     topology,
     usual_nodes,
 )
+from zsim.files.shipped_files import scenarios, studies
 from zsim.mistake import MistakeError, file_fault, mistakes, one_line, reason_of
 from zsim.suggestion import one_of
 

@@ -24,11 +24,8 @@ from zsim.schedule.operation import (
     Previous,
     SetScalar,
 )
-from zsim.schedule.quick_init import quick_maker
 from zsim.schedule.schedule import Buffer, Kind, Program
 from zsim.trace.trace import BookEntry
-
-_entry = quick_maker(BookEntry)
 
 
 class Returns(Protocol):
@@ -134,7 +131,14 @@ def _made_at_once(
                 elif type(operation) is Free:
                     lines.append((operation.id, operation.buffer, *given[operation.buffer]))
         entries += [
-            _entry(name, step, pool, buffer, kind, change)
+            BookEntry(
+                operation=name,
+                step=step,
+                pool=pool,
+                buffer=buffer,
+                kind=kind,
+                change_bytes=change,
+            )
             for name, buffer, pool, kind, change in lines
         ]
     return tuple(entries)
@@ -142,7 +146,14 @@ def _made_at_once(
 
 def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
     """Return one entry of the ledger."""
-    return _entry(operation, step, buffer.pool, buffer.name, buffer.kind, change_bytes)
+    return BookEntry(
+        operation=operation,
+        step=step,
+        pool=buffer.pool,
+        buffer=buffer.name,
+        kind=buffer.kind,
+        change_bytes=change_bytes,
+    )
 
 
 class AtOnce:

@@ -26,14 +26,16 @@ class Parameter:
     """One weight tensor, with its shape on one rank of the tensor axis.
 
     If `tensor_sharded`, ranks of the tensor axis hold different parts of it; otherwise they hold
-    copies. If `frozen`, it is read but not trained (`requires_grad` is False), and has neither a
-    gradient nor optimizer state. If `float8`, it is cast to 8-bit floats, with one scale, before it
-    is gathered.
+    copies. If it `serves_own_heads`, ranks hold copies that each applies to its own heads, so that
+    gradients are partial sums over the tensor axis. If `frozen`, it is read but not trained
+    (`requires_grad` is False), and has neither a gradient nor optimizer state. If `float8`, it is
+    cast to 8-bit floats, with one scale, before it is gathered.
     """
 
     name: str
     shape: tuple[int, ...]
     tensor_sharded: bool = False
+    serves_own_heads: bool = False
     frozen: bool = False
     float8: bool = False
 
@@ -287,6 +289,19 @@ class Model:
             for parameter in unit.parameters:
                 found.setdefault(parameter.name, parameter)
         return tuple(found.values())
+
+    @property
+    def summed_copies(self) -> frozenset[str]:
+        """Names of parameters that tensor ranks hold copies of, with gradients to be summed.
+
+        With sequence parallelism each rank's gradient of any copy covers its own tokens alone.
+        """
+        by_tokens = any(value.tensor_sharded for value in self.values.values())
+        return frozenset(
+            each.name
+            for each in self.parameters
+            if not each.tensor_sharded and (by_tokens or each.serves_own_heads)
+        )
 
     @property
     def modules(self) -> tuple[Unit, ...]:

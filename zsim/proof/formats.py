@@ -17,8 +17,7 @@ from zsim.proof.format_ways import is_narrower, passages
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     Action,
-    AllGather,
-    Broadcast,
+    CollectiveOperation,
     Compute,
     Copy,
     Operation,
@@ -132,8 +131,6 @@ class _Narrow:
                         if is_narrower(dtype, self.wanted.compute):
                             return f"makes gradients in {dtype}, and not in {self.wanted.compute}"
                 return self._parameters(operation)
-            case AllGather() | Broadcast():
-                return self._spread(operation)
             case Compute(action=Action.NORM):
                 self.norms |= {
                     each.view.buffer for each in operation.operands if each.role is Role.OUTPUT
@@ -144,6 +141,8 @@ class _Narrow:
                 return self._scaled(operation)
             case ReducingOperation():
                 return self._reduction(operation)
+            case CollectiveOperation():
+                return self._spread(operation)
             case Copy():
                 return self._copy(operation)
             case _:
@@ -184,7 +183,7 @@ class _Narrow:
                 return f"{verb} {what} in {dtype}, and not in {wanted}"
         return ""
 
-    def _spread(self, operation: AllGather | Broadcast) -> str:
+    def _spread(self, operation: CollectiveOperation) -> str:
         """Follow data that ranks pass on unchanged; return the fault in its format."""
         source, target = operation.source.buffer, operation.target.buffer
         self._follow_norm(source, target)

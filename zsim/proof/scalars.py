@@ -8,8 +8,10 @@ remaining steps of a warm-up.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
+
+from msgspec.structs import replace
 
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding

@@ -6,12 +6,9 @@ from zsim.report.drawing import picture
 from zsim.report.memory_section import memory
 from zsim.report.network_section import link_shares
 from zsim.report.svg.cluster_drawing import draw
-from zsim.report.svg.figure import NoFigureError
+from zsim.report.svg.figure import MEMORY, NETWORK, NoFigureError
 from zsim.report.time_section import split
 from zsim.trace.trace import Trace
-
-MEMORY, TIME, NETWORK = "memory", "time", "network"
-RUN_FIGURES = (MEMORY, TIME, NETWORK)
 
 
 def run_picture(figure: str, job: Job, trace: Trace, found: Summary, *, title: str) -> str:

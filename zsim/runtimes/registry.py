@@ -82,8 +82,9 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
     """Raise ModelError if it is known, before building it, that the schedule cannot exist.
 
     Raises:
-        ModelError: an emulated runtime has no parameters to train or cannot freeze them, a pattern
-            of a parameter group matches nothing, or the runtime's `need` fails.
+        ModelError: an emulated runtime has no parameters to train, cannot freeze them, or does not
+            sum gradients of norms of heads over tensor ranks; a pattern of a parameter group
+            matches nothing; or the runtime's `need` fails.
     """
     if strategy.zero.emulate is not None and not model.parameters:
         raise ModelError("model.parameters: none; only zsim's own stages take such a model")
@@ -93,6 +94,15 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
         raise ModelError(
             f"model.frozen: {min(model.frozen)}; {name} trains every parameter here, frozen ones "
             f"go with zsim's own stages, {', '.join(takers)}"
+        )
+    if model.summed_copies and not (
+        strategy.zero.emulate is None or strategy.zero.emulate.sums_copies
+    ):
+        takers = [name for name, each in runtimes().items() if each.options.sums_copies]
+        name = type(strategy.zero.emulate).__name__
+        raise ModelError(
+            f"model.qk_norm: {name} sums no gradients of {min(model.summed_copies)} over tensor "
+            f"{model.tensor}; say parallel.tensor 1, or zero.emulate {', '.join(takers)} or none"
         )
     _need_groups(model, strategy)
     if (need := runtime_of(strategy).need) is not None:

@@ -1,22 +1,13 @@
 """Writer of a stage whose compute stream waits for messages."""
 
-from collections.abc import Callable, Hashable
-from functools import cache
-from typing import Any, cast
+from msgspec.structs import replace
 
 from zsim.model.pipeline_stages import Stage
 from zsim.schedule.mesh import Span
-from zsim.schedule.operation import Copy, Edge, Operation, StreamOperation
+from zsim.schedule.operation import Edge, Operation, StreamOperation
 from zsim.schedule.operation_list import COMPUTE
-from zsim.schedule.quick_init import quick_replacer
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.names import PIPELINE
-
-
-@cache
-def _with_after(kind: Hashable) -> Callable[..., StreamOperation]:
-    """Return a function that copies an operation of a kind with other edges."""
-    return quick_replacer(cast("type[Copy]", kind), "after")  # or any other kind
 
 
 class WaitingWriter(ScheduleWriter):
@@ -47,7 +38,6 @@ class WaitingWriter(ScheduleWriter):
             self.computed = operation.id
             if self._awaited:
                 after: tuple[Edge, ...] = (*operation.after, *self._awaited)
-                kind: Any = type(operation)
-                operation = _with_after(kind)(operation, after)
+                operation = replace(operation, after=after)
                 self._awaited = []
         return super().add(operation)

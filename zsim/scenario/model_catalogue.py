@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from zsim.config_error import line, shown
 from zsim.scenario.missing_keys import SHAPE
+from zsim.scenario.model_titles import published_size
 from zsim.scenario.tables import ModelTable, Scenario, ScenarioError
 from zsim.strategy.config_table import Count, Table
-from zsim.units import format_count
 
 NEAREST = 3
 """Maximum number of similar names in a message."""
@@ -40,12 +40,7 @@ class CatalogueModel(Table):
     @property
     def published(self) -> str:
         """The published number of parameters, as text."""
-        if self.parameters is not None:
-            return f"{self.parameters:,} parameters"
-        if self.stored_parameters is None:
-            return f"{format_count(self.rounded_parameters or 0)} parameters, rounded"
-        again = (self.shape.vocab_size or 0) * (self.shape.hidden_size or 0)
-        return f"{self.stored_parameters - again:,} parameters and {again:,} stored twice"
+        return published_size(self.model_dump())
 
 
 class RefusedModels(Table):
@@ -93,14 +88,6 @@ class ModelCatalogue:
     def models(self) -> tuple[CatalogueModel, ...]:
         """Every model, family by family."""
         return tuple(model for family in self.families for model in family.model)
-
-    def titles(self) -> dict[str, str]:
-        """Return family and published size of each model, by its name."""
-        return {
-            model.name: f"{family.family}, {model.published}"
-            for family in self.families
-            for model in family.model
-        }
 
     def find(self, name: str) -> tuple[ModelFamily, CatalogueModel]:
         """Return the model with this `name`, in any case, and its family.

@@ -1,19 +1,17 @@
 """Operations of communicators. Each class states the properties that all readers query.
 
-A new operation is a class with these attributes, listed in `_KINDS`. Its effect on values is
-defined where values are computed: the proof, the simulator's exact values, and the torch backend.
+A new operation is a class with these attributes, listed in `AnyCommunication`. Its effect on values
+is defined where values are computed: the proof, the simulator's exact values, and the torch
+backend. `zsim.schedule.operation_kinds` lists these places, and a type checker names each of them.
 """
 
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, get_args
+
+from msgspec import Struct
 
 from zsim.dtype import DType
-from zsim.schedule.quick_init import quick_init
 from zsim.schedule.view import Edge, View
-
-AFTER_OTHERS = {"written_after_others": True}
-"""Metadata of a field that a file lists after the other fields."""
 
 
 class Reduction(StrEnum):
@@ -24,8 +22,7 @@ class Reduction(StrEnum):
     MAX = "max"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
+class Communication(Struct, frozen=True, kw_only=True, gc=False):
     """Base class of the operations of a communicator.
 
     Readers of schedules use only these attributes, so a new operation is defined in one place:
@@ -34,21 +31,27 @@ class Communication:
     Class attributes:
         name: name in reports and contracts, as in NCCL's tests.
         laps: how many times (N - 1) / N of the bytes pass through each rank's link.
+        sends: the data that a rank sends, and its receivers; empty if it sends nothing.
+        meets: the operations of other ranks that it meets.
+        written_last: fields that a file lists after the other fields.
     """
 
     name: ClassVar[str]
     laps: ClassVar[int] = 0
+    sends: ClassVar[str]
+    meets: ClassVar[str]
+    written_last: ClassVar[tuple[str, ...]] = ("wire", "in_parts", "beside", "accumulate")
 
     id: str
     stream: str
     after: tuple[Edge, ...] = ()
     group: str
-    wire: DType = field(metadata=AFTER_OTHERS)
+    wire: DType
 
     @staticmethod
     def kinds() -> tuple[type["Communication"], ...]:
         """Return the classes of all communicator operations."""
-        return _KINDS
+        return get_args(AnyCommunication)
 
     @property
     def reads(self) -> View | None:
@@ -87,9 +90,16 @@ class Communication:
         """Text with everything on which matching ranks must agree."""
         return f"{self.name} of {self.size} {self.wire}"
 
+    def addressed(self, members: int) -> tuple[int, ...]:
+        """Return the numbers of members whose place changes what the others of `members` receive.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveOperation(Communication):
+        The proof does not represent such a member by another one.
+        """
+        del members  # only operations that address members depend on their number
+        return ()
+
+
+class CollectiveOperation(Communication, frozen=True, kw_only=True):
     """Base class of operations in which every rank of a group sends and receives.
 
     Class attributes:
@@ -106,14 +116,15 @@ class CollectiveOperation(Communication):
     """
 
     laps: ClassVar[int] = 1
+    meets: ClassVar[str] = "members of a communicator issue the same sequence"
     splits: ClassVar[bool] = False
     joins: ClassVar[bool] = False
     moves_in_place: ClassVar[bool] = True
 
     source: View
     target: View
-    in_parts: bool = field(default=False, metadata=AFTER_OTHERS)
-    beside: bool = field(default=False, metadata=AFTER_OTHERS)
+    in_parts: bool = False
+    beside: bool = False
 
     def __post_init__(self) -> None:
         if self.in_parts and self.beside:
@@ -157,12 +168,11 @@ class CollectiveOperation(Communication):
         return (self.part or self.whole).size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReducingOperation(CollectiveOperation):
+class ReducingOperation(CollectiveOperation, frozen=True, kw_only=True):
     """Base class of collectives that reduce over ranks, in the format `accumulate`."""
 
     reduction: Reduction = Reduction.SUM
-    accumulate: DType = field(metadata=AFTER_OTHERS)
+    accumulate: DType
 
     @property
     def agreed(self) -> tuple[object, ...]:
@@ -176,10 +186,10 @@ class ReducingOperation(CollectiveOperation):
         return of + " in parts" * self.in_parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointToPoint(Communication):
+class PointToPoint(Communication, frozen=True, kw_only=True):
     """Base class of sends and receives with the member `offset` places further, cyclically."""
 
+    meets: ClassVar[str] = "the n-th send to a member meets its n-th receive"
     offset: int
 
     @property
@@ -188,38 +198,35 @@ class PointToPoint(Communication):
         return f"{self.size} {self.wire}"
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllGather(CollectiveOperation):
+class AllGather(CollectiveOperation, frozen=True, kw_only=True):
     """Every rank contributes `source`; `target`, N times as large, holds them all in rank order."""
 
     name: ClassVar[str] = "all_gather"
+    sends: ClassVar[str] = "its source to all members"
     joins: ClassVar[bool] = True
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceScatter(ReducingOperation):
+class ReduceScatter(ReducingOperation, frozen=True, kw_only=True):
     """`source`, N times as large as `target`, is reduced over ranks; each keeps its own part."""
 
     name: ClassVar[str] = "reduce_scatter"
+    sends: ClassVar[str] = "block i of its source to member i"
     splits: ClassVar[bool] = True
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce(ReducingOperation):
+class AllReduce(ReducingOperation, frozen=True, kw_only=True):
     """`target` on every rank is the reduction of all ranks' `source`."""
 
     name: ClassVar[str] = "all_reduce"
+    sends: ClassVar[str] = "its source to all members"
     laps: ClassVar[int] = 2  # a reduce-scatter and an all-gather
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broadcast(CollectiveOperation):
+class Broadcast(CollectiveOperation, frozen=True, kw_only=True):
     """`target` on every rank is the `source` of the group's member number `root`."""
 
     name: ClassVar[str] = "broadcast"
+    sends: ClassVar[str] = "the source of the root to all members"
     root: int
 
     @property
@@ -232,12 +239,16 @@ class Broadcast(CollectiveOperation):
         """Text with everything on which matching ranks must agree, with the root."""
         return f"{self.name} of {self.size} {self.wire} from member {self.root}"
 
+    def addressed(self, members: int) -> tuple[int, ...]:
+        """Return the number of the root."""
+        return (self.root,) if self.root < members else ()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send(PointToPoint):
+
+class Send(PointToPoint, frozen=True, kw_only=True):
     """Send `source` to the member `offset` places further, cyclically. A rendezvous."""
 
     name: ClassVar[str] = "send"
+    sends: ClassVar[str] = "its source to the member `offset` places further"
     source: View
 
     @property
@@ -246,11 +257,11 @@ class Send(PointToPoint):
         return self.source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receive(PointToPoint):
+class Receive(PointToPoint, frozen=True, kw_only=True):
     """Receive `target` from the member `offset` places further, cyclically. A rendezvous."""
 
     name: ClassVar[str] = "receive"
+    sends: ClassVar[str] = ""
     target: View
 
     @property
@@ -259,4 +270,16 @@ class Receive(PointToPoint):
         return self.target
 
 
-_KINDS = (AllGather, ReduceScatter, AllReduce, Broadcast, Send, Receive)
+AnyCommunication = AllGather | ReduceScatter | AllReduce | Broadcast | Send | Receive
+"""All operations of communicators. A match over these kinds ends with `assert_never`."""
+
+
+def listed(operation: Communication) -> AnyCommunication:
+    """Return `operation` as one of the kinds that `AnyCommunication` lists.
+
+    Raises:
+        TypeError: its class is not listed.
+    """
+    if isinstance(operation, AnyCommunication):
+        return operation
+    raise TypeError(f"{operation.id}: {type(operation).__name__} is not in AnyCommunication")

@@ -1,4 +1,4 @@
-"""Convert frozen dataclasses and tables to plain JSON values and back, by their declared types.
+"""Convert frozen structs, dataclasses and tables to plain JSON values and back, by declared types.
 
 A field that may hold several classes carries `"type": CLASS`. A class with a custom format has
 `as_json()` and `from_json(value)`, which raises ValueError. A field with an empty value is omitted
@@ -19,11 +19,11 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
+from msgspec import NODEFAULT, Struct
+
 from zsim.strategy.config_table import Table
 
 TAG = "type"
-LATE = "written_after_others"
-"""Metadata of a field that is written after the other fields of its class."""
 Hint = Any
 """A type annotation: classes, `tuple[int, ...]` and `A | B` have no common type."""
 
@@ -291,7 +291,7 @@ class _Slot:
 
 
 def _is_record(kind: Hint) -> bool:
-    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Table))
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Struct | Table))
 
 
 def _fields(kind: Any) -> dict[str, tuple[bool, object]]:  # noqa: ANN401 (a class of either sort)
@@ -301,13 +301,30 @@ def _fields(kind: Any) -> dict[str, tuple[bool, object]]:  # noqa: ANN401 (a cla
             name: (field.is_required(), MISSING if field.is_required() else field.default)
             for name, field in kind.model_fields.items()
         }
+    if issubclass(kind, Struct):
+        last = getattr(kind, "written_last", ())
+        defaults = _defaults(kind)
+        return {
+            name: (defaults[name] is MISSING, defaults[name])
+            for name in sorted(kind.__struct_fields__, key=lambda name: name in last)
+        }
     return {
         field.name: (
             field.default is MISSING and field.default_factory is MISSING,
             field.default,
         )
-        for field in sorted(fields(kind), key=lambda each: each.metadata.get(LATE, False))
+        for field in fields(kind)
         if field.init
+    }
+
+
+def _defaults(kind: type[Struct]) -> dict[str, object]:
+    """Return the default of each field of a struct; MISSING means none."""
+    names, defaults = kind.__struct_fields__, kind.__struct_defaults__
+    given = (*[NODEFAULT] * (len(names) - len(defaults)), *defaults)
+    return {
+        name: MISSING if default is NODEFAULT else default
+        for name, default in zip(names, given, strict=True)
     }
 
 

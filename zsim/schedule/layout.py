@@ -8,16 +8,14 @@ from math import gcd
 from operator import attrgetter
 from typing import NamedTuple
 
-from zsim.schedule.quick_init import quick_init
+from msgspec import Struct
 
 
 class LayoutError(ValueError):
     """A layout that cannot exist."""
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(Struct, frozen=True, kw_only=True, gc=False):
     """`size` elements from `start` on hold parameter `parameter`, flattened in row-major order.
 
     `copies` names axes along which every rank holds the same values (a layer norm under tensor

@@ -5,17 +5,21 @@ generated (`step/backward/mb1/unit7/reduce3`). `after`, findings and traces refe
 stream an operation starts when earlier ones of the stream and those named in `after` have
 finished. `Allocate`, `Free`, `HostWait`, `Branch` and `SetScalar` are actions of the host, which
 it carries out as it reaches them.
+
+Operations hold only values, so they are in no cycle: the garbage collector need not track them.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from zsim.model.generator import Draw
 from zsim.model.kernel import Kernel
 from zsim.schedule.communication import (
     AllGather,
     AllReduce,
+    AnyCommunication,
     Broadcast,
     CollectiveOperation,
     Communication,
@@ -25,8 +29,8 @@ from zsim.schedule.communication import (
     ReducingOperation,
     Reduction,
     Send,
+    listed,
 )
-from zsim.schedule.quick_init import quick_init
 from zsim.schedule.view import DIVISOR_MAX, Edge, OperationError, Previous, View
 from zsim.strategy.optimizer_rule import Rule
 
@@ -35,6 +39,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Allocate",
+    "AnyCommunication",
     "Branch",
     "Broadcast",
     "CollectiveOperation",
@@ -63,6 +68,7 @@ __all__ = [
     "Together",
     "View",
     "Write",
+    "listed",
     "walk",
 ]
 
@@ -115,9 +121,7 @@ class Role(StrEnum):
     MASTER = "master"
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
+class Operand(Struct, frozen=True, kw_only=True, gc=False):
     """A view and its role. A written value must still be summed over the axes in `partial`.
 
     A parameter gradient is always partial over the data axes: every rank has different data.
@@ -128,9 +132,7 @@ class Operand:
     partial: tuple[str, ...] = ()
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocate:
+class Allocate(Struct, frozen=True, kw_only=True, gc=False):
     """The host allocates `buffer`. A produced buffer is only counted here, and bound later."""
 
     id: str
@@ -145,9 +147,7 @@ class FreeMode(StrEnum):
     HOST = "host"
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Free:
+class Free(Struct, frozen=True, kw_only=True, gc=False):
     """The host frees the memory of `buffer`, which `uses` on other streams touched.
 
     WAITED: the home stream waits for them, and an `Allocate` on the same home stream may reuse the
@@ -161,9 +161,7 @@ class Free:
     uses: tuple[str, ...] = ()
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(Struct, frozen=True, kw_only=True, gc=False):
     """One segment of a unit for one micro-batch, or a step of the optimizer on a shard.
 
     Parameter and gradient operands follow the order of the unit's parameters. `accesses` states
@@ -196,8 +194,7 @@ class Compute:
     draw: Draw | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class Together(Struct, frozen=True, kw_only=True, gc=False):
     """Several operations of one group issued as one (ncclGroupStart, coalescing).
 
     They start and finish at the same time; the members have no `after`.
@@ -225,9 +222,7 @@ class Together:
         return self.members[0].group
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fill:
+class Fill(Struct, frozen=True, kw_only=True, gc=False):
     """Set every element of `target` to `value`, times the host scalar `scalar` if given."""
 
     id: str
@@ -238,9 +233,7 @@ class Fill:
     scalar: str | None = None
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class Copy(Struct, frozen=True, kw_only=True, gc=False):
     """Set `target` to `source` / `divisor`, or with `accumulate` add it; cast to the target.
 
     With `by_parameter` the views are whole buffers with layouts, without room beyond the layout.
@@ -266,8 +259,7 @@ class Copy:
             raise OperationError(f"{self.id}: launches {self.launches} must be at least 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FileTransfer(Copy):
+class _FileTransfer(Copy, frozen=True, kw_only=True):
     """A copy of unchanged bytes: without cast, division or addition."""
 
     def __post_init__(self) -> None:
@@ -275,9 +267,7 @@ class _FileTransfer(Copy):
             raise OperationError(f"{self.id}: a {type(self).__name__} copies bytes as they are")
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read(_FileTransfer):
+class Read(_FileTransfer, frozen=True, kw_only=True):
     """Read bytes of a file on NVMe into host memory, or device memory with GPUDirect Storage.
 
     The stream is an I/O handle, which serves requests first in, first out (DeepSpeed `csrc/aio`):
@@ -285,23 +275,18 @@ class Read(_FileTransfer):
     """
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write(_FileTransfer):
+class Write(_FileTransfer, frozen=True, kw_only=True):
     """Write bytes of memory to a file on NVMe, on the stream of an I/O handle like a `Read`."""
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWait:
+class HostWait(Struct, frozen=True, kw_only=True, gc=False):
     """The host blocks until `operation` has finished."""
 
     id: str
     operation: Edge
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetScalar:
+class SetScalar(Struct, frozen=True, kw_only=True, gc=False):
     """Set the host scalar to scalar * multiply + add, clamped to `minimum` and `maximum`.
 
     With `counter` and `every`, only if the host scalar `counter` is a multiple of `every`.
@@ -317,8 +302,7 @@ class SetScalar:
     every: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
+class Branch(Struct, frozen=True, kw_only=True, gc=False):
     """The host waits for `after`, reads a number, and runs `then` if it is not zero.
 
     Otherwise it runs `otherwise`. The number is one element, `value`, or `scalar`, which the host

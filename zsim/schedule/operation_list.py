@@ -32,13 +32,10 @@ from zsim.schedule.operation import (
     View,
     Write,
 )
-from zsim.schedule.quick_init import quick_maker
 from zsim.strategy.optimizer_rule import Rule
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
-
-_compute, _copy = quick_maker(Compute), quick_maker(Copy)
 
 
 def _operands(given: Iterable[tuple[Role, View] | Operand]) -> tuple[Operand, ...]:
@@ -71,19 +68,19 @@ class OperationList(HostActions):
     ) -> str:
         """Run `action` on operands, given as (role, view) or `Operand`; return the id."""
         return self.add(
-            _compute(
-                self.path(name),
-                stream,
-                tuple(after),
-                action,
-                unit,
-                segment,
-                micro_batch,
-                _operands(operands),
-                tuple(kernels),
-                tuple(scalars),
-                rule,
-                draw,
+            Compute(
+                id=self.path(name),
+                stream=stream,
+                after=tuple(after),
+                action=action,
+                unit=unit,
+                segment=segment,
+                micro_batch=micro_batch,
+                operands=_operands(operands),
+                kernels=tuple(kernels),
+                scalars=tuple(scalars),
+                rule=rule,
+                draw=draw,
             )
         )
 
@@ -309,16 +306,16 @@ class OperationList(HostActions):
     ) -> str:
         """Copy, or add, `source` / `divisor` to `target`; by parameter if their layouts differ."""
         return self.add(
-            _copy(
-                self.path(name),
-                stream,
-                tuple(after),
-                self.view(source),
-                self.view(target),
-                accumulate,
-                divisor,
-                by_parameter,
-                launches,
+            Copy(
+                id=self.path(name),
+                stream=stream,
+                after=tuple(after),
+                source=self.view(source),
+                target=self.view(target),
+                accumulate=accumulate,
+                divisor=divisor,
+                by_parameter=by_parameter,
+                launches=launches,
             )
         )
 

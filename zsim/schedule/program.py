@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
+from msgspec import Struct
+
 from zsim.dtype import DType
 from zsim.model.generator import Generator
 from zsim.model.tensor_lifetime import AllocationTrace
@@ -25,7 +27,6 @@ from zsim.schedule.operation import (
     View,
     walk,
 )
-from zsim.schedule.quick_init import quick_init
 from zsim.schedule.view import DIVISOR_MAX
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.strategy import Strategy
@@ -94,9 +95,7 @@ class Pool:
     slot_bytes: int | None = None
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
+class Buffer(Struct, frozen=True, kw_only=True):
     """`elements` of `dtype` in `pool`, on every rank of the role.
 
     `home` is the stream on which its memory is reused: that of its first writer. A `produced`
@@ -254,9 +253,7 @@ class Program:
         return found
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogicalParameter:
+class LogicalParameter(Struct, frozen=True, kw_only=True):
     """A tensor of weights: its name, and its elements on one rank of the tensor axis.
 
     A `frozen` parameter is not trained: it keeps its value from setup. `rule` is its optimizer if

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
+from msgspec.structs import replace
+
 from zsim.dtype import DType
 from zsim.limits import go_on
 from zsim.model.model import ModelError
@@ -12,7 +14,6 @@ from zsim.schedule.host_actions import name_of
 from zsim.schedule.mesh import Box, Group
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.operation_list import COMPUTE, OperationList
-from zsim.schedule.quick_init import quick_maker, quick_replacer
 from zsim.schedule.schedule import Buffer, Kind, Place, Pool, Program
 
 TO_HOST = "device_to_host"
@@ -34,9 +35,6 @@ ROLE = "all"
 OPERATIONS_MAX: Final = 500_000
 """Maximum length of a program. At 0.6 kB each, they fit in a laptop's memory; 1,000 layers
 with two micro-batches are 128,000."""
-
-_allocate, _free = quick_maker(Allocate), quick_maker(Free)
-_with_kind = quick_replacer(Buffer, "kind")
 
 
 class ScheduleWriter(OperationList):
@@ -94,7 +92,7 @@ class ScheduleWriter(OperationList):
         """Report a buffer as saved activations: its content lives from forward into backward."""
         buffer = self.buffers[name]
         if buffer.kind is Kind.WORKSPACE:
-            self.buffers[name] = _with_kind(buffer, Kind.SAVED)
+            self.buffers[name] = replace(buffer, kind=Kind.SAVED)
 
     def host_buffer(self, name: str, elements: int, dtype: DType, kind: Kind) -> str:
         """Declare a buffer in host memory that a copy from the device writes first."""
@@ -132,7 +130,7 @@ class ScheduleWriter(OperationList):
             self.alive_bytes[pool] = alive
             if alive >= self.peak_bytes.get(pool, 0):
                 self.peak_bytes[pool] = alive
-            self.add(_allocate(f"{self.prefix}/allocate/{name}", name))
+            self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
 
     def _size_of(self, name: str) -> tuple[str, int]:
         """Return the pool of a buffer, and its bytes."""
@@ -169,7 +167,8 @@ class ScheduleWriter(OperationList):
             self.alive.remove(name)
             pool, size = self._size_of(name)
             self.alive_bytes[pool] -= size
-            self.add(_free(f"{self.prefix}/{verb}/{name}", name, mode, uses))
+            path = f"{self.prefix}/{verb}/{name}"
+            self.add(Free(id=path, buffer=name, mode=mode, uses=uses))
 
     def begin_step(self) -> None:
         """End setup: later operations belong to the step."""

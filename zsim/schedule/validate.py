@@ -3,7 +3,7 @@
 Raises on the first fault, with its path. `zsim.proof` checks that the schedule is correct.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 from zsim.model.generator import Draw
@@ -33,12 +33,135 @@ from zsim.schedule.operation import (
     Write,
     walk,
 )
-from zsim.schedule.pool_rules import inspect_file_transfer, inspect_place, inspect_slots
-from zsim.schedule.program import Buffer, Contract, Program, ScheduleError, UncheckedSchedule
-from zsim.schedule.scalar_rules import inspect_change, inspect_decision
-from zsim.schedule.update_rules import inspect_update, need_numbers
+from zsim.schedule.program import (
+    Buffer,
+    Contract,
+    Place,
+    Pool,
+    Program,
+    Scalar,
+    ScheduleError,
+    UncheckedSchedule,
+)
 from zsim.schedule.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
-from zsim.strategy.optimizer_rule import ClipNorm
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
+
+
+def inspect_update(update: Compute, scalars: Mapping[str, Scalar]) -> None:
+    """Raise ScheduleError unless an update has the operands that its rule needs.
+
+    `scalars` are by name.
+
+    Raises:
+        ScheduleError: it does not, or its rule is not an optimizer.
+    """
+    where, rule = update.id, update.rule
+    if not isinstance(rule, Optimizer):
+        raise ScheduleError(f"{where}: rule {rule} must be Adam or SGD")
+    rate = rule.learning_rate
+    if isinstance(rate, str) and not (rate in scalars and scalars[rate].given):
+        raise ScheduleError(f"{where}: learning rate {rate!r} is no scalar that is given")
+    roles = [operand.role for operand in update.operands]
+    if (kept := roles.count(Role.MOMENT)) != (needed := rule.moments):
+        raise ScheduleError(f"{where}: {kept} moments, {needed} needed by its rule")
+    if roles.count(Role.MASTER) + roles.count(Role.PARAMETER) != 1:
+        raise ScheduleError(f"{where}: one operand, master or parameter, is updated")
+    if roles.count(Role.GRADIENT) != 1:
+        raise ScheduleError(f"{where}: one gradient operand is needed")
+    sizes = sorted({operand.view.size for operand in update.operands})
+    if len(sizes) != 1:
+        raise ScheduleError(f"{where}: operands of one size are needed, they have {sizes}")
+    if len({window_of(operand.view) for operand in update.operands}) > 1:
+        raise ScheduleError(f"{where}: operands are not one window on one layout")
+
+
+def need_numbers(compute: Compute, role: Role, count: int) -> None:
+    """Raise ScheduleError unless `compute` has one operand of `role`, of `count` elements.
+
+    Raises:
+        ScheduleError: it does not.
+    """
+    sizes = [operand.view.size for operand in compute.operands if operand.role is role]
+    if sizes != [count]:
+        needed = f"{count} element{'s' * (count != 1)} is needed"
+        raise ScheduleError(f"{compute.id}: one {role} of {needed}, got {sizes}")
+
+
+def inspect_change(change: SetScalar) -> None:
+    """Raise ScheduleError unless a change of a scalar can be carried out.
+
+    Raises:
+        ScheduleError: `every` is below 1, or `minimum` is above `maximum`.
+    """
+    if change.every < 1:
+        raise ScheduleError(f"{change.id}: every {change.every} must be at least 1")
+    if change.minimum > change.maximum:
+        raise ScheduleError(
+            f"{change.id}: minimum {change.minimum} is above maximum {change.maximum}"
+        )
+
+
+def inspect_decision(branch: Branch) -> None:
+    """Raise ScheduleError unless a branch decides on one number.
+
+    Raises:
+        ScheduleError: it reads neither or both of value and scalar, or several elements.
+    """
+    if (branch.value is None) is (branch.scalar is None):
+        raise ScheduleError(f"{branch.id}: a branch reads either a value or a scalar")
+    if branch.value is not None and branch.value.size != 1:
+        raise ScheduleError(f"{branch.id}: a branch reads 1 element, not {branch.value.size}")
+
+
+def inspect_slots(pool: Pool) -> None:
+    """Raise ScheduleError unless a pool of slots has a whole number of non-empty slots.
+
+    Raises:
+        ScheduleError: it does not, or a slot has no bytes.
+    """
+    if pool.slot_bytes is None:
+        return
+    if pool.slot_bytes < 1:
+        raise ScheduleError(f"pool {pool.name}: slot_bytes {pool.slot_bytes} must be at least 1")
+    if not pool.capacity_bytes or pool.capacity_bytes % pool.slot_bytes:
+        raise ScheduleError(
+            f"pool {pool.name}: capacity_bytes {pool.capacity_bytes} must be a number of slots of "
+            f"{pool.slot_bytes} bytes"
+        )
+
+
+def inspect_place(where: str, buffer: Buffer, pool: Pool) -> None:
+    """Raise ScheduleError unless `pool` can hold a buffer.
+
+    Raises:
+        ScheduleError: the buffer has not the size of a slot, or is produced in a file.
+    """
+    if pool.slot_bytes not in (None, buffer.size_bytes):
+        raise ScheduleError(
+            f"{where}: {buffer.size_bytes} bytes, a slot of pool {pool.name} has {pool.slot_bytes}"
+        )
+    if buffer.produced and pool.place is Place.NVME:
+        raise ScheduleError(f"{where}: autograd produces nothing in a file")
+
+
+def inspect_file_transfer(
+    transfer: Read | Write, by_name: Mapping[str, Buffer], pools: Mapping[str, Pool]
+) -> None:
+    """Raise ScheduleError unless a `Read` is from NVMe to memory and a `Write` the reverse.
+
+    Raises:
+        ScheduleError: it is not, or source and target differ in format.
+    """
+    source, target = (by_name[each.buffer] for each in (transfer.source, transfer.target))
+    if source.dtype is not target.dtype:
+        raise ScheduleError(f"{transfer.id}: reads {source.dtype}, and writes {target.dtype}")
+    places = [pools[each.pool].place for each in (source, target)]
+    on_file = [place is Place.NVME for place in places]
+    if on_file != [isinstance(transfer, Read), isinstance(transfer, Write)]:
+        raise ScheduleError(
+            f"{transfer.id}: a {type(transfer).__name__} from {places[0]} to {places[1]}; a Read "
+            "is from nvme to device or host, a Write the other way"
+        )
 
 
 def inspect(schedule: UncheckedSchedule) -> None:

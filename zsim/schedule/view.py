@@ -1,8 +1,6 @@
 """Views that operations act on, and the edges between operations."""
 
-from dataclasses import dataclass
-
-from zsim.schedule.quick_init import quick_init
+from msgspec import Struct
 
 DIVISOR_MAX = 2**53
 """Largest divisor of numbers: floats hold every whole number up to it."""
@@ -12,9 +10,7 @@ class OperationError(ValueError):
     """Raised for an invalid operation."""
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Struct, frozen=True, kw_only=True, gc=False):
     """`size` elements of `buffer` from `start` on.
 
     With `axis`, the view is the rank's own shard: `size` times its coordinate is added to the
@@ -43,8 +39,7 @@ class View:
         return OperationError(f"view of {self.buffer}: {why}")
 
 
-@dataclass(frozen=True, slots=True)
-class Previous:
+class Previous(Struct, frozen=True, gc=False):
     """An edge to the latest earlier instance of `operation` that ran; setup counts as one."""
 
     operation: str

@@ -163,11 +163,11 @@ class PlainStep:
                     start, end = end, end + len(cut.parameters[name])
                     gradient = sums[unit.name, place][..., start:end]
                     found[name] = total(found[name], gradient) if name in found else gradient
-        split = any(value.tensor_sharded for value in self.model.values.values())
+        partial = self.model.summed_copies
         for name, gradient in found.items():
             over = list(cut.data)
-            if split and name in cut.copied and cut.tensor is not None:
-                over.append(cut.tensor)  # each rank has the gradient of its own tokens only
+            if name in partial and cut.tensor is not None:
+                over.append(cut.tensor)  # each rank has that of its own tokens or heads only
             whole = cut.summed(gradient, over)
             found[name] = product(whole, share(divisor, whole.ndim))
         return found

@@ -120,6 +120,11 @@ class Execution:
         metrics: number of additional cross entropies that a training loop computes of the logits,
             in their dtype and without a gradient, to report them (Composer's `train_metrics`).
         norms: implementation of norms that are not compiled.
+        writes_rotary: rotary positions that are not compiled run as the operators that torchtitan's
+            models write; if False, as one kernel with the share of the bandwidth that was timed of
+            Megatron's first implementation.
+        repeats_keys: keys and values that several query heads share are copied for each of them
+            before attention, and their gradients summed (`repeat_kv`).
         holds_logits: the caller of the model holds its logits, in the dtype of the loss, during
             backward, as a training loop does that keeps them in a variable.
         whole_logits: with a tensor axis, logits of the whole vocabulary are gathered, and every
@@ -154,6 +159,8 @@ class Execution:
     loss: Loss = Loss.TORCH
     metrics: int = 0
     norms: Norms = Norms.FUSED
+    writes_rotary: bool = False
+    repeats_keys: bool = False
     holds_logits: bool = False
     whole_logits: bool = False
     composes_loss: bool = False

@@ -60,6 +60,8 @@ class RuntimeOptions(Table):
         ties_ends: True if the first and the last stage may share a tied embedding.
         checkpoints_every_nth: True if only every n-th block can be checkpointed.
         takes_frozen: True if frozen parameters are supported.
+        sums_copies: True if partial gradients of parameters that tensor ranks hold copies of are
+            summed over the ranks, as of norms of each rank's heads.
         trains_narrow: True if bf16 parameters can be updated directly (`pure_bf16`).
         has_context: True if its context parallelism is modeled here; a search tries context degrees
             only for these runtimes.
@@ -78,6 +80,7 @@ class RuntimeOptions(Table):
     ties_ends: ClassVar[bool] = False
     checkpoints_every_nth: ClassVar[bool] = False
     takes_frozen: ClassVar[bool] = False
+    sums_copies: ClassVar[bool] = False
     trains_narrow: ClassVar[bool] = False
     has_context: ClassVar[bool] = False
     context_exchange: ClassVar[ContextExchange] = ContextExchange.ALL_GATHER
@@ -124,6 +127,16 @@ class RuntimeOptions(Table):
     @property
     def whole_embedding(self) -> bool:
         """True if each rank of the tensor axis has the whole token embedding."""
+        return False
+
+    @property
+    def writes_rotary(self) -> bool:
+        """True if rotary positions are written in PyTorch operators, as in torchtitan's models."""
+        return False
+
+    @property
+    def repeats_keys(self) -> bool:
+        """True if shared keys and values are copied for each query head before attention."""
         return False
 
     @property

@@ -279,6 +279,8 @@ class Strategy(Table):
             loss=self.train.loss,
             metrics=self.train.metrics,
             norms=self.train.norms,
+            writes_rotary=runtime is not None and runtime.writes_rotary,
+            repeats_keys=runtime is not None and runtime.repeats_keys,
             holds_logits=self.train.holds_logits,
             whole_logits=self.gathers_logits,
             composes_loss=runtime is not None and runtime.composes_loss,

@@ -7,7 +7,8 @@ holds one rank of each class of equivalent ranks, and the number of ranks that i
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zsim.schedule.quick_init import quick_init
+from msgspec import Struct
+
 from zsim.schedule.schedule import Kind
 from zsim.trace.witness import Witness
 
@@ -28,9 +29,7 @@ def within(interval: Interval, step: Interval, *, is_late: bool = False) -> Iter
         yield start + stop - begin, min(end, begin) + stop - begin
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True, gc=False):
     """One operation on one rank, with its start and end. `step` is -1 in setup."""
 
     operation: str
@@ -40,9 +39,7 @@ class Event:
     end_ps: int
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookEntry:
+class BookEntry(Struct, frozen=True, kw_only=True, gc=False):
     """One line of the memory ledger, in the order in which the host issued it.
 
     `change_bytes` is positive for an allocation. `operation` is the `Allocate`, the `Free`, or for
@@ -57,9 +54,7 @@ class BookEntry:
     change_bytes: int
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(Struct, frozen=True, kw_only=True, gc=False):
     """One collective passed to the communicator, in issue order.
 
     `bytes` are ring-equivalent: the bytes that this rank sends with the ring algorithm.

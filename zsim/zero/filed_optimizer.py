@@ -6,10 +6,11 @@ set (DeepSpeed 0.19, `runtime/swap_tensor/pipelined_optimizer_swapper.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zsim.dtype import DType
 from zsim.schedule.operation import Action, Edge, Previous, View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_READ, NVME_WRITE, ScheduleWriter
 from zsim.zero.offloaded_gradients import part_of

@@ -11,17 +11,11 @@ from dataclasses import dataclass, replace
 
 from zsim.model.model import Model, Segment, Unit, Value
 from zsim.model.pipeline_stages import Chunk, Stage
-from zsim.schedule.quick_init import quick_replacer
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.forward_backward import ForwardBackward, Held
 from zsim.zero.visit_order import Made, UnitVisit, ValueInstance, visits
-
-_numbered = quick_replacer(UnitVisit, "unit")
-_renamed_unit = quick_replacer(Unit, "segments")
-_renamed_segment = quick_replacer(Segment, "inputs", "outputs")
-_renamed_value = quick_replacer(Value, "name")
 
 
 class SlotForwardBackward(ForwardBackward):
@@ -171,7 +165,7 @@ def _slot(
     """Return a slot of a chunk; `own` is the chunk's model with the slot's value names."""
     once = visits(own, passes.strategy)
     if chunk.first:
-        once = tuple([_numbered(visit, chunk.first + visit.unit) for visit in once])
+        once = tuple([replace(visit, unit=chunk.first + visit.unit) for visit in once])
     sent = None if chunk.sent is None else own.loss
     # the forward output `sent` is freed after it is sent
     stay = (*((sent,) if sent else ()), *(own.given if keeps_given else ()))
@@ -218,16 +212,16 @@ class _Renaming:
     def _unit(self, unit: Unit) -> Unit:
         found = self._units.get(id(unit))
         if found is None:
-            found = _renamed_unit(unit, tuple(map(self._segment, unit.segments)))
+            found = replace(unit, segments=tuple(map(self._segment, unit.segments)))
             self._units[id(unit)] = found
         return found
 
     def _segment(self, segment: Segment) -> Segment:
-        return _renamed_segment(
+        return replace(
             segment,
-            tuple([f"{name}{self._suffix}" for name in segment.inputs]),
-            tuple(map(self._value, segment.outputs)),
+            inputs=tuple([f"{name}{self._suffix}" for name in segment.inputs]),
+            outputs=tuple(map(self._value, segment.outputs)),
         )
 
     def _value(self, value: Value) -> Value:
-        return _renamed_value(value, f"{value.name}{self._suffix}")
+        return replace(value, name=f"{value.name}{self._suffix}")

@@ -5,7 +5,8 @@ reduced (scaled, with fp16), cast to the optimizer's dtype, unscaled, clipped, t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.layout import Layout

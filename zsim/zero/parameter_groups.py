@@ -8,7 +8,9 @@ tensor for each parameter, Megatron-LM (`distrib_optimizer.py`,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from zsim.model.model import Parameter
 from zsim.schedule.layout import Layout

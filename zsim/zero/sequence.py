@@ -35,7 +35,6 @@ from zsim.zero.beside_products import (
     sum_beside,
 )
 from zsim.zero.names import SYMMETRIC, TENSOR
-from zsim.zero.token_copies import shared_parameters
 from zsim.zero.userbuffers import Userbuffers
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
@@ -87,7 +86,7 @@ class Tokens:
             for value in segment.outputs
             if value.tensor_sharded
         )
-        self.shared = shared_parameters(model)
+        self.shared = model.summed_copies
         casting = [each for unit in model.units for each in unit.segments if each.casts_tokens]
         self._cast_inputs = {name for each in casting for name in each.inputs}
         self._cast_outputs = {value.name for each in casting for value in each.outputs}

@@ -1,24 +1,17 @@
-"""Parameters replicated over the tensor axis when hidden states are sharded by tokens.
+"""Parameters replicated over the tensor axis whose gradients are partial sums over it.
 
-Each rank's gradient of them covers only its own tokens, and is summed over the axis.
+Each rank's gradient of them covers only its own tokens, or its own heads, and is summed over the
+axis.
 """
 
 from collections.abc import Container, Iterable
 from itertools import accumulate
 
-from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.bucket import UnitRun
 from zsim.zero.names import TENSOR
-
-
-def shared_parameters(model: Model) -> frozenset[str]:
-    """Return the parameters that every tensor rank holds, with gradients of different tokens."""
-    if not any(value.tensor_sharded for value in model.values.values()):
-        return frozenset()
-    return frozenset(each.name for each in model.parameters if not each.tensor_sharded)
 
 
 def shared_views(run: UnitRun, buffer: str, shared: Container[str]) -> tuple[tuple[str, View], ...]:
@@ -39,8 +32,8 @@ def sum_over_tokens(
 ) -> list[str]:
     """Sum gradients of replicated parameters over the tensor axis, each separately and in place.
 
-    Each rank's gradient covers only its own tokens. The first sum waits for the edges `after`.
-    Return the operations.
+    Each rank's gradient covers only its own tokens or heads. The first sum waits for the edges
+    `after`. Return the operations.
     """
     done: list[str] = []
     for name, view in gradients:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from msgspec import Struct
+
 from zsim.model.model import BATCH, Model, Unit
 from zsim.schedule.operation import Action
-from zsim.schedule.quick_init import quick_init
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
 
@@ -26,9 +27,7 @@ class Made(StrEnum):
     """Not computed, but moved to a store after forward and restored for backward."""
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class ValueInstance:
+class ValueInstance(Struct, frozen=True):
     """A value as computed in one pass."""
 
     value: str

@@ -3,17 +3,16 @@
 from collections.abc import Iterable, Sequence
 from itertools import count
 
+from msgspec.structs import replace
+
 from zsim.dtype import DType
 from zsim.model.model import Model, Segment
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.operation import Action, Operand, Role
-from zsim.schedule.quick_init import quick_replacer
-from zsim.schedule.schedule import Buffer, Kind
+from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.names import SYMMETRIC
 from zsim.zero.visit_order import SegmentVisit, UnitVisit
-
-_with_course = quick_replacer(Buffer, "course")
 
 
 def workspace_buffer(
@@ -53,7 +52,7 @@ def course_buffer(
     """Return a buffer with trace `course`; if empty, return "" and give `last` the trace."""
     if not size_bytes:
         if last and writer.buffers[last].produced:
-            writer.buffers[last] = _with_course(writer.buffers[last], course)
+            writer.buffers[last] = replace(writer.buffers[last], course=course)
         return ""
     for number in count():
         own = f"{name}/{number}" if number else name

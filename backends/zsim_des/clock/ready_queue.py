@@ -2,14 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop
+from heapq import heappop, heappush
 from typing import Protocol
-
-import simpy
-from simpy.events import NORMAL, EventPriority
-
-LATE = EventPriority(NORMAL + 1)
-"""Priority of alarms that ring after all others at the same time."""
 
 
 class Walker(Protocol):
@@ -20,45 +14,42 @@ class Walker(Protocol):
         ...
 
 
-class Clock(simpy.Environment):
-    """Simulated time; all its events are alarms."""
+class Clock:
+    """Simulated time in picoseconds, and alarms, which are functions called at their times.
+
+    Alarms of one time ring in the order in which they were set, late ones after all others.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._alarms: list[tuple[int, bool, int, Callable[[], None]]] = []
+        self._set = 0
+
+    @property
+    def has_alarms(self) -> bool:
+        """Return True if an alarm has not rung."""
+        return bool(self._alarms)
+
+    def at(self, time_ps: int, act: Callable[[], None], *, late: bool = False) -> None:
+        """Call `act` at `time_ps`."""
+        self._set = number = self._set + 1
+        heappush(self._alarms, (time_ps, late, number, act))
 
     def ring_all(self) -> None:
-        """Ring all alarms, like `run`, but without the checks that alarms do not need."""
-        queue = self._queue
-        while queue:
-            self._now, _, _, event = heappop(queue)
-            assert isinstance(event, Alarm)
-            event.act()
+        """Ring all alarms, also those that alarms set."""
+        alarms = self._alarms
+        while alarms:
+            self.now, _, _, act = heappop(alarms)
+            act()
 
-
-class Alarm(simpy.Event):
-    """Calls `act` at a later time. Like a timeout without waiters, but cheaper."""
-
-    __slots__ = ("act",)
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        delay_ps: int,
-        act: Callable[[], None],
-        priority: EventPriority = NORMAL,
-    ) -> None:
-        self.env = env
-        self.callbacks = RING
-        self.act = act
-        self._value = None
-        self._ok = True
-        env.schedule(self, priority, delay_ps)
-
-
-def _ring(alarm: simpy.Event) -> None:
-    assert isinstance(alarm, Alarm)
-    alarm.act()
-
-
-RING: list[Callable[[simpy.Event], None]] = [_ring]
-"""Callbacks of an alarm; all alarms share this list."""
+    def ring_some(self, count: int) -> None:
+        """Ring at most `count` alarms."""
+        alarms = self._alarms
+        for _ in range(count):
+            if not alarms:
+                break
+            self.now, _, _, act = heappop(alarms)
+            act()
 
 
 class Agenda:
@@ -90,7 +81,7 @@ class Agenda:
             self.wake(walker)
             self.run()
 
-        Alarm(self.env, time_ps - int(self.env.now), alarm, LATE)
+        self.env.at(time_ps, alarm, late=True)
 
     def at(self, time_ps: int, act: Callable[[], None]) -> None:
         """Call `act` at `time_ps`, now or later, then let the walkers advance that it wakes."""
@@ -99,4 +90,4 @@ class Agenda:
             act()
             self.run()
 
-        Alarm(self.env, time_ps - int(self.env.now), alarm)
+        self.env.at(time_ps, alarm)

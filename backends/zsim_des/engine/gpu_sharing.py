@@ -79,7 +79,7 @@ class Beside:
 
     def now_ps(self) -> int:
         """Return the current time in picoseconds."""
-        return int(self._agenda.env.now)
+        return self._agenda.env.now
 
     def come(self, *, takes: bool = True) -> None:
         """Let a collective occupy its multiprocessors from now on, if it `takes` any."""

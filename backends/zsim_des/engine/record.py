@@ -7,15 +7,12 @@ from zsim.memory import book, deferred_frees, reservations
 from zsim.network.volume import transfer
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Compute, Free, Operation
-from zsim.schedule.quick_init import quick_maker
 from zsim.trace.trace import BookEntry, Event, RankTrace, Reservation, Transfer
 from zsim_des.engine.host_bound import host_bound_ps
 from zsim_des.engine.instruction import Enqueue
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.stream import ProgramRun
 from zsim_des.engine.worst_case import WorstCases
-
-_event = quick_maker(Event)
 
 
 class Records:
@@ -57,13 +54,15 @@ class Records:
         begin_ps = self._begin_ps
         return tuple(
             [
-                _event(
-                    what.name,
-                    instance.step,
-                    what.operation.stream,
-                    (_start_ps(instance, what) if what.parts else instance.starts[what.slot])
+                Event(
+                    operation=what.name,
+                    step=instance.step,
+                    stream=what.operation.stream,
+                    start_ps=(
+                        _start_ps(instance, what) if what.parts else instance.starts[what.slot]
+                    )
                     - begin_ps,
-                    instance.ends[what.slot] - begin_ps,
+                    end_ps=instance.ends[what.slot] - begin_ps,
                 )
                 for instance in rank.instances
                 for what in instance.course.issued

@@ -1,6 +1,6 @@
 """The rendezvous of a communicator's operations: which ranks wait, and when they can start."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,7 +14,7 @@ from zsim.schedule.operation import (
     ReducingOperation,
     Send,
 )
-from zsim_des.clock.ready_queue import Agenda, Alarm
+from zsim_des.clock.ready_queue import Agenda
 from zsim_des.engine.arrival import ALONE, Arrival, Key, MetRanks
 from zsim_des.engine.instruction import Enqueue
 from zsim_des.engine.watch import Durations
@@ -92,12 +92,14 @@ class Rendezvous:
         if entry.keys is ALONE:
             self._start([entry])
             return
-        sends = [isinstance(member, PointToPoint) for member, _ in entry.members]
-        if all(sends):
-            self._pair(entry)
-            return
         if len(entry.keys) == 1:
-            self._gather(entry, entry.keys[0])
+            if isinstance(entry.members[0][0], PointToPoint):
+                self._pair(entry)
+            else:
+                self._gather(entry, entry.keys[0])
+            return
+        if all(isinstance(member, PointToPoint) for member, _ in entry.members):
+            self._pair(entry)
             return
         for key, (member, _) in zip(entry.keys, entry.members, strict=True):
             meeting = self._meetings.get(key)
@@ -157,7 +159,7 @@ class Rendezvous:
         number = self._message_shape(sender.rank_class, message)
 
         def finish() -> None:
-            end_ps = int(env.now)
+            end_ps = env.now
             for entry in ends:
                 entry.end(key, end_ps)
             self._agenda.run()
@@ -171,7 +173,7 @@ class Rendezvous:
         def begin() -> None:
             network.join(number, size_bytes, step, finish, moves=moves if told else None)
 
-        Alarm(env, ready_ps + latency_ps - int(env.now), begin)
+        env.at(ready_ps + latency_ps, begin)
 
     def _message_shape(self, rank_class: RankClass, message: Send) -> int:
         """Return the shape number of a message from a rank class to a peer."""
@@ -270,25 +272,19 @@ class Rendezvous:
         env, step = self._agenda.env, first.step
 
         def finish() -> None:
-            end_ps = int(env.now)
+            end_ps = env.now
             for entry in met:
                 entry.finish(end_ps)
             self._agenda.run()
 
         network = self._network
 
-        told = [] if first.moves is None else met
-        passes = [_passes(entry.members) / size_bytes for entry in told]
-
-        def moves(per_s: Fraction) -> None:
-            for entry, share in zip(told, passes, strict=True):
-                assert entry.moves is not None
-                entry.moves(per_s * share)
+        moves = None if first.moves is None else _moves(met, size_bytes)
 
         def begin() -> None:
-            network.join(number, size_bytes, step, finish, moves=moves if told else None)
+            network.join(number, size_bytes, step, finish, moves=moves)
 
-        Alarm(env, begin_ps - int(env.now), begin)
+        env.at(begin_ps, begin)
 
     def carry(self, rank_class: RankClass, what: Enqueue, step: int, start: CarriedStart) -> bool:
         """Move bytes on the host side from `start.ready_ps` on, if its links are described.
@@ -303,11 +299,11 @@ class Rendezvous:
         env, join = self._agenda.env, self._network.join
 
         def finish() -> None:
-            start.finish(int(env.now))
+            start.finish(env.now)
             self._agenda.run()
 
-        delay_ps = start.ready_ps + self._links.latency_ps(what.carries.flow) - int(env.now)
-        Alarm(env, delay_ps, lambda: join(number, size_bytes, step, finish))
+        begin_ps = start.ready_ps + self._links.latency_ps(what.carries.flow)
+        env.at(begin_ps, lambda: join(number, size_bytes, step, finish))
         return True
 
     def _carried_shape(self, rank_class: RankClass, what: Carried) -> int | None:
@@ -362,6 +358,18 @@ class Rendezvous:
             return 0, 0, longest_ps
         taken, size_bytes = joined(parts)
         return self._network.number(taken), size_bytes, longest_ps
+
+
+def _moves(met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:
+    """Return a function that tells each entry the rate at which it passes the GPU's memory."""
+    passes = [_passes(entry.members) / size_bytes for entry in met]
+
+    def moves(per_s: Fraction) -> None:
+        for entry, share in zip(met, passes, strict=True):
+            assert entry.moves is not None
+            entry.moves(per_s * share)
+
+    return moves
 
 
 def _passes(members: tuple[tuple[Communication, int], ...]) -> Fraction:

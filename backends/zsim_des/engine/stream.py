@@ -139,9 +139,11 @@ class Stream:
                 after_ps = self._after_ps(batch, item) if item.here or item.looks_back else 0
                 if after_ps == UNKNOWN:
                     return
-                could_ps = max(self._could_ps, after_ps)
-                issued_ps = batch.begin_ps + offsets_ps[item.order]
-                ready_ps = max(self._free_ps, after_ps, issued_ps)
+                could_ps = self._could_ps
+                could_ps = max(could_ps, after_ps)
+                ready_ps = issued_ps = batch.begin_ps + offsets_ps[item.order]
+                ready_ps = max(ready_ps, after_ps)
+                ready_ps = max(ready_ps, self._free_ps)
                 shares = self._beside is not None and self._may_share(self._beside, item)
                 if shares and ready_ps > self._agenda.env.now:
                     self._agenda.at(ready_ps, lambda: self._agenda.wake(self))
@@ -202,16 +204,21 @@ class Stream:
 
     def _after_ps(self, batch: EntryBatch, item: Item) -> int:
         """Return when all dependencies have ended; UNKNOWN if one will wake the stream later."""
-        waits = [(batch.instance, slot) for slot in item.here]
-        if item.looks_back:
-            waits += batch.links[item.slot]
-        after_ps = 0
-        for where, slot in waits:
-            end_ps = where.ends[slot]
+        instance = batch.instance
+        ends, after_ps = instance.ends, 0
+        for slot in item.here:
+            end_ps = ends[slot]
             if end_ps < 0:
-                where.watch(slot, self)
+                instance.watch(slot, self)
                 return UNKNOWN
             after_ps = max(after_ps, end_ps)
+        if item.looks_back:
+            for where, slot in batch.links[item.slot]:
+                end_ps = where.ends[slot]
+                if end_ps < 0:
+                    where.watch(slot, self)
+                    return UNKNOWN
+                after_ps = max(after_ps, end_ps)
         return after_ps
 
     def _may_share(self, beside: Beside, item: Item) -> bool:

@@ -1,8 +1,9 @@
 """Operations with traffic on the host side of a node: its path, and its upper rate."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
+
+from msgspec import Struct
 
 from zsim.cluster.host_links import HostFlow
 from zsim.cluster.host_side import HostKernel
@@ -11,14 +12,11 @@ from zsim.compute.host_kernel import kernel_of
 from zsim.compute.roofline import touched_bytes
 from zsim.schedule.host_traffic import copied_bytes, largest_part, leaves_device, on_host_threads
 from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
-from zsim.schedule.quick_init import quick_init
 from zsim.schedule.schedule import Place, Program, Schedule
 from zsim.strategy.offload import FileAccess
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(Struct, frozen=True):
     """Bytes of an operation on the host side of its node.
 
     A kernel on host threads is at most as fast as `kernel` on all cores, a read or write of drives

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-import simpy
-
 from zsim.units import PICOSECONDS_PER_SECOND
-from zsim_des.clock.ready_queue import Alarm
+from zsim_des.clock.ready_queue import Clock
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.max_min_fair import Shape, fair_rates
 
@@ -51,7 +49,7 @@ class Network:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         capacities: Sequence[int | Fraction],
         cuts: Mapping[int, str] | None = None,
     ) -> None:
@@ -65,6 +63,7 @@ class Network:
         self._flows: list[Flow] = []
         self._rates: dict[tuple[int, ...], dict[int, Rate]] = {}
         self._rates_beside: dict[tuple[int, ...], dict[int, Rate]] = {}
+        self._alone: dict[tuple[int, int], tuple[Fraction, Fraction, int]] = {}
         self._links: dict[tuple[int, int], frozenset[int]] = {}
         self._version = 0
 
@@ -95,8 +94,12 @@ class Network:
         if self.state in self._cuts:
             raise CutError(self._cuts[self.state])
         self._count(shape, step, size_bytes)
-        self._flows.append(Flow(shape, step, size_bytes, finish, moves))
-        self._arm()
+        flow = Flow(shape, step, size_bytes, finish, moves, since_ps=self.env.now)
+        self._flows.append(flow)
+        if len(self._flows) == 1:
+            self._arm_alone(flow, size_bytes)
+        else:
+            self._arm()
 
     def occupy(self, shape: int) -> Callable[[], None]:
         """Start traffic without end now; return a function that ends it."""
@@ -123,7 +126,7 @@ class Network:
             CutError: an activity in flight has no route in the new state.
         """
         for flow in self._flows:
-            flow.settle(int(self.env.now))
+            flow.settle(self.env.now)
             if flow.left is not None:
                 self._count(flow.shape, flow.step, -flow.left)
         self.state = state
@@ -188,6 +191,7 @@ class Network:
     def _forget_rates(self) -> None:
         self._rates.clear()
         self._rates_beside.clear()
+        self._alone.clear()
 
     def _arm(self) -> None:
         """Set an alarm for the next activity to end; it replaces earlier alarms.
@@ -195,7 +199,7 @@ class Network:
         Progress is updated only when the rate of an activity changes; until then its end is fixed.
         """
         self._version = version = self._version + 1
-        now_ps = int(self.env.now)
+        now_ps = self.env.now
         next_ps: int | None = None
         rates = self._rates_now() if self._flows else []
         for flow, (rate, per_second) in zip(self._flows, rates, strict=True):
@@ -211,7 +215,22 @@ class Network:
             if flow.ends_ps is not None and (next_ps is None or flow.ends_ps < next_ps):
                 next_ps = flow.ends_ps
         if next_ps is not None:
-            Alarm(self.env, max(0, next_ps - now_ps), lambda: self._alarm(version))
+            self.env.at(max(next_ps, now_ps), lambda: self._alarm(version))
+
+    def _arm_alone(self, flow: Flow, size_bytes: int) -> None:
+        """Set the alarm for an activity that has just joined, and that no other is beside."""
+        self._version = version = self._version + 1
+        key = (flow.shape, size_bytes)
+        found = self._alone.get(key)
+        if found is None:
+            rate, per_second = self._rates_of((flow.shape,))[flow.shape]
+            taken_ps = -(-size_bytes * rate.denominator // rate.numerator)
+            found = self._alone[key] = rate, per_second, taken_ps
+        flow.rate, per_second, taken_ps = found
+        flow.ends_ps = ends_ps = self.env.now + taken_ps
+        if flow.moves is not None:
+            flow.moves(per_second)
+        self.env.at(ends_ps, lambda: self._alarm(version))
 
     def _alarm(self, version: int) -> None:
         if version != self._version:
@@ -221,7 +240,7 @@ class Network:
             self._flows = []
             flow.finish()
             return
-        now_ps = int(self.env.now)
+        now_ps = self.env.now
         done = [each for each in self._flows if each.ends_ps is not None and each.ends_ps <= now_ps]
         self._flows = [
             each for each in self._flows if each.ends_ps is None or each.ends_ps > now_ps

@@ -1,9 +1,9 @@
 """Differences between the final state of a run and that of plain data parallelism."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from zsim.backend.values import Seat

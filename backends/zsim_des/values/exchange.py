@@ -15,6 +15,7 @@ from zsim.schedule.operation import (
     ReduceScatter,
     Reduction,
     Send,
+    listed,
 )
 from zsim_des.values.field import Numbers, inverse, product, reduced
 
@@ -33,14 +34,14 @@ def received(
     `combine` reduces the inputs of the members; elements lie along the first axis.
 
     Raises:
-        TypeError: the values of this kind of communication are not defined.
+        TypeError: this kind of communication is not listed.
     """
 
     def own(source: Array[Scalar]) -> Array[Scalar]:
         size = len(source) // len(sources)
         return source[place * size : (place + 1) * size]
 
-    match member:
+    match listed(member):
         case AllGather():
             return np.concatenate(sources)
         case ReduceScatter(reduction=reduction):
@@ -51,8 +52,8 @@ def received(
             return sources[root]
         case Send() | Receive():
             return sources[0]
-        case _:
-            raise TypeError(f"{member.id}: nothing is known of the values of {member.name}")
+        case _ as unknown:
+            assert_never(unknown)
 
 
 def reduced_by(reduction: Reduction, parts: Sequence[Numbers]) -> Numbers:

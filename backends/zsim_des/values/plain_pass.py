@@ -54,8 +54,7 @@ class PlainPass:
                 if self._is_differentiated(unit.segments[position]):
                     self._backward(unit, position)
 
-        if any(value.tensor_sharded for value in model.values.values()):
-            self._add_up_copies()
+        self._add_up_copies()
 
     def _is_differentiated(self, segment: Segment) -> bool:
         """Return True if a segment has a backward: it trains parameters or passes a gradient on."""
@@ -63,10 +62,10 @@ class PlainPass:
         return asked or not self._trainable.isdisjoint(segment.parameters)
 
     def _add_up_copies(self) -> None:
-        """Sum the gradients of replicated parameters, each from its own tokens, over the axis."""
-        for parameter in self._model.parameters:
-            name = parameter.name
-            if not parameter.tensor_sharded and name in self._trainable:
+        """Sum gradients of copies of parameters, of a rank's own tokens or heads, over the axis."""
+        summed = self._model.summed_copies if self._model.tensor > 1 else frozenset[str]()
+        for name in (each.name for each in self._model.parameters):
+            if name in summed and name in self._trainable:
                 for places in map(self._beside, self._places[:: self._model.tensor]):
                     gradients = [self.gradients[place] for place in places]
                     total = reduced(np.sum([own[name] for own in gradients], axis=0))

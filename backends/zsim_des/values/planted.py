@@ -42,15 +42,15 @@ class Planted:
 
 def plantable(schedule: Schedule, model: Model, step: int = 0) -> Iterator[Planted]:
     """Yield one origin for every element of every gradient that a backward produces."""
-    cut = any(value.tensor_sharded for value in model.values.values())
-    whole = frozenset(each.name for each in model.parameters if not each.tensor_sharded)
+    copies = {each.name for each in model.parameters if not each.tensor_sharded}
+    whole = copies - model.summed_copies
     for ranks in _alike(schedule):
         for operation in walk(schedule.program_of(min(ranks)).step):
             if not isinstance(operation, Compute) or operation.action not in MAKES_GRADIENTS:
                 continue
             names = _parameters(model, operation)
             for number, size in enumerate(_gradients(operation)):
-                same = number < len(names) and names[number] in whole and not cut
+                same = number < len(names) and names[number] in whole
                 for element in range(size):
                     for own in [ranks] if same else [frozenset({rank}) for rank in sorted(ranks)]:
                         yield Planted(

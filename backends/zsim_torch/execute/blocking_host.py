@@ -1,7 +1,6 @@
 """Model a schedule on Gloo, where the host blocks wherever a CUDA stream would wait."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from zsim.proof import progress
 from zsim.proof.context import Context
@@ -19,6 +18,7 @@ from zsim.schedule.operation import (
     SetScalar,
     StreamOperation,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 

@@ -24,6 +24,7 @@ from zsim.schedule.operation import (
     Send,
     StreamOperation,
     Together,
+    listed,
 )
 from zsim_torch.execute.gloo_exchange import SUMS, Exchanged, GlooExchange, all_reduced
 from zsim_torch.supervise.process_group import backends
@@ -221,7 +222,7 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
     operation, source, target = handed
     group = member.process_group
     work: object
-    match operation:
+    match listed(operation):
         case AllGather():
             work = ALL_GATHER(target, source, group=group, async_op=asynchronous)
         case ReduceScatter(reduction=reduction):
@@ -251,15 +252,15 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
             assert target is not None
             receive = distributed.irecv if asynchronous else distributed.recv
             work = receive(target, src=member.peer(offset), group=group)
-        case _:
-            raise CollectiveError(f"{operation.id}: torch is not told how to {operation.name}")
+        case _ as unknown:
+            assert_never(unknown)
     # Without `async_op` most return None; `recv` returns the source rank.
     return cast("Work | None", work) if asynchronous else None
 
 
 def received(member: Communication, place: int, sources: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the result for the member at `place`, given the inputs of all members."""
-    match member:
+    match listed(member):
         case AllGather():
             return torch.cat(list(sources))
         case ReduceScatter(reduction=reduction):
@@ -270,8 +271,8 @@ def received(member: Communication, place: int, sources: Sequence[torch.Tensor])
             return sources[root]
         case Send() | Receive():
             return sources[0]
-        case _:
-            raise TypeError(f"{member.id}: nothing is known of the values of {member.name}")
+        case _ as unknown:
+            assert_never(unknown)
 
 
 def _reduction(reduction: Reduction, parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -4,8 +4,10 @@ Each operation's record is created once and stored with the step of each executi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from zsim.network.volume import ring_equivalent_bytes, transfer
 from zsim.schedule.operation import Communication

@@ -3,12 +3,22 @@
 from torch import Tensor
 from torch.nn import functional
 
-from zsim.model.architecture import Activation, Transformer
+from zsim.model.architecture import Activation, QKNorm, Transformer
 
 
 def projections(shape: Transformer) -> tuple[str, ...]:
     """Return the linear layers before attention, by name."""
     return ("qkv",) if shape.joined_qkv else ("q", "k", "v")
+
+
+def norms_of_projections(shape: Transformer) -> dict[str, int]:
+    """Return the width of the norm of queries and of keys, by the name of the linear layer."""
+    if shape.qk_norm is None:
+        return {}
+    if shape.qk_norm is QKNorm.HEAD:
+        return dict.fromkeys(("q", "k"), shape.head_width)
+    heads = {"q": shape.attention_heads, "k": shape.shared_heads}
+    return {name: count * shape.head_width for name, count in heads.items()}
 
 
 def linear_layers(shape: Transformer) -> dict[str, tuple[int, int, bool]]:

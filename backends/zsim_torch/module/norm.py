@@ -56,8 +56,9 @@ def by_root_mean_square(rows: Tensor, weight: Tensor) -> Tensor:
     return made
 
 
-def norm(shape: Transformer, dtype: torch.dtype) -> nn.Module:
-    """Return the norm of `shape` over the hidden state."""
+def norm(shape: Transformer, dtype: torch.dtype, width: int | None = None) -> nn.Module:
+    """Return the norm of `shape` over `width` elements, by default the hidden state."""
+    width = shape.hidden_size if width is None else width
     if shape.norm is Norm.RMS:
-        return RootMeanSquareNorm(shape.hidden_size, dtype)
-    return nn.LayerNorm(shape.hidden_size, eps=EPSILON, bias=shape.bias, dtype=dtype)
+        return RootMeanSquareNorm(width, dtype)
+    return nn.LayerNorm(width, eps=EPSILON, bias=shape.bias, dtype=dtype)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zsim.model.architecture import Positions, Transformer
 from zsim_torch.module.attention_to_all import attend_to_all
-from zsim_torch.module.block_layers import projections
+from zsim_torch.module.block_layers import norms_of_projections, projections
 from zsim_torch.module.causal_attention import turned
 from zsim_torch.module.context_place import ContextPlace
 from zsim_torch.module.norm import norm
@@ -17,6 +17,7 @@ from zsim_torch.module.transformer import (
     add_projections,
     next_token_loss,
     perceptron,
+    projected,
 )
 
 
@@ -63,7 +64,7 @@ class QueriesAndKeysSegment(nn.Module):
         shape = self.shape
         heads, shared, size = shape.attention_heads, shape.shared_heads, shape.head_width
         normed = self.ln1(hidden.view(-1, shape.sequence_length, shape.hidden_size))
-        made = [self.get_submodule(name)(normed) for name in projections(shape)]
+        made = projected(self, shape, normed)
         parts = [each.view(*each.shape[:-1], -1, size) for each in made]
         places = self.place.tokens(
             shape.sequence_length * self.place.ranks, torch.device(hidden.device)
@@ -87,7 +88,7 @@ class AttendedSegment(nn.Module):
         super().__init__()
         self.shape, self.place = shape, place
         add_projections(self, shape, dtype)
-        for name in projections(shape):
+        for name in (*projections(shape), *(f"ln_{name}" for name in norms_of_projections(shape))):
             delattr(self, name)
         self.ln2 = norm(shape, dtype)
         add_perceptron(self, shape, dtype)

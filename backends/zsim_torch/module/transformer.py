@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zsim.model.architecture import Activation, Transformer
-from zsim_torch.module.block_layers import activate, linear_layers, projections
+from zsim_torch.module.block_layers import (
+    activate,
+    linear_layers,
+    norms_of_projections,
+    projections,
+)
 from zsim_torch.module.causal_attention import attend_to
 from zsim_torch.module.norm import norm
 from zsim_torch.module.tiled_block import TiledBlock, layer_of_tile, tiled_units
@@ -51,8 +56,13 @@ class Embedding(nn.Module):
 def add_projections(
     part: nn.Module, shape: Transformer, dtype: torch.dtype, *, bias: bool | None = None
 ) -> None:
-    """Add the linear layers of attention to `part`; `bias` overrides that of its output layer."""
+    """Add the linear layers of attention to `part`; `bias` overrides that of its output layer.
+
+    Norms of queries and keys are added with them.
+    """
     _add_layers(part, shape, (*projections(shape), "proj"), dtype, bias=bias)
+    for name, width in norms_of_projections(shape).items():
+        part.add_module(f"ln_{name}", norm(shape, dtype, width))
 
 
 def _add_layers(
@@ -72,9 +82,22 @@ def _add_layers(
         part.add_module(name, nn.Linear(columns, rows, bias=biased, dtype=dtype))
 
 
+def projected(part: nn.Module, shape: Transformer, normed: Tensor) -> list[Tensor]:
+    """Return the outputs of the projections of `part`, after norms of queries and keys if any."""
+    made: list[Tensor] = []
+    widths = norms_of_projections(shape)
+    for name in projections(shape):
+        rows: Tensor = part.get_submodule(name)(normed)
+        if name in widths:
+            parts = rows.view(*rows.shape[:-1], -1, widths[name])
+            rows = part.get_submodule(f"ln_{name}")(parts).flatten(-2)
+        made.append(rows)
+    return made
+
+
 def attention(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
     """Return causal self-attention by the linear layers of `part`."""
-    made = [part.get_submodule(name)(normed) for name in projections(shape)]
+    made = projected(part, shape, normed)
     result: Tensor = part.get_submodule("proj")(attend_to(shape, made))
     return result
 

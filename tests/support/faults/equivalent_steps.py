@@ -1,7 +1,6 @@
 """Equivalents of a whole step: divisors elsewhere, another order of issue, other names."""
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -42,6 +41,7 @@ from zsim.schedule.operation import (
     View,
     walk,
 )
+from zsim.schedule.replace import field_names, replace
 from zsim.schedule.schedule import Program, Schedule
 
 
@@ -242,14 +242,12 @@ def _renamed(value: object, names: dict[str, str]) -> object:
         return names.get(value, value)
     if isinstance(value, tuple):
         return tuple(_renamed(each, names) for each in cast("tuple[object, ...]", value))
-    if is_dataclass(value) and not isinstance(value, type):
-        changes = {
-            field.name: _renamed(getattr(value, field.name), names)
-            for field in fields(value)
-            if field.init and field.name not in AXES
-        }
-        return replace(cast("Any", value), **changes)
-    return value
+    changes = {
+        name: _renamed(getattr(value, name), names)
+        for name in field_names(value)
+        if name not in AXES
+    }
+    return replace(value, **changes) if changes else value
 
 
 EQUIVALENTS: dict[str, Aim] = {

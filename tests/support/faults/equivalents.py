@@ -5,7 +5,7 @@ left out. Whether the results are right is judged by `faults.court`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,7 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Contract, Kind, Program, Schedule
 
 Parts = tuple[list[Buffer], list[Operation]]

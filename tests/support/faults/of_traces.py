@@ -4,7 +4,7 @@ Nothing here knows the checker: that the result is impossible follows from the c
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from faults.fault import BackEnd, Fault, Mutant, one_of
 from faults.judge import Known
 from zsim.proof import against_trace
 from zsim.schedule.operation import Branch, StreamOperation, walk
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import Event, RankTrace, Trace, Transfer
 

@@ -5,7 +5,6 @@ that change operations by name keep edges as they are, unless an operation is le
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,7 @@ from typing import Any, cast
 from zsim.schedule.access import accesses
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Branch, Operation, Previous, View, walk
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Program, RankRole, Schedule
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "zero3_by_hand.py"

@@ -1,7 +1,6 @@
 """Operations of a schedule found by what they do."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
@@ -16,6 +15,7 @@ from zsim.schedule.operation import (
     StreamOperation,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Program, Schedule
 
 

@@ -1,7 +1,6 @@
 """Two runs side by side: what differs, by how much, the largest first."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from zsim.backend.document import encode_trace
 from zsim.cli.main import answer
 from zsim.files.source import Changes, read
 from zsim.memory import peak
+from zsim.schedule.replace import replace
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 

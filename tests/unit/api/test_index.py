@@ -9,7 +9,7 @@ import pytest
 
 import zsim
 
-HEAVY = ("torch", "pydantic", "numpy", "networkx", "simpy", "rich", "typer", "pandas")
+HEAVY = ("torch", "pydantic", "numpy", "networkx", "rich", "typer", "pandas")
 
 
 def modules_after(program: str) -> set[str]:

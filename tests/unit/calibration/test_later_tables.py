@@ -119,6 +119,19 @@ def test_a_run_of_torchtitan_has_the_software_of_its_day() -> None:
     assert (blackwell.model.attention, blackwell.compute.profile) == ("cudnn", "b200")
 
 
+def test_a_run_of_torchtitan_has_the_kernels_of_its_models_at_that_time() -> None:
+    many = {"n_heads": "32", "n_kv_heads": "8"}
+    until, since = (
+        torchtitan(source=at(each), **many) for each in ("36a4b69426f4", "6a74d747c6d9")
+    )
+    repeats = [each.zero.model_dump()["fsdp2"].get("repeat_kv") for each in (until, since)]
+    assert repeats == [True, None]
+    alone = torchtitan(source=at("36a4b69426f4"), n_heads="32", n_kv_heads="32")
+    assert "repeat_kv" not in alone.zero.model_dump()["fsdp2"]  # as many heads of keys
+    assert until.model.qk_norm is None
+    assert torchtitan(model="Qwen3 32B", **many).model.qk_norm == "head"
+
+
 PAGE = "github:pytorch/torchtitan/benchmarks/{}.md@b5bcd76c66d0"
 
 

@@ -14,7 +14,7 @@ from zsim.api.paper_validation import validate_papers
 from zsim.calibration.judged_rows import rounded
 from zsim.calibration.paper_figures import FigureQuantity, PaperError, parse
 from zsim.calibration.training_verdict import RunForecast
-from zsim.files.installed import published_papers
+from zsim.files.shipped_files import published_papers
 from zsim.prediction.evidence import flat, judged_runs
 from zsim.runtimes.megatron.options import Megatron
 

@@ -24,7 +24,7 @@ def test_simulating_imports_no_torch() -> None:
     assert json.loads(done.stdout)["fits"] is True
 
 
-HEAVY = {"numpy", "networkx", "simpy", "rich", "scipy", "sqlite3", "torch"}
+HEAVY = {"numpy", "networkx", "rich", "scipy", "sqlite3", "torch"}
 
 
 LIGHT = {"zsim.entry_point", "zsim.mistake", "zsim.units"}

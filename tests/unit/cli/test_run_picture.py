@@ -14,7 +14,7 @@ from zsim.mistake import MistakeError
 from zsim.report.drawing import drawn
 from zsim.report.memory_section import memory
 from zsim.report.network_section import network
-from zsim.report.run_picture import RUN_FIGURES
+from zsim.report.svg.figure import RUN_FIGURES
 from zsim.report.time_section import split
 
 

@@ -1,6 +1,5 @@
 """What a trainer costs beside its kernels: its Python, copies in many pieces, ranks that wait."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from zsim.schedule.operation import (
     Send,
     View,
 )
+from zsim.schedule.replace import replace
 
 TABLES: dict[str, Any] = {
     "title": "two nodes share every matrix",

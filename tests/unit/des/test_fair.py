@@ -5,11 +5,11 @@ from functools import partial
 from math import ceil
 
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.units import PICOSECONDS_PER_SECOND
+from zsim_des.clock.ready_queue import Clock
 from zsim_des.network.fluid import Network
 from zsim_des.network.max_min_fair import Shape, fair_rates
 
@@ -61,7 +61,7 @@ def test_what_shares_no_links_has_no_say_in_a_rate(
     drawn: list[Shape], given_capacities: list[int]
 ) -> None:
     """The network finds rates apart for those that no chain of shared links joins."""
-    network = Network(simpy.Environment(), given_capacities)
+    network = Network(Clock(), given_capacities)
     told: dict[int, Fraction] = {}
     for index, shape in enumerate(drawn):
         number = network.number((shape,))
@@ -76,15 +76,15 @@ def test_activities_end_when_their_bytes_have_moved_at_every_rate_they_had(
     drawn: list[Shape], given_capacities: list[int], sizes: list[int]
 ) -> None:
     """One for one: from each end to the next, all that is left moves on at its fair rate."""
-    network = Network(env := simpy.Environment(), given_capacities)
+    network = Network(env := Clock(), given_capacities)
     ended: dict[int, int] = {}
 
     def end(index: int) -> None:
-        ended[index] = int(env.now)
+        ended[index] = env.now
 
     for index, shape in enumerate(drawn):
         network.join(network.number((shape,)), sizes[index], 0, partial(end, index))
-    env.run()
+    env.ring_all()
     now, left = 0, {index: Fraction(sizes[index]) for index in range(len(drawn))}
     wanted: dict[int, int] = {}
     while left:

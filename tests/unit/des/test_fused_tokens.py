@@ -1,6 +1,5 @@
 """Products that are fused with copies of tokens: both go on at once, part by part."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,6 +13,7 @@ from zsim.proof import against_trace
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Compute
+from zsim.schedule.replace import replace
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train

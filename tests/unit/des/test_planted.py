@@ -1,7 +1,5 @@
 """Gradients that are not finite, in every place on its own: who sees them, and what is compared."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from exact_training import STEPS, cluster
@@ -13,6 +11,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, Fill, Role, SetScalar
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero

@@ -228,11 +228,6 @@ def test_norms_that_are_not_modelled_are_refused(fields: dict[str, Any], why: st
         replace(GPT3, **fields)
 
 
-def test_norms_of_queries_with_a_tensor_axis_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"^model\.qk_norm: head is not modelled with tensor 2"):
-        transformer(replace(LLAMA3_8B, qk_norm=QKNorm.HEAD), micro_batch_size=1, tensor=2)
-
-
 def test_a_sequence_needs_a_learned_position_for_each_token() -> None:
     with pytest.raises(
         ArchitectureError, match=r"^model\.sequence_length: 2048 must be at most the"
@@ -258,7 +253,7 @@ def test_every_block_is_the_one_that_would_be_built_by_itself(
     even = replace(
         shape,
         layers=3,
-        qk_norm=shape.qk_norm if tensor == 1 else None,
+        qk_norm=None if shape.qk_norm is QKNorm.WIDTH and tensor > 1 else shape.qk_norm,
         attention_heads=2 * shape.attention_heads,
         key_value_heads=2 * shape.shared_heads,
         intermediate_size=2 * shape.wide,

@@ -14,7 +14,7 @@ import zsim
 from zsim.api.error_text import probability_text
 from zsim.api.run_result import RunResult
 from zsim.calibration.error_rows import rules_of
-from zsim.files.installed import scenarios
+from zsim.files.shipped_files import scenarios
 from zsim.prediction.closest_runs import FEWEST, NEAREST, closest, closest_of, distance, slower
 from zsim.prediction.error_columns import changed, time_columns
 from zsim.prediction.error_rule import SURE, shipped_rules

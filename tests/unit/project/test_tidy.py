@@ -86,11 +86,7 @@ def long_functions(path: PurePosixPath, tree: ast.Module) -> Iterator[str]:
 def wrong_imports(path: PurePosixPath, tree: ast.Module) -> Iterator[str]:
     for line, module, name in imported(tree):
         top = module.partition(".")[0]
-        if (
-            path != INDEX
-            and package_of(path) == "zsim"
-            and (top == "simpy" or top.startswith("zsim_"))
-        ):
+        if package_of(path) == "zsim" and top.startswith("zsim_"):
             yield f"{path}:{line}: zsim finds {top} through entry points, never by import"
         if package_of(path) not in TORCH and top == "torch":
             yield f"{path}:{line}: only zsim_torch and zsim_record import torch"
@@ -181,8 +177,6 @@ PLANTED = {
     "package named common": ("backends/zsim_des/common/link.py", "", "'common' says nothing"),
     "file of 601 lines": ("zsim/trace/trace.py", "\n" * 601, "601 lines"),
     "function of 61 lines": ("backends/zsim_des/x.py", function_of(61), "long has 61 lines"),
-    "simpy in the core": ("zsim/schedule/operation.py", "import simpy", "zsim finds simpy"),
-    "simpy at the edge": ("zsim/cli/main.py", "from simpy.core import X", "zsim finds simpy"),
     "a backend in the core": (
         "zsim/backend/backend.py",
         "import zsim_des.engine.rank",
@@ -245,7 +239,6 @@ ALLOWED = {
     "a function of 60 lines": ("zsim/trace/trace.py", function_of(60)),
     "a file of 600 lines": ("zsim/trace/trace.py", "\n" * 600),
     "torch in its backend": ("backends/zsim_torch/supervise/ranks.py", "import torch.distributed"),
-    "simpy in its backend": ("backends/zsim_des/engine/rank.py", "import simpy"),
     "effects at the edge": (
         "zsim/cli/main.py",
         "import time, typer, rich\nprint(open('a'))",

@@ -1,7 +1,6 @@
 """What may tell one micro-batch from another alike has the whole schedule run."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -55,6 +54,7 @@ from zsim.schedule.operation import (
     SetScalar,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 
@@ -367,7 +367,7 @@ def test_ids_with_more_digits_than_a_number_may_have_are_of_no_micro_batch() -> 
 
 def test_each_field_of_an_operation_that_numbers_depend_on_is_compared() -> None:
     apart = {*UNUSED, "micro_batch", "operands"}
-    assert {each.name for each in fields(Compute)} - apart == {*counted_fields(Compute)}
+    assert {*Compute.__struct_fields__} - apart == {*counted_fields(Compute)}
     view = View(buffer=SPARE, size=1)
     compute = computed(Action.FORWARD)
     copy = Copy(id="copy", stream="compute", source=view, target=view)

@@ -1,12 +1,11 @@
 """Files on NVMe and threads of the host: ranges, slots and waits are proved as other memory is."""
 
-from dataclasses import replace
-
 import pytest
 
 from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Copy, Free, FreeMode, HostWait, Previous, Write
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Contract, FileBytes, Place, Pool, Schedule, ScheduleError
 
 

@@ -1,7 +1,6 @@
 """Numbers on the way from a gradient to an update are as wide as the strategy says."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -26,6 +25,7 @@ from zsim.schedule.operation import (
     Role,
     Together,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero

@@ -1,7 +1,6 @@
 """States and gradients are nowhere narrower than where they are read, whatever copies they take."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -33,6 +32,7 @@ from zsim.schedule.operation import (
     Role,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.specification.strategy_formats import formats
 from zsim.strategy.precision import Precision

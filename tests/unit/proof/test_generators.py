@@ -1,7 +1,6 @@
 """Which state of which generator draws: right schedules pass, every other use is found."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import pytest
 from faults.cases import DROPOUT, Case, cases
@@ -16,6 +15,7 @@ from zsim.proof.generators import examine
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Action, Branch, Compute, Operation, View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Kind, RankRole, Schedule, ScheduleError
 
 

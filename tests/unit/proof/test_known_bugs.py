@@ -10,7 +10,6 @@ What is not planted stands in docs/check.md with the reason.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import pytest
 from faults.schedules import changed, edited, moved, split, twice, without
@@ -34,6 +33,7 @@ from zsim.schedule.operation import (
     Role,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision

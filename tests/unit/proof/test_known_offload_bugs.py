@@ -14,7 +14,6 @@ A schedule cannot express these:
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -42,6 +41,7 @@ from zsim.schedule.operation import (
     Write,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Kind, Pool, Schedule, ScheduleError
 from zsim.strategy.strategy import Strategy
 

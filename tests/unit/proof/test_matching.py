@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from faults.findings import the_finding
 from faults.schedules import changed, hand, moved, split, without
@@ -9,6 +7,7 @@ from zsim.proof import Finding, check
 from zsim.schedule.builder import RoleBuilder, ScheduleBuilder
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Broadcast, Previous, Reduction
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 
 
@@ -103,7 +102,7 @@ def reducing(role: RoleBuilder, **fields: object) -> None:
     role.step.broadcast("broadcast", "data", x.all, root=0)
     for name, value in fields.items():
         position = 1 if name == "root" else 0
-        role.step.operations[position] = replace(role.step.operations[position], **{name: value})  # type: ignore[arg-type]  # a field by name
+        role.step.operations[position] = replace(role.step.operations[position], **{name: value})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from faults.schedules import hand
 
@@ -10,6 +8,7 @@ from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import FreeMode, Previous
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Pool, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero

@@ -1,7 +1,5 @@
 """Kernels find what they read and write in the memory of their own processor."""
 
-from dataclasses import replace
-
 import pytest
 
 from zsim.model.architecture import GPT
@@ -10,6 +8,7 @@ from zsim.proof import check
 from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Action, Role
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Place, Pool, Schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from faults.schedules import changed, hand, twice, without
 
@@ -9,6 +7,7 @@ from zsim.proof import Finding, check
 from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule.builder import COMMUNICATION, BufferHandle, ScheduleBuilder
 from zsim.schedule.operation import Action, AllGather, Compute, Previous, View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.strategy import Parallel, Strategy, Zero

@@ -1,7 +1,5 @@
 """What is said of a trace that is no run of its schedule: which rank, which operation, why."""
 
-from dataclasses import replace
-
 import pytest
 from drawn_clusters import NO_MODEL
 
@@ -13,6 +11,7 @@ from zsim.proof import against_trace as refinement
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
 from zsim.schedule.operation import FreeMode
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Contract, Kind, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero

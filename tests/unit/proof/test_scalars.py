@@ -1,7 +1,6 @@
 """Hosts count updates and move the loss scale as training does, and gradients are freed of it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from zsim.model.gpt import gpt
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Branch, Compute, Copy, Fill, Operation, Role, SetScalar
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero

@@ -6,7 +6,6 @@ longer shows.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -31,6 +30,7 @@ from zsim.schedule.operation import (
     Role,
     SetScalar,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Place, Schedule, ScheduleError
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
@@ -142,7 +142,7 @@ def in_device_memory(schedule: Schedule) -> Schedule:
 
 def promised(**fields: object) -> Removal:
     """Return the removal that leaves out a promise."""
-    return lambda made: replace(made, contract=replace(made.contract, **fields))  # type: ignore[arg-type]  # by name
+    return lambda made: replace(made, contract=replace(made.contract, **fields))
 
 
 REMOVALS: dict[str, Removal] = {

@@ -1,7 +1,6 @@
 """Steps of zsim's own schedules are those of plain training; other steps are found."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 import pytest
 from faults.findings import left, named, the_finding, unwritten
@@ -21,6 +20,7 @@ from zsim.schedule.operation import (
     Reduction,
     Role,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision

@@ -1,7 +1,6 @@
 """Both ways of a branch do what training does, and all ranks take the same one."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from faults.findings import left, named, the_finding
@@ -25,6 +24,7 @@ from zsim.schedule.operation import (
     Reduction,
     Role,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy

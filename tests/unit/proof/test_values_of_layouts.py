@@ -1,6 +1,5 @@
 """Parameters are kept where layouts say: pieces, cuts, buffers of several layouts, ranks."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Action, Allocate, Compute, Operand, Role, View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Contract, Kind, LogicalParameter, Schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 

@@ -1,7 +1,6 @@
 """What other runtimes do is proved, and each thing that they could do wrong is found."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from runtimes_by_hand import deepspeed, fsdp2, megatron
 
 from zsim.proof import check
 from zsim.schedule.operation import Fill, Operand, Reduction, Role, View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 
 

@@ -1,7 +1,6 @@
 """Schedules that look right for a while, for some ranks, or in some sizes are found."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from faults.findings import named
@@ -24,6 +23,7 @@ from zsim.schedule.operation import (
     SetScalar,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Program, Scalar, Schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 

@@ -1,7 +1,6 @@
 """When it gives back what it has taken tells no micro-batch from another, if it is not touched."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from alike_micro_batches import SHAPE, STRATEGY, fewer, made, number_of, planted
@@ -13,6 +12,7 @@ from zsim.proof.context import Context
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Allocate, Compute, Free, Operation
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 

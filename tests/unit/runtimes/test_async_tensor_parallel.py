@@ -1,7 +1,6 @@
 """Products of FSDP2's tensor ranks that are fused with gathers and reduce-scatters of tokens."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from zsim.schedule.operation import (
     Operation,
     ReduceScatter,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule, ScheduleError
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8

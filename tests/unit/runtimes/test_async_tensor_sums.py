@@ -1,7 +1,6 @@
 """Column-parallel layers of Megatron-LM whose backward runs beside NCCL's collectives."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from early_parts import rewritten_everywhere
@@ -28,6 +27,7 @@ from zsim.schedule.operation import (
     Operation,
     ReduceScatter,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule, ScheduleError
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8

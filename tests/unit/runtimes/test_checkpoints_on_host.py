@@ -1,7 +1,6 @@
 """Checkpoints that runtimes keep in the host's memory: where copies are, who waits, memory."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 from fitting import fitting
@@ -21,6 +20,7 @@ from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import host_bytes, make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, HostWait, Operation, walk
 from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import HostBytes, Program, Schedule, ScheduleError
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision

@@ -1,7 +1,6 @@
 """Ranks that share sequences exchange keys and values, gathered or around a ring, and gradients."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from covering import covering
@@ -30,6 +29,7 @@ from zsim.schedule.operation import (
     Together,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.execution import ContextExchange, Execution
 from zsim.strategy.precision import Precision

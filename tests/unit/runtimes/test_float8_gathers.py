@@ -1,7 +1,6 @@
 """Weights that FSDP2 casts to 8-bit floats before it gathers them, and their scales."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from exact_training import STEPS, proves_and_trains, trained
@@ -31,6 +30,7 @@ from zsim.schedule.operation import (
     Role,
     Together,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8

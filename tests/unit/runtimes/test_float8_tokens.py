@@ -1,7 +1,6 @@
 """Tokens that FSDP2's tensor ranks cast to 8-bit floats before linear layers gather them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from exact_training import proves_and_trains
@@ -26,6 +25,7 @@ from zsim.schedule.operation import (
     Operation,
     Reduction,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8

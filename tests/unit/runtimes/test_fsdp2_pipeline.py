@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from exact_training import proves_and_trains
@@ -34,6 +33,7 @@ from zsim.schedule.operation import (
     Send,
     Together,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision

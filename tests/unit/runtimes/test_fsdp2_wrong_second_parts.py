@@ -1,7 +1,6 @@
 """Wrong backwards in two parts of FSDP2's pipelines: each is found."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from fsdp2_pipelines import KEPT, SHAPE, model_of, strategy_of
@@ -21,6 +20,7 @@ from zsim.schedule.operation import (
     Role,
     Send,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program
 from zsim.strategy.strategy import Strategy
 

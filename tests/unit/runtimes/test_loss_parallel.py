@@ -1,7 +1,5 @@
 """Cross entropy over a vocabulary that the tensor axis cuts, and FSDP2 without that."""
 
-from dataclasses import replace
-
 import pytest
 from exact_training import proves_and_trains
 from fitting import fitting
@@ -13,6 +11,7 @@ from zsim.proof import check
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, Copy
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.execution import Loss
 from zsim.strategy.precision import Precision
@@ -56,10 +55,7 @@ def edited(made: Schedule, part: str, **changes: object) -> Schedule:
     """Return `made` with changes in the first operation whose id has `part`."""
     program = made.programs[0]
     found = next(each for each in program.step if part in each.id)
-    step = tuple(
-        replace(each, **changes) if each is found else each  # type: ignore[arg-type]
-        for each in program.step
-    )
+    step = tuple(replace(each, **changes) if each is found else each for each in program.step)
     return replace(made, programs=(replace(program, step=step),))
 
 

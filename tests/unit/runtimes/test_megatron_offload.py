@@ -1,7 +1,6 @@
 """What first layers keep in host memory, as Megatron-LM has it of Transformer Engine."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from fitting import fitting
@@ -18,6 +17,7 @@ from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import host_bytes, make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, walk
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import HostBytes, Kind, Program, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero

@@ -1,7 +1,6 @@
 """Stages of Megatron-LM's pipeline: what each runs, holds, sends and when, and what is proved."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from exact_training import proves_and_trains
@@ -32,6 +31,7 @@ from zsim.schedule.operation import (
     Send,
     Together,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision

@@ -1,7 +1,5 @@
 """Hidden states that tensor ranks of Megatron-LM's pipeline send in parts, and gather."""
 
-from dataclasses import replace
-
 import pytest
 from exact_training import proves_and_trains
 from megatron_pipelines import OVERLAPPED, SHAPE, model_of, strategy_of
@@ -13,6 +11,7 @@ from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, Free, HostWait, Send, Together, View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision

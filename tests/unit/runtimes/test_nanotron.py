@@ -1,7 +1,5 @@
 """nanotron: gradients in fp32 once a step, and hidden states cut by tokens over the tensor axis."""
 
-from dataclasses import replace
-
 import pytest
 from exact_training import proves_and_trains
 from fitting import fitting
@@ -21,6 +19,7 @@ from zsim.schedule.operation import (
     Together,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from exact_training import proves_and_trains
@@ -29,6 +28,7 @@ from zsim.schedule.operation import (
     Receive,
     Send,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Set
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -22,6 +21,7 @@ from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
 from zsim.runtimes.registry import host_bytes, make_schedule
 from zsim.schedule.operation import Allocate, Copy, Free, Operation, Receive, Send, Together, walk
 from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import HostBytes, Program, Schedule, ScheduleError
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy

@@ -1,7 +1,6 @@
 """Linear layers of Megatron-LM's tensor ranks that run beside collectives of their tokens."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from early_parts import (
@@ -34,6 +33,7 @@ from zsim.schedule.operation import (
     Operation,
     ReduceScatter,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule, ScheduleError
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Float8

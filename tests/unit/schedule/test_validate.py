@@ -1,7 +1,6 @@
 """Each rule of well-formedness refuses a schedule with one fault, in one line that names it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -25,6 +24,7 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import (
     Contract,
     Kind,
@@ -63,7 +63,7 @@ def update(*operands: tuple[Role, View], rule: Adam | SGD | None = None) -> Faul
 
 def fills(**change: object) -> Fault:
     def fault(build: ScheduleBuilder) -> None:
-        build.step.add(replace(Fill(id="f", stream=COMPUTE, target=X, value=0.0), **change))  # type: ignore[arg-type]  # fields by name, drawn below
+        build.step.add(replace(Fill(id="f", stream=COMPUTE, target=X, value=0.0), **change))
 
     return fault
 

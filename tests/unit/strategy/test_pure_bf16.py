@@ -1,7 +1,6 @@
 """States in bf16 without a master: what is kept, what an update moves, who has it."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from exact_training import proves_and_trains
@@ -17,6 +16,7 @@ from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, walk
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero

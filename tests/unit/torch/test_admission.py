@@ -13,7 +13,6 @@ from zsim.model.architecture import (
     Attention,
     NormPlacement,
     Positions,
-    QKNorm,
 )
 from zsim.model.equal_units import equal_units
 from zsim.model.gpt import gpt
@@ -102,7 +101,6 @@ SIMULATED_ALONE: dict[str, dict[str, Any]] = {
         "norm_placement": NormPlacement.AFTER,
         "bias": False,
     },
-    "model.qk_norm: head is simulated only": {"qk_norm": QKNorm.HEAD, "joined_qkv": False},
     "model.shared_norm: True is simulated only": {
         "shared_norm": True,
         "parallel_residual": True,

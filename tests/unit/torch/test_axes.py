@@ -39,7 +39,7 @@ from trained_axes import (
 )
 
 from zsim.dtype import DType
-from zsim.model.architecture import Activation, Architecture, Attention, Norm
+from zsim.model.architecture import Activation, Architecture, Attention, Norm, QKNorm
 from zsim.proof import against_trace as refinement
 from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
 from zsim.runtimes.megatron.options import Megatron
@@ -58,6 +58,7 @@ FSDP2_CHUNKS = FSDP2(reshard_after_forward=False, pipeline_schedule=PipelineSche
 FSDP2_SPLIT = FSDP2_CHUNKS.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 MOVING = FSDP2(reshard_after_forward=False, offload_wrapper=True)
 PARTS = Megatron(scatter_gather_tensors_in_pipeline=True)
+HEAD_NORMS = replace(SMALL_LLAMA, joined_qkv=False, qk_norm=QKNorm.HEAD)
 FUSED = on(
     FSDP2_OF_TOKENS.but({"train.compile": True}),
     tensor=2,
@@ -89,6 +90,19 @@ TWO_RANKS = {
     ),
     "FSDP2, tensor 2, hidden states whole": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, emulate=FSDP2(enable_sequence_parallel=False))
+    ),
+    "stage 3, tensor 2, norms of heads": AxesCase(
+        HEAD_NORMS, on(PLAIN, tensor=2, stage=3, clip_norm=0.1), witness=True
+    ),
+    "Megatron-LM, tensor 2, norms of heads": AxesCase(
+        HEAD_NORMS, on(MEGATRON, tensor=2, clip_norm=0.1), witness=True
+    ),
+    "FSDP2, tensor 2, hidden states whole, norms of heads": AxesCase(
+        replace(HEAD_NORMS, norm=Norm.LAYER),
+        on(FSDP2_OF_TOKENS, tensor=2, emulate=FSDP2(enable_sequence_parallel=False)),
+    ),
+    "nanotron, tensor 2, tokens cut, norms of heads": AxesCase(
+        HEAD_NORMS, on(NANOTRON, tensor=2, emulate=CUT)
     ),
     "FSDP2, tensor 2, whole gradients added up": AxesCase(
         SMALL_LLAMA, on(FSDP2_OF_TOKENS, tensor=2, emulate=FSDP2(gradient_sync=Sync.LAST))

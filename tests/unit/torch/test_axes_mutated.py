@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from faults.schedules import edited
@@ -12,6 +11,7 @@ from trained_axes import NANOTRON, SMALL_GPT, AxesCase, on
 from zsim.backend.backend import RefusedError, RunFailedError
 from zsim.proof import check
 from zsim.schedule.operation import AllReduce, Operation, PointToPoint, Receive, Send
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim_torch.backend import TorchBackend
 from zsim_torch.supervise.process_group import DeviceChoice

@@ -20,7 +20,7 @@ from trained_axes import (
     whole,
 )
 
-from zsim.model.architecture import Architecture
+from zsim.model.architecture import Architecture, QKNorm
 from zsim.proof import against_trace as refinement
 from zsim_torch.backend import TorchBackend
 from zsim_torch.module.context_place import ContextPlace
@@ -37,6 +37,9 @@ CASES = {
             LLAMA, sharing(FSDP2_OF_TOKENS, 2, 2).but(FULL), witness=True
         ),
         "Megatron-LM": AxesCase(GPT, sharing(MEGATRON, 2, 2), witness=True),
+        "stage 3, norms of all heads": AxesCase(
+            replace(LLAMA, joined_qkv=False, qk_norm=QKNorm.WIDTH), sharing(PLAIN, 2, 2, stage=3)
+        ),
     },
     4: {
         "stage 2, two groups": AxesCase(
@@ -49,7 +52,7 @@ CASES = {
 }
 
 
-@pytest.mark.matrix(15)
+@pytest.mark.matrix(18)
 @pytest.mark.parametrize(
     ("ranks", "name"), [(ranks, name) for ranks, cases in CASES.items() for name in cases]
 )

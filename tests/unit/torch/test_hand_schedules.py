@@ -1,7 +1,6 @@
 """Schedules written by hand, with what zsim's own stages never say: run on real ranks."""
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from zsim.schedule.operation import (
     ReduceScatter,
     Role,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Schedule
 from zsim_torch.execute.live_memory import MemoryFaultError
 from zsim_torch.train import Option, Trained, train

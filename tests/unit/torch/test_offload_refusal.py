@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from zsim.backend.backend import RefusedError
 from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Free, FreeMode, Operation
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Place, Pool, Schedule
 from zsim_torch import capability
 from zsim_torch.execute import blocking_host

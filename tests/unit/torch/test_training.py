@@ -1,4 +1,3 @@
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -21,6 +20,7 @@ from tiny_training import (
 
 from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Copy, Operation
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.learning_rate import LearningRates

@@ -1,7 +1,6 @@
 """What the executor is seen to do is what its schedule says, and no planted fault passes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -13,6 +12,7 @@ from faults.of_executor.witnessed_jobs import CALLS, FOUR, ON_HOST, STRATEGIES, 
 
 from zsim.backend.document import decode_trace, encode_trace
 from zsim.proof import against_trace as refinement
+from zsim.schedule.replace import replace
 from zsim.trace.kineto import kineto
 from zsim.trace.trace import Trace
 from zsim.trace.witness import Call, Witness

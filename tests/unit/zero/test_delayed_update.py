@@ -1,7 +1,6 @@
 """Delayed updates: one step late in values, beside the next step in time, on the host in bytes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -30,6 +29,7 @@ from zsim.schedule.operation import (
     Operation,
     SetScalar,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule, ScheduleError
 from zsim.strategy.strategy import Strategy
 from zsim_des.simulation import SimBackend

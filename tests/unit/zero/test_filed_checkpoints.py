@@ -1,6 +1,5 @@
 """Checkpoints on NVMe: proved, moved once each way by each link, read ahead of their backward."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,6 +13,7 @@ from zsim.model.model import Model
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, Copy, Free, Operation, Read, Write
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import FileBytes, HostBytes, Schedule
 from zsim.strategy.strategy import Strategy
 from zsim_des.simulation import SimBackend

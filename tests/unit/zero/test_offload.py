@@ -1,6 +1,5 @@
 """[offload]: states and parameters on the host or on NVMe, in zsim's own stages."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,6 +11,7 @@ from zsim.model.gpt import gpt
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, Copy, HostWait, Read, Write, walk
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Place
 from zsim.strategy.strategy import Strategy
 

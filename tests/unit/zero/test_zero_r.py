@@ -1,7 +1,5 @@
 """ZeRO-R: checkpoints in host memory (Pa+cpu), fused buffers (CB), memory in a row (MD)."""
 
-from dataclasses import replace
-
 import pytest
 
 from zsim.analysis.schedule_plan import plan
@@ -18,6 +16,7 @@ from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Free
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import HostBytes, Kind, Program
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision

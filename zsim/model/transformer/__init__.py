@@ -11,7 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from zsim.dtype import DType
-from zsim.model.architecture import Architecture, NormPlacement
+from zsim.model.architecture import Architecture, NormPlacement, QKNorm
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, ModelError, Unit, Value
 from zsim.model.transformer.block import block, like
@@ -154,9 +154,10 @@ def _need_dividing(
                 raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
     if shape.lora is not None and tensor > 1:
         raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
-    if shape.qk_norm is not None and tensor > 1:
+    if shape.qk_norm is QKNorm.WIDTH and tensor > 1:
         raise ModelError(
-            f"model.qk_norm: {shape.qk_norm} is not modelled with tensor {tensor}, allowed is 1"
+            f"model.qk_norm: width is not modelled with tensor {tensor}, whose ranks hold a part "
+            "of each row; say head, or parallel.tensor 1"
         )
     for name, extent in (
         ("attention_heads", shape.attention_heads),

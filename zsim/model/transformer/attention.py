@@ -69,7 +69,11 @@ def attend(
     if size.shape.attention is Attention.PLAIN:
         return (*rotary, _plain(size, turned, target, name))
     window = size.shape.window if local else None
-    return (*rotary, _flash(size, turned, target, name, window=window or 0))
+    copies: tuple[Operator, ...] = ()
+    if size.shape.execution.repeats_keys and size.heads > size.shared_heads and len(turned) > 1:
+        copies = tuple(_repeated(size, each) for each in turned[1:])
+        turned = (turned[0], *(each.makes for each in copies))
+    return (*rotary, *copies, _flash(size, turned, target, name, window=window or 0))
 
 
 def _turned(
@@ -92,18 +96,92 @@ def projections(size: Size) -> dict[str, int]:
 
 
 def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operator, ...]]:
-    """Return the linear layers before attention by name; the last operator gives the output."""
+    """Return the linear layers before attention by name; the last operator gives the output.
+
+    Tensor ranks hold copies of the norms of heads, whose gradients are summed over the ranks
+    (`_allreduce_layernorm_grads` of Megatron-LM, megatron/core/distributed/finalize_model_grads.py,
+    for names with `q_layernorm` and `k_layernorm`; `NoParallel` of `attention.q_norm` in
+    `apply_non_moe_tp` of torchtitan, torchtitan/models/qwen3/infra/parallelize.py).
+    """
     found: dict[str, tuple[Operator, ...]] = {}
     whole, kept, biased = size.whole(source), size.kept_in_block(source), size.shape.biased_qkv
     for part, width in projections(size).items():
         target = size.rows(f"{name}/{part}", width)
         found[part] = layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
         if size.shape.qk_norm is not None and part != "v":
-            each = size.shape.head_width if size.shape.qk_norm is QKNorm.HEAD else width
+            by_head = size.shape.qk_norm is QKNorm.HEAD
             normed = size.rows(f"{name}/{part}/normed", width)
-            turned = normalize(size, target, normed, f"{name}.ln_{part}", width=each)
+            turned = normalize(
+                size,
+                target,
+                normed,
+                f"{name}.ln_{part}",
+                width=size.shape.head_width if by_head else width,
+                of_own_heads=by_head,
+            )
             found[part] = (*found[part], turned)
     return found
+
+
+def _repeated(size: Size, source: Tensor) -> Operator:
+    """Return the copies of keys or values for each query head (`repeat_kv`)."""
+    target = size.rows(f"{source.name}/repeated", size.query_width)
+    moved = (source.elements + target.elements) * size.dtype.size_bytes
+    forward, backward = (
+        Kernel(
+            kind=KernelKind.ELEMENTWISE,
+            flops=target.elements,
+            bytes=moved,
+            dtype=size.dtype,
+            shape=(size.tokens, size.query_width),
+            backward=way,
+        )
+        for way in (False, True)
+    )
+    return Operator(reads=(source,), makes=target, forward=(forward,), backward=(backward,))
+
+
+BytesOfKernels = tuple[tuple[int, ...], tuple[int, ...]]
+"""Bytes of an element of bf16 that kernels of `apply_rotary_emb` read and write, each way."""
+COMPLEX: BytesOfKernels = ((6, 8, 6), (6, 8, 6))
+"""Cast to fp32, product of complex numbers, cast back; backward is alike (torchtitan,
+torchtitan/models/llama3/model/model.py at d9bdfbb2)."""
+HALVES: BytesOfKernels = ((2, 4, 4, 4, 6), (4, 4, 2, 2, 2, 2, 2, 6, 6))
+"""Half negated and joined to the other half, two products, their sum. Backward: the products, the
+negation, each half put into zeros, two sums (torchtitan, experiments/qwen3/model/model.py at
+d66b72a6)."""
+
+
+def _written(size: Size, source: Tensor, target: Tensor) -> Operator:
+    """Return the rotation in the operators of torchtitan: in halves if heads are normed (Qwen 3).
+
+    Bytes of other formats are in proportion, but fp32 needs no casts.
+    """
+    moved = HALVES if size.shape.qk_norm is QKNorm.HEAD else COMPLEX
+    if moved is COMPLEX and size.dtype is size.wide:
+        moved = ((16,), (16,))
+    shape = (size.tokens, source.elements // size.tokens)
+    scale = size.dtype.size_bytes if moved is HALVES else size.wide.size_bytes // 2
+
+    def kernels(counts: tuple[int, ...], *, backward: bool) -> tuple[Kernel, ...]:
+        return tuple(
+            Kernel(
+                kind=KernelKind.ELEMENTWISE,
+                flops=source.elements,
+                bytes=source.elements * count * scale // 2,
+                dtype=size.dtype,
+                shape=shape,
+                backward=backward,
+            )
+            for count in counts
+        )
+
+    return Operator(
+        reads=(source,),
+        makes=target,
+        forward=kernels(moved[0], backward=False),
+        backward=kernels(moved[1], backward=True),
+    )
 
 
 def _rotary(size: Size, source: Tensor) -> Operator:
@@ -114,6 +192,9 @@ def _rotary(size: Size, source: Tensor) -> Operator:
     """
     shape = (size.tokens, source.elements // size.tokens)
     target = Tensor(name=f"{source.name}/turned", elements=source.elements, dtype=source.dtype)
+    execution = size.shape.execution
+    if execution.writes_rotary and not execution.compiled:
+        return _written(size, source, target)
     kind = KernelKind.ELEMENTWISE if size.shape.execution.compiled else KernelKind.ROTARY
     return Operator(
         reads=(source,),

@@ -191,6 +191,10 @@ class Size:
         """Return a parameter replicated over the tensor axis."""
         return Parameter(name=name, shape=shape, frozen=self.is_frozen(name))
 
+    def copied_for_heads(self, name: str, *shape: int) -> Parameter:
+        """Return a parameter replicated over the tensor axis, which serves a rank's own heads."""
+        return replace(self.copied(name, *shape), serves_own_heads=self.cut)
+
     def is_frozen(self, name: str) -> bool:
         """Return True if a parameter is not trained; with adapters, only these are trained."""
         if self.shape.lora is not None and ".lora_" not in name:

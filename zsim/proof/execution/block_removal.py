@@ -1,8 +1,7 @@
 """Schedules without some of their blocks: blocks with larger numbers are renumbered."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from zsim.model.model import Model, Unit
@@ -10,6 +9,7 @@ from zsim.proof.execution.repetition import IrregularError, NumberedNames, RunLi
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Action, Branch, Compute, Operand, Operation, View
 from zsim.schedule.program import UncheckedSchedule
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Program, Schedule
 
 SUMS = (Action.NORM, Action.FINITE, Action.AMAX)
@@ -277,7 +277,7 @@ class BlockRemoval:
     def _moved(self, operation: Each, renamed: Renamed) -> Each:
         """Return an operation with other names. Its `after` is unchanged."""
         changes: dict[str, Any] = {}
-        for name in _names(cast(Hashable, type(operation))):
+        for name in operation.__struct_fields__:
             value = getattr(operation, name)
             if isinstance(value, View):
                 changes[name] = self._view(value, renamed)
@@ -293,8 +293,3 @@ class BlockRemoval:
             elif name == "members":
                 changes[name] = tuple(self._moved(own, renamed) for own in value)
         return replace(operation, **changes) if changes else operation
-
-
-@cache
-def _names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(cast("type[Compute]", kind)))  # any operation

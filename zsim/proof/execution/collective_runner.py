@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,12 @@ from zsim.schedule.operation import (
     AllReduce,
     Broadcast,
     CollectiveOperation,
+    Receive,
     ReduceScatter,
     Reduction,
+    Send,
     View,
+    listed,
 )
 from zsim.specification.residues import Numbers, product, share, weighted
 
@@ -162,7 +165,7 @@ class CollectiveRunner:
         views = tuple(bring.source for _, bring, _ in brings)
         targets = tuple(bring.target for _, bring, _ in brings)
         whole = data[0] if len(data) == 1 else changed(data, row.joined, ranks_only=True)
-        match operation:
+        match listed(operation):
             case AllGather():
                 take = self._gathering(row, views, targets)
                 found = changed((whole,), lambda arrays, n: _gathered(row, arrays[0], n, take))
@@ -174,15 +177,17 @@ class CollectiveRunner:
                 found = changed((whole,), lambda arrays, n: _scattered(row, arrays[0], n, take))
             case AllReduce(reduction=reduction):
                 found = self._reduced(row, reduction, whole)
-            case Broadcast():
-                root = self._root(row, operation)
+            case Broadcast() as broadcast:
+                root = self._root(row, broadcast)
                 found = changed(
                     (whole,),
                     lambda arrays, n: row.flat(arrays[0], n)[..., root, :],
                     ranks_only=True,
                 )
-            case _:
-                raise UnfollowedError(f"{operation.id}: the proof does not follow {operation.name}")
+            case Send() | Receive():
+                raise UnfollowedError(f"{operation.id}: a {operation.name} is no collective")
+            case _ as unknown:
+                assert_never(unknown)
         if len(brings) == 1:
             return [found]
         return [self._own(row, found, place, target) for place, target in enumerate(targets)]

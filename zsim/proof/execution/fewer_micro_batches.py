@@ -9,7 +9,7 @@ one; `with_fewer` returns None if one is not known to hold, and then the whole s
 
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from typing import TypeGuard, cast
@@ -33,6 +33,7 @@ from zsim.schedule.operation import (
     Together,
 )
 from zsim.schedule.program import UncheckedSchedule
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Program, Schedule
 
 MICRO_BATCHES_MIN = 6

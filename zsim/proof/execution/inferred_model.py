@@ -156,7 +156,8 @@ class _Reader:
             if number != len(segments):
                 return None
             segments.append(self._segment(draft))
-            parameters.setdefault(unit, {}).update({each.name: each for each in draft.parameters})
+            own = self._with_partial_gradients(draft)
+            parameters.setdefault(unit, {}).update({each.name: each for each in own})
         if not units:
             return None
         axes = {axis.name: axis.size for axis in self.schedule.mesh.axes}
@@ -273,6 +274,17 @@ class _Reader:
             tensor_sharded=sharded,
             frozen=piece.parameter in self.frozen,
         )
+
+    def _with_partial_gradients(self, draft: _Draft) -> list[Parameter]:
+        """Return the parameters of a draft, marked if their gradients are partial sums."""
+        operands = () if draft.backward is None else draft.backward.operands
+        partial = [TENSOR in each.partial for each in operands if each.role is Role.GRADIENT]
+        trained = [each.name for each in draft.parameters if each.name not in self.frozen]
+        summed = {name for name, own in zip(trained, partial, strict=False) if own}
+        return [
+            replace(each, serves_own_heads=each.name in summed and not each.tensor_sharded)
+            for each in draft.parameters
+        ]
 
     def _segment(self, draft: _Draft) -> Segment:
         backward = draft.backward

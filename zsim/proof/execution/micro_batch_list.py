@@ -5,9 +5,11 @@ the signature does not depend on which buffers it uses.
 """
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
+
+from msgspec import Struct
 
 from zsim.proof.execution.lone_micro_batch import ACTIONS
 from zsim.proof.execution.repetition import UNUSED, IrregularError
@@ -106,9 +108,9 @@ def _values(each: object) -> list[Any]:
 @cache
 def counted_fields(kind: Hashable) -> tuple[str, ...]:
     """Return the fields of an operation, or a part of one, that are part of its signature."""
-    found = fields(cast("type[Copy]", kind))  # any operation
     left_out = NAMED_APART.get(kind, UNUSED)
-    return tuple(each.name for each in found if each.init and each.name not in left_out)
+    names = cast("type[Struct]", kind).__struct_fields__
+    return tuple(name for name in names if name not in left_out)
 
 
 class ListReader:

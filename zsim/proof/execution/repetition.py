@@ -8,11 +8,12 @@ in these numbers, all by the same difference.
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, cast
 
 import numpy as np
+from msgspec import Struct
 
 from zsim.schedule.operation import (
     Allocate,
@@ -93,8 +94,8 @@ def _apart(name: str) -> Named:
 
 @cache
 def _fields(kind: Hashable) -> tuple[str, ...]:
-    found = fields(cast("type[Compute]", kind))  # any operation
-    return tuple(each.name for each in found if each.init and each.name not in UNUSED)
+    names = cast("type[Struct]", kind).__struct_fields__
+    return tuple(name for name in names if name not in UNUSED)
 
 
 @cache

@@ -10,12 +10,15 @@ they represent.
 from bisect import bisect_right
 from collections import defaultdict
 from itertools import pairwise
+from math import prod
 
 from zsim.proof.execution.grid import Along, sending_axes
 from zsim.proof.execution.unions import Adopted, adopted
 from zsim.schedule.access import accesses
 from zsim.schedule.layout import Layout
-from zsim.schedule.operation import Broadcast
+from zsim.schedule.operation import (
+    Communication,
+)
 from zsim.schedule.schedule import Schedule
 
 FULL = 4
@@ -83,8 +86,8 @@ class _Marks:
                     self.alone[span.axis] |= set(span.coordinates)
         for program in schedule.programs:
             for operation in program.patterns:
-                if isinstance(operation, Broadcast):
-                    self._root(operation)
+                if isinstance(operation, Communication):
+                    self._addressed(operation)
         if not layouts:
             return
         places = self._places()
@@ -112,14 +115,16 @@ class _Marks:
                         found[name] |= {view.start, view.start + view.size}
         return found
 
-    def _root(self, broadcast: Broadcast) -> None:
-        group = self.schedule.group_by_name[broadcast.group]
+    def _addressed(self, operation: Communication) -> None:
+        group = self.schedule.group_by_name[operation.group]
         limits = self.mesh.limits(group.where)
-        left = broadcast.root
-        for axis in reversed(self.mesh.axes):
-            if axis.name in group.axes:
-                left, place = divmod(left, len(limits[axis.name]))
-                self.alone[axis.name].add(limits[axis.name][place])
+        members = prod(len(limits[name]) for name in group.axes)
+        for member in operation.addressed(members):
+            left = member
+            for axis in reversed(self.mesh.axes):
+                if axis.name in group.axes:
+                    left, place = divmod(left, len(limits[axis.name]))
+                    self.alone[axis.name].add(limits[axis.name][place])
 
     def _layout(self, layout: Layout, bounds: set[int]) -> None:
         """Mark the ranks in whose part something starts or ends."""

@@ -266,4 +266,5 @@ class _Shortening:
 
 
 def _said(parameter: Parameter) -> tuple[object, ...]:
-    return parameter.shape, parameter.tensor_sharded, parameter.frozen
+    sharded = parameter.tensor_sharded
+    return parameter.shape, sharded, parameter.serves_own_heads, parameter.frozen

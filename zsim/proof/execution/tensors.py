@@ -1,9 +1,10 @@
 """Places of buffers and views in spaces, and the pieces that each rank has of them."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from zsim.proof.execution.grid import Grid, RankArray

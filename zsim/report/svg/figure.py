@@ -5,6 +5,10 @@ from enum import Enum
 
 from zsim.report.svg.lane import Bar, Sort
 
+MEMORY, TIME, NETWORK = "memory", "time", "network"
+RUN_FIGURES = (MEMORY, TIME, NETWORK)
+"""Figures of the page of a run that can be drawn alone."""
+
 
 class NoFigureError(ValueError):
     """The requested figure does not exist for this result."""

@@ -8,13 +8,12 @@ Functions named in comments are from DeepSpeed 0.19, of `PipelinedOptimizerSwapp
 `runtime/swap_tensor/pipelined_optimizer_swapper.py`.
 """
 
-from dataclasses import replace
-
 from zsim.runtimes.deepspeed.filed_gradients import SLOTS, FiledGradients
 from zsim.runtimes.deepspeed.host_update import HostSubGroupStep
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.operation import Previous, View
 from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule_writer import NVME_POOL, NVME_READ, NVME_WRITE, ScheduleWriter
 from zsim.zero.updated_tensor import UpdatedTensor
 

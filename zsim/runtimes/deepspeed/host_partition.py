@@ -15,7 +15,9 @@ Functions named in comments are from `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind

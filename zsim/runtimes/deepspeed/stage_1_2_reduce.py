@@ -5,7 +5,9 @@ Functions named in comments are from `DeepSpeedZeroOptimizer` in
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from zsim.runtimes.deepspeed.host_partition import HostPartitions, ReducedSlice
 from zsim.runtimes.deepspeed.options import DeepSpeed

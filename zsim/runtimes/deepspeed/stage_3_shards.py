@@ -4,7 +4,7 @@ Functions named in comments are from `runtime/zero/stage3.py` in DeepSpeed 0.19.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from zsim.dtype import DType
@@ -12,6 +12,7 @@ from zsim.model.model import Model, Parameter
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy

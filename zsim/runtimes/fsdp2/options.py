@@ -79,6 +79,9 @@ class FSDP2(RuntimeOptions):
         replicate_embedding: with `enable_sequence_parallel`, the token embedding is not
             parallelized: each rank of the tensor axis has all of it, in addition to its parts of
             other weights.
+        repeat_kv: keys and values that several query heads share are copied for each of them before
+            attention, as torchtitan's models did until ff0829c1 of 27 January 2026 ("GQA without kv
+            repeats").
         reshard_root_after_forward: true frees the parameters of the root after forward, and gathers
             them again for backward: `fully_shard(model, reshard_after_forward=True)`.
         enable_fsdp_float8_all_gather: with `train.float8 = tensorwise`, weight shards of linear
@@ -103,6 +106,7 @@ class FSDP2(RuntimeOptions):
 
     stages = (3,)
     has_pipeline = True
+    sums_copies = True
     takes_frozen = True
     trains_narrow = True
     checkpoints_every_nth = True
@@ -124,6 +128,7 @@ class FSDP2(RuntimeOptions):
     disable_loss_parallel: Flag = False
     input_gathers: InputGathers = InputGathers.MODULE
     replicate_embedding: Flag = False
+    repeat_kv: Flag = False
     reshard_root_after_forward: Flag = False
     enable_fsdp_float8_all_gather: Flag = False
     enable_float8_tensorwise_tp: Flag = True
@@ -256,6 +261,16 @@ class FSDP2(RuntimeOptions):
     def whole_embedding(self) -> bool:
         """True if each rank of the tensor axis has the whole token embedding."""
         return self.replicate_embedding
+
+    @property
+    def writes_rotary(self) -> bool:
+        """True: torchtitan's `apply_rotary_emb`, as in its Llama and Qwen 3."""
+        return True
+
+    @property
+    def repeats_keys(self) -> bool:
+        """True if shared keys and values are copied for each query head before attention."""
+        return self.repeat_kv
 
     @property
     def gathers_each(self) -> bool:

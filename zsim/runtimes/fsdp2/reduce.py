@@ -7,7 +7,8 @@ Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in to
 """
 
 from collections import Counter
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from zsim.dtype import DType
 from zsim.runtimes.fsdp2.options import FSDP2, Sync

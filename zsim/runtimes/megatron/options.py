@@ -102,6 +102,7 @@ class Megatron(RuntimeOptions):
     stages = (0, 1)
     usual_stage = 1
     has_pipeline = True
+    sums_copies = True
     ties_ends = True
     has_context = True
     layers_option = "cpu_offloading_num_layers"

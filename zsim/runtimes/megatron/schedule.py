@@ -36,7 +36,6 @@ from zsim.zero.names import DATA, REPLICATE, TENSOR
 from zsim.zero.reduce import UnitsLeft, copy_run
 from zsim.zero.state import Holding, Reduced, gather_path, own_view, persist_zeros, update_path
 from zsim.zero.step_skeleton import Step
-from zsim.zero.token_copies import shared_parameters
 from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
 
@@ -126,7 +125,7 @@ def aligned(ranks: int) -> Packing:
 
 def one_after_another(model: Model, name: str) -> Layout:
     """Return the layout of parameters whose gradients cover only a rank's own tokens, in order."""
-    shared = shared_parameters(model)
+    shared = model.summed_copies
     pieces: list[Piece] = []
     end = 0
     for each in model.parameters:

@@ -84,8 +84,8 @@ def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes
     wire = strategy.train.precision.compute.size_bytes
     reduced = _reduced(strategy).size_bytes
     sent = (ranks - 1) * sum(shards)
-    cut = any(value.tensor_sharded for value in model.values.values())
-    copies = sum(each.elements for each in model.parameters if cut and not each.tensor_sharded)
+    partial = model.summed_copies
+    copies = sum(each.elements for each in model.parameters if each.name in partial)
     summed = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced)
     if strategy.zero.stage == 0:
         return [*summed, *all_reduces("data", sizes, ranks=ranks, size_bytes=reduced)]

@@ -34,6 +34,7 @@ class Nanotron(RuntimeOptions):
     stages = (0, 1)
     has_replicas = False
     has_pipeline = True
+    sums_copies = True
 
     tp_mode: TensorMode = TensorMode.ALL_REDUCE
     tp_recompute_allgather: Flag = True

@@ -30,7 +30,6 @@ from zsim.zero.names import DATA, TENSOR
 from zsim.zero.reduce import UnitsLeft, copy_run
 from zsim.zero.state import Holding, Reduced, persist_zeros
 from zsim.zero.step_skeleton import Step
-from zsim.zero.token_copies import shared_parameters
 from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
 
@@ -69,7 +68,7 @@ def groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
     cap = strategy.options(Nanotron).ddp_bucket_cap_mb
     limit = cap * MIB // strategy.train.precision.compute.size_bytes
     cut = is_wrapped(strategy)
-    apart = shared_parameters(model)
+    apart = model.summed_copies
     uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
     tied = [[each] for each in model.parameters if uses[each.name] > 1]
     found: list[list[Parameter]] = [[]]
@@ -117,7 +116,7 @@ class NanotronStep(Step):
         super().__init__(model, strategy, buckets, holding, writer=writer)
         self.lists = Lists(self)
         self.wrapped = is_wrapped(strategy)
-        self.shared = shared_parameters(model)
+        self.shared = model.summed_copies
         self._left = UnitsLeft(buckets)
         self._written = [""] * len(buckets.all)
         self._gradients: dict[int, str] = {}

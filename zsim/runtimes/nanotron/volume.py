@@ -26,9 +26,9 @@ def padded(model: Model, strategy: Strategy, options: Nanotron) -> tuple[list[in
     """Return elements of each bucket with padding, and of that of copies, which is one of them."""
     uses = use_counts(model)
     limit = options.ddp_bucket_cap_mb * 2**20 // strategy.train.precision.compute.size_bytes
-    cut = any(value.tensor_sharded for value in model.values.values())
-    copies = sum(each.elements for each in model.parameters if cut and not each.tensor_sharded)
-    own = [each for each in reversed(model.parameters) if each.tensor_sharded or not cut]
+    summed = model.summed_copies
+    copies = sum(each.elements for each in model.parameters if each.name in summed)
+    own = [each for each in reversed(model.parameters) if each.name not in summed]
     sizes = [each.elements for each in own if uses[each.name] > 1]
     once = [each.elements for each in own if uses[each.name] == 1]
     sizes += [sum(once)] if strategy.zero.stage else closed_before(once, limit)

@@ -1,7 +1,6 @@
 # ruff: noqa: ANN401  (a wrong function takes whatever the right one takes)
 """Wrong views, wrong buffers, and memory that lives too long or not long enough."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ import torch
 from faults.of_executor.patches import Function, altered, plant
 from faults.of_executor.witnessed_jobs import CALLS, ZERO0, ZERO1, ZERO2, ZERO3
 from zsim.schedule.operation import View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Kind
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.compute import Computer

@@ -2,7 +2,6 @@
 """Wrong copies, collectives, waits and updates."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,6 +20,7 @@ from faults.of_executor.witnessed_jobs import (
     ZERO3,
 )
 from zsim.schedule.operation import AllGather, AllReduce, Copy, Operation
+from zsim.schedule.replace import replace
 from zsim_torch.execute import collectives, executor
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.collectives import IssuedCollective, OwnGroup, ProcessGroups

@@ -2,7 +2,6 @@
 """Wrong copies to and from host memory, and host memory that lives too long or not long enough."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from faults.of_executor.buffers import allocated
 from faults.of_executor.patches import Function, altered, plant
 from zsim.schedule.operation import Copy, View
+from zsim.schedule.replace import replace
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
 from zsim_torch.execute.host_memory import HostBlock, HostPool

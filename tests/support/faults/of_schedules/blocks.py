@@ -7,7 +7,7 @@ their ids are the same but for the distance of numbers of blocks and buckets fro
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +19,7 @@ from faults.of_schedules.life import in_buffer
 from faults.selections import only_program
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import Branch, Compute, Copy, Operation, View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 NUMBERED = re.compile(r"(block|bucket)(\d+)")

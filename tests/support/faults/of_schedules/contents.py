@@ -1,7 +1,6 @@
 """Contents: groups, sizes and reductions of collectives, scales, sums, fresh parameters, ends."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ from zsim.schedule.operation import (
     StreamOperation,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 
 

@@ -7,7 +7,6 @@ ids differ in its number alone.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from zsim.schedule.operation import (
     StreamOperation,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 MICRO_BATCH = re.compile(r"/mb(\d+)/")

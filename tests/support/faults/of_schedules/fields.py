@@ -6,7 +6,6 @@ value is one that stands in the same field elsewhere, or a number near, a flag t
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from faults.changes import Edit
 from faults.fault import Mutant, one_of
 from faults.schedules import replaced, with_program
 from zsim.schedule.operation import Action, Compute, Operation, walk
+from zsim.schedule.replace import field_names, replace
 from zsim.schedule.schedule import Program, Schedule
 
 Path = tuple[str | int, ...]
@@ -30,18 +30,15 @@ LABELLED = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 def slots(value: object, path: Path = ()) -> Iterator[tuple[Path, tuple[str, str], object]]:
     """Yield every field inside `value`: its path, its class and name, its value."""
-    if is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            label = field.name == "micro_batch" and isinstance(value, Compute)
-            if field.name in SKIPPED or not field.init:
-                continue
-            if label and cast("Compute", value).action in LABELLED:
-                continue
-            inside: object = getattr(value, field.name)
-            where = (*path, field.name)
-            yield where, (type(value).__name__, field.name), inside
-            yield from slots(inside, where)
-    elif isinstance(value, tuple):
+    for name in field_names(value):
+        label = name == "micro_batch" and isinstance(value, Compute)
+        if name in SKIPPED or (label and cast("Compute", value).action in LABELLED):
+            continue
+        inside: object = getattr(value, name)
+        where = (*path, name)
+        yield where, (type(value).__name__, name), inside
+        yield from slots(inside, where)
+    if isinstance(value, tuple):
         for number, each in enumerate(cast("tuple[object, ...]", value)):
             yield from slots(each, (*path, number))
 

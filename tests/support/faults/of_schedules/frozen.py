@@ -1,7 +1,6 @@
 """Frozen parameters: moved, reduced, counted, not gathered, taken for trained."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from faults.changes import (
     Aim,
@@ -33,6 +32,7 @@ from zsim.schedule.operation import (
     View,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Kind, LogicalParameter, Program, Schedule
 from zsim.strategy.optimizer_rule import SGD
 

@@ -1,13 +1,13 @@
 """Random numbers: states that are restored, and seeds along axes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from faults.changes import Aim, Edit, at, in_all
 from faults.fault import Mutant
 from faults.selections import computes
 from zsim.model.generator import Draw, Generator
 from zsim.schedule.operation import Action, Compute
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 
 

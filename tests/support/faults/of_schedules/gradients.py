@@ -1,7 +1,6 @@
 """How gradients come about: what is loaded, added up, divided, reduced, and over whom."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 from faults.changes import (
@@ -55,6 +54,7 @@ from zsim.schedule.operation import (
     Role,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
 
 

@@ -1,7 +1,6 @@
 """Operations that are added, repeated, moved, or left out."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from zsim.schedule.operation import (
     View,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 TWICE = (Compute, Copy, AllReduce, ReduceScatter, AllGather, Broadcast, SetScalar)

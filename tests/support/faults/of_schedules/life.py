@@ -1,7 +1,6 @@
 """Memory that lives too short, too long, under two names, or is used again on another stream."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -20,6 +19,7 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Program, Schedule
 
 ALIASES_MAX = 60

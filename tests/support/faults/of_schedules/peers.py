@@ -1,7 +1,6 @@
 """Ends of messages, and members of communicators."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from faults.changes import Aim, Edit, alone, made, through
 from faults.fault import Mutant
@@ -9,6 +8,7 @@ from faults.schedules import rewritten
 from faults.selections import in_step
 from zsim.schedule.mesh import Group, Span
 from zsim.schedule.operation import Communication, Operation, Receive, Send, Together
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 Message = Send | Receive

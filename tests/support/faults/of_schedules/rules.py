@@ -1,12 +1,12 @@
 """The rules that updates go by: groups of parameters, a learning rate that is given."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from faults.changes import Aim, Edit, adds, becomes, in_all, made, one_by_one
 from faults.of_schedules.updates import with_rule
 from faults.selections import of_role, updates, with_operands
 from zsim.schedule.operation import Compute, Role, SetScalar
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Scalar, Schedule
 from zsim.strategy.optimizer_rule import Adam, Optimizer, Rate
 

@@ -1,7 +1,6 @@
 """Loss scale, overflow, norm and clip."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from faults.changes import (
     Aim,
@@ -37,6 +36,7 @@ from zsim.schedule.operation import (
     SetScalar,
     walk,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.optimizer_rule import ClipNorm
 

@@ -1,7 +1,6 @@
 """Places and formats: layouts, the parts that operations act on, formats of numbers."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 

@@ -1,7 +1,6 @@
 """Changes of some of many micro-batches that are alike: the same in each of those chosen."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from zsim.schedule.operation import (
     Send,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 CONSTANTS = (0.0, 1.0, -1.0, 2.0)

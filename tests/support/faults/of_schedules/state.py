@@ -1,6 +1,6 @@
 """Set-up, rules, and numbers that hosts count."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from faults.schedules import (
     with_program,
 )
 from zsim.schedule.operation import Action, Compute, Fill, Operation, SetScalar, walk
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 

@@ -1,7 +1,6 @@
 """What an optimizer does: rules, moments, masters, casts, and the numbers that it begins with."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from faults.changes import (
@@ -41,6 +40,7 @@ from zsim.schedule.operation import (
     Role,
     SetScalar,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.optimizer_rule import SGD, Adam, Rule
 

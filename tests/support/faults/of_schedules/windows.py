@@ -1,12 +1,12 @@
 """Updates that are done part by part of a shard, as windows on its layout."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 from faults.changes import Aim, Edit, through
 from faults.selections import with_operands
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Action, Compute, Operand, Operation, View
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 Windows = tuple[tuple[int, int], ...]

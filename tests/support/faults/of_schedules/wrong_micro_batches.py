@@ -4,7 +4,6 @@ A plant makes another step of a program, which plain training does not have.
 """
 
 import re
-from dataclasses import replace
 from itertools import pairwise
 
 from alike_micro_batches import (
@@ -30,6 +29,7 @@ from zsim.schedule.operation import (
     Send,
     View,
 )
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program
 
 

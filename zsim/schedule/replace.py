@@ -1,0 +1,28 @@
+"""Copy an immutable value with other fields, as `copy.replace` of Python 3.13 does."""
+
+import dataclasses
+from typing import Any, TypeVar, cast
+
+from msgspec import Struct
+
+Value = TypeVar("Value")
+
+
+def replace(value: Value, /, **changes: Any) -> Value:  # noqa: ANN401 (values of any field)
+    """Return `value`, a struct or a dataclass, with the fields in `changes`.
+
+    Raises:
+        TypeError: it is of neither kind, or has no such field.
+    """
+    if isinstance(value, Struct):
+        return value.__replace__(**changes)
+    return cast("Value", dataclasses.replace(cast("Any", value), **changes))
+
+
+def field_names(value: object) -> tuple[str, ...]:
+    """Return the names of the fields from which a struct or dataclass is made; else none."""
+    if isinstance(value, Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return tuple(each.name for each in dataclasses.fields(value) if each.init)
+    return ()
