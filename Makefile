@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED := $(PIP) --require-hashes
 ZSIM := $(PIP) --no-build-isolation -e .
 
-.PHONY: run check test test-all test-long test-matrix test-studies docs lint ruff mypy pyright bench bench-predicted bench-real lock sbom format clean python
+.PHONY: run check test test-all test-long test-matrix test-studies docs lint ruff mypy pyright bench bench-predicted bench-real lock sbom release hooks format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -98,6 +98,12 @@ sbom: .venv/installed .venv-sbom/installed  ## what is installed, with licences:
 	@mkdir -p build
 	.venv-sbom/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
 	  --output-file build/sbom.json .venv/bin/python
+
+release: .venv/installed  ## sdist and wheel, tried in a clean environment, and the tag of the version: docs/how_to/release.md
+	@.ci/release
+
+hooks:  ## check the subject of each commit: .githooks/commit-msg
+	git config core.hooksPath .githooks
 
 format: .venv/installed
 	.venv/bin/ruff check --fix

@@ -112,7 +112,7 @@ def test_segments_keep_on_each_rank_of_the_tensor_axis_what_the_model_says(
         given: list[torch.Tensor] = []
         for name in segment.inputs:
             value = model.values[name]
-            whole = value.tensor_sharded and segment.reduces_input_gradient
+            whole = value.tensor_sharded and segment.sums_gradients
             flat = torch.zeros(
                 value.elements * (count if whole else 1), dtype=TORCH_DTYPE[value.dtype]
             )
@@ -129,7 +129,7 @@ def test_segments_keep_on_each_rank_of_the_tensor_axis_what_the_model_says(
             expected += model.tokens - precision.wide.size_bytes
         assert (kept, keeps_input) == (expected, segment.saves_input), segment
         (made,) = segment.outputs
-        scattered = segment.reduces_output and made.tensor_sharded
+        scattered = segment.ends is not None and made.tensor_sharded
         flow: torch.Tensor = part(*given)
         assert flow.numel() == made.elements * (count if scattered else 1)
 

@@ -6,7 +6,7 @@ test imports this module when it runs.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -113,7 +113,7 @@ class Block(nn.Module):
 
 
 @contextmanager
-def pretended_ranks() -> Iterator[None]:
+def pretended_ranks() -> Generator[None]:
     """Pretend that there are ranks with NCCL, and symmetric memory among them."""
     with patch.object(distributed, "is_nccl_available", lambda: True):
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)

@@ -33,9 +33,9 @@ class Answer(NamedTuple):
     stderr: str
 
 
-def install(site: Path, name: str, entry_points: str) -> Path:
-    """Install the package of one module `examples/packages/NAME.py` in the folder `site`."""
-    shutil.copy(EXAMPLES / f"{name}.py", site)
+def install(site: Path, name: str, entry_points: str, folder: Path = EXAMPLES) -> Path:
+    """Install the package of one module `NAME.py` of `folder` in the folder `site`."""
+    shutil.copy(folder / f"{name}.py", site)
     info = site / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA.format(name=name), "utf-8")

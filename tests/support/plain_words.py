@@ -40,11 +40,8 @@ MESSAGES = {"echo", "print", "secho", "Option", "Argument"}
 
 def usual_rates() -> dict[str, float]:
     """Return the pattern of each phrase with its usual rate per 100,000 words."""
-    return {str(each["phrase"]): float(each["usual"]) for each in _table()["phrase"]}
-
-
-def _table() -> dict[str, list[dict[str, object]]]:
-    return tomllib.loads(LIST.read_text("utf-8"))
+    listed = tomllib.loads(LIST.read_text("utf-8"))["phrase"]
+    return {str(each["phrase"]): float(each["usual"]) for each in listed}
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:

@@ -1,5 +1,6 @@
 """Measured coverage of error intervals; a new table of published runs and its fitted rules."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
@@ -12,6 +13,7 @@ from zsim.api.judged_figures import figure_runs, judged_figures, scenario_featur
 from zsim.calibration.error_coverage import (
     ErrorCoverage,
     FitReport,
+    LeftOutRow,
     by_kind,
     coverage,
     fit_report,
@@ -24,6 +26,8 @@ from zsim.calibration.error_rows import (
     ratio_fit,
     ratio_rows,
     rules_of,
+    scored,
+    time_fit,
     time_rows,
 )
 from zsim.calibration.judged_rows import different, judged_row, judges, memory_outcomes_of
@@ -38,11 +42,14 @@ from zsim.prediction.evidence import JudgedRun, MemoryOutcome, judged_runs, memo
 from zsim.prediction.run_features import RunFeatures
 
 COLUMNS = ("kind", "rows", "publications", "inside", "of publications", "score", "", "half-width")
+KNOWN = "known runtime"
+"""Kind of runs whose runtime is in several publications."""
 CHANGED = {0: "another key", 1: "one choice", 2: "two choices", 3: "three choices"}
 LEGEND = (
     "inside: share of rows within the interval, and its mean over publications; score: mean",
     "interval score of the logarithm of the error, of rows and over publications (less is better);",
-    "half-width: median of half of the interval, as a share of the prediction",
+    "half-width: median of half of the interval, as a share of the prediction; known runtime: one",
+    "that another publication has",
 )
 
 
@@ -176,23 +183,19 @@ def _validation(
 ) -> ErrorValidation:
     if len({run.publication for run in runs}) < 2:
         raise MistakeError("--data: has runs of one publication; errors need two")
-    pipelines = ["with a pipeline" if run.features.pipeline > 1 else "without" for run in runs]
-    rows = time_rows(runs)
-    times = left_out(ErrorFit(rows), rows, pipelines)
-    steady = [each for each, run in zip(times, runs, strict=True) if not run.stalls]
-    pairs = ratio_rows(runs)
+    kept = scored(runs)
+    pipelines = ["with a pipeline" if run.features.pipeline > 1 else "without" for run in kept]
+    rows = time_rows(kept)
+    times = left_out(time_fit(rows), rows, pipelines)
+    pairs = ratio_rows(kept)
     of_pairs = [row for row, _ in pairs]
     ratios = left_out(ratio_fit(of_pairs), of_pairs, [str(count) for _, count in pairs])
-    peaks = peak_rows(runs)
+    peaks = peak_rows(kept)
     fitting = fit_rows(outcomes)
     return ErrorValidation(
         runs=tuple(runs),
         outcomes=tuple(outcomes),
-        times=(
-            coverage("all", times),
-            coverage("all that do not stall", steady),
-            *by_kind(times),
-        ),
+        times=(coverage("all", times), *by_kind(times), *_of_known_runtimes(kept, times)),
         ratios=tuple(_renamed(each) for each in by_kind(ratios)),
         peaks=(coverage("all", left_out(ErrorFit(peaks), peaks, [""] * len(peaks))),)
         if len({row.group for row in peaks}) > 1
@@ -202,6 +205,21 @@ def _validation(
         stale=stale,
         fresh=fresh,
     )
+
+
+def _of_known_runtimes(
+    runs: Sequence[JudgedRun], times: Sequence[LeftOutRow]
+) -> list[ErrorCoverage]:
+    """Return the coverage of runs whose runtime another publication has, by kind."""
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        names[run.features.runtime].add(run.publication)
+    known = [
+        replace(each, kind=f"{each.kind}, {KNOWN}")
+        for run, each in zip(runs, times, strict=True)
+        if len(names[run.features.runtime]) > 1
+    ]
+    return [coverage(KNOWN, known), *by_kind(known)] if known else []
 
 
 def _renamed(found: ErrorCoverage) -> ErrorCoverage:

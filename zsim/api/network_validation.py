@@ -1,112 +1,96 @@
 """Compare predicted times of collectives with published measurements."""
 
+import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from zsim.api.answer import Answer
-from zsim.api.answer_text import table_text
-from zsim.api.prediction_errors import (
-    errors_cells,
-    errors_object,
-    unmodelled_lines,
-    unmodelled_objects,
+from zsim.api.answer import Progress, tell_nobody
+from zsim.api.validation import Validation
+from zsim.calibration.clusters_left_out import by_another, clusters_of, left_out
+from zsim.calibration.network_verdict import (
+    SIZE_CLASSES,
+    JudgedMeasurement,
+    row_of,
+    size_class,
+    verdict,
 )
-from zsim.calibration.network_verdict import SIZE_CLASSES, NetworkVerdict, verdict
+from zsim.calibration.verdict import Verdict
 from zsim.cluster.profile.files import Profiles
 from zsim.files.installed import network_profiles
 from zsim.files.measurements import measurements
+from zsim.units import format_seconds
 
 HeldOut = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Median errors by hardware and size class, of rows fitted and of groups held out."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkValidation(Answer):
-    """Validation of the profiles in the package against tables of measurements.
-
-    Attributes:
-        verdicts: errors of each table, by hardware and size class.
-        held_out: median errors by hardware and size class, of all fitted rows and of the groups
-            held out.
-    """
-
-    verdicts: tuple[NetworkVerdict, ...]
-    held_out: HeldOut
-
-    def text(self) -> str:
-        """Return a table of errors, unmodelled rows, and errors of held-out rows."""
-        return f"{network_text(self.verdicts)}\n{held_out_text(self.held_out)}"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the object that `zsim validate network --json` prints."""
-        files = {each.file: network_object(each) for each in self.verdicts}
-        return {"files": files, "held_out": self.held_out}
+LEFT_OUT = "each cluster left out, and predicted by a fit to all others:"
+ANOTHER = "by another cluster"
 
 
-def validate_network(folder: str | PathLike[str]) -> NetworkValidation:
-    """Return the errors of the packaged profiles on the tables of collectives in `folder`.
+def validate_network(folder: str | PathLike[str]) -> Validation:
+    """Return how well the profiles that ship predict the tables of collectives in `folder`.
 
     Raises:
         MistakeError: there is nothing to read.
     """
     profiles = network_profiles()
     tables = measurements(Path(folder))
-    verdicts = [verdict(name, found, left, profiles) for name, (found, left) in tables.items()]
-    return NetworkValidation(verdicts=tuple(verdicts), held_out=held_out_object(profiles))
+    found = [verdict(name, rows, left, profiles) for name, (rows, left) in tables.items()]
+    return _validation({"": found})
 
 
-def network_text(verdicts: Sequence[NetworkVerdict]) -> str:
-    """Return a table of errors, and the rows that zsim does not model."""
-    rows: list[tuple[str, ...]] = []
-    for found in verdicts:
-        if found.errors is not None:
-            rows.append((found.file, "all", "all", *errors_cells(found.errors)))
-        for (gpu, size), errors in found.by_class.items():
-            rows.append(("", gpu, size, *errors_cells(errors)))
-    columns = ("file", "hardware", "size", "rows", "median", "mean", "90 %")
-    lines = [table_text(columns, rows, words=range(3))]
-    for found in verdicts:
-        modelled = found.errors.rows if found.errors else 0
-        lines.append(f"{found.file}: {modelled} of {found.rows} rows are modelled")
-        lines += unmodelled_lines(found.unmodelled)
-        if found.in_band is not None:
-            inside = f"{found.in_band:.0%} of the predictions"
-            lines.append(f"  {inside} are inside the published band")
-        covered, bands = found.covered
-        if bands:
-            lines.append(f"  the predicted band covers {covered} of {bands} that were published")
-    return "\n".join(lines)
+def validate_left_out(
+    folder: str | PathLike[str], *, progress: Progress = tell_nobody
+) -> Validation:
+    """Return how well the tables of collectives in `folder` predict each of their clusters.
+
+    Every cluster takes a fit of all others, in a process of its own. Rows that several clusters
+    measured are also predicted by the time of another one.
+
+    Raises:
+        MistakeError: there is nothing to read.
+    """
+    tables = measurements(Path(folder))
+    rows = [row for found, _ in tables.values() for row in found]
+    asked = clusters_of(rows)
+    clusters: dict[str, Sequence[JudgedMeasurement]] = {}
+    with ProcessPoolExecutor(min(len(asked) or 1, os.cpu_count() or 1)) as pool:
+        for each in pool.map(partial(left_out, rows), asked):
+            clusters["/".join(each.cluster)] = each.judged
+            progress(len(clusters), len(asked))
+    every = [row for own in clusters.values() for row in own]
+    told = [_cluster(name, own) for name, own in clusters.items() if own]
+    alone = [name for name, own in clusters.items() if not own]
+    return _validation(
+        {LEFT_OUT: [*told, _cluster("all", every), _cluster(ANOTHER, by_another(rows))]},
+        *([f"no other cluster has the GPU of: {', '.join(alone)}"] if alone else []),
+        f"{ANOTHER}: its own time for the same collective, ranks and size",
+    )
 
 
-def network_object(found: NetworkVerdict) -> dict[str, object]:
-    """Return the `--json` object of a table of collectives."""
-    errors = found.errors
-    result: dict[str, object] = {
-        "rows": found.rows,
-        "modelled": errors.rows if errors else 0,
-        **errors_object(errors),
-        "hardware": {},
-        "unmodelled": unmodelled_objects(found.unmodelled),
-    }
-    hardware: dict[str, dict[str, object]] = {}
-    for (gpu, size), each in found.by_class.items():
-        hardware.setdefault(gpu, {})[size] = {
-            "modelled": each.rows,
-            **errors_object(each),
-        }
-    result["hardware"] = hardware
-    if found.in_band is not None:
-        result["inside_published_band"] = found.in_band
-    covered, bands = found.covered
-    if bands:
-        result["published_bands"] = {"published": bands, "covered": covered}
-    return result
+def _cluster(name: str, found: Sequence[JudgedMeasurement]) -> Verdict:
+    """Return the rows of a cluster, within a node and across nodes."""
+    return Verdict(
+        name=name,
+        quantity="time of a collective",
+        rows=tuple(
+            row_of(each, {"sizes": f"{'several nodes' if nodes > 1 else 'one node'}, {size}"})
+            for each in found
+            for size in (size_class(each.measurement.size_bytes),)
+            for nodes in (each.measurement.shape.nodes,)
+            if size in SIZE_CLASSES
+        ),
+        shown=format_seconds,
+    )
 
 
-def held_out_text(held_out: HeldOut) -> str:
-    """Return the errors of the groups held out when the packaged profiles were fitted."""
+def _validation(found: Mapping[str, Sequence[Verdict]], *notes: str) -> Validation:
+    """Return verdicts with the errors of groups held out when the shipped profiles were fitted."""
+    held_out = held_out_object(network_profiles())
     lines = [
         "each (file, hardware, collective, size of group) held out once when the profiles were",
         "fitted, and predicted by a fit without it; median errors:",
@@ -116,17 +100,17 @@ def held_out_text(held_out: HeldOut) -> str:
             fitted, of_held_out = medians.values()
             of_rows = f"{of_held_out:6.1%} held out, {fitted:5.1%} of all rows fitted"
             lines.append(f"  {gpu:6} {size:17} {of_rows}")
-    return "\n".join(lines)
+    return Validation(verdicts=found, notes=(*notes, *lines), more={"held_out": held_out})
 
 
 def held_out_object(profiles: Mapping[str, Profiles]) -> HeldOut:
-    """Return median errors of fitted rows and of held-out groups, by hardware and size class."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    """Return by hardware and class of size the median errors on rows fitted, and on held out."""
+    found: defaultdict[str, dict[str, Mapping[str, float]]] = defaultdict(dict)
     for gpu, each in sorted(profiles.items()):
         for size, name in SIZE_CLASSES.items():
             held_out = each.errors.get(f"held_out_{name}")
             if held_out is not None:
-                found.setdefault(gpu, {})[size] = {
+                found[gpu][size] = {
                     "fitted_median_abs_error": each.errors[f"fitted_{name}"],
                     "held_out_median_abs_error": held_out,
                 }

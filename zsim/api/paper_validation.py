@@ -1,23 +1,16 @@
 """Compare predicted figures of papers with the published values."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from itertools import chain
-from os import PathLike
-from pathlib import Path
 
 from zsim.analysis.memory_footprint import footprint
 from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.summary import Summary, summary
-from zsim.api.answer import Answer
-from zsim.api.answer_text import table_text
 from zsim.api.forecast import accumulating, forecast, settled_source
 from zsim.api.largest_result import largest
-from zsim.api.notebook import Picture
-from zsim.api.prediction_errors import errors_cells, errors_object
 from zsim.api.topology_result import ONE_SWITCH
+from zsim.api.validation import Validation
 from zsim.backend.backend import BackendError, Job, NoWayError
 from zsim.calibration.csv_rows import NotModelledError
 from zsim.calibration.host_figures import (
@@ -30,25 +23,21 @@ from zsim.calibration.host_figures import (
 from zsim.calibration.paper_figures import (
     PIECE_BYTES,
     FigureQuantity,
-    FigureVerdict,
     Paper,
     PaperRun,
-    Predicted,
     parse,
-    shown,
     verdict,
 )
 from zsim.calibration.training_verdict import RunForecast
+from zsim.calibration.verdict import Verdict
 from zsim.closed_form import offload_formulas
 from zsim.closed_form.offload_formulas import TransformerSize
 from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import TopologyError
 from zsim.files.installed import topology
-from zsim.files.picture import need_format, write_picture
 from zsim.files.shipped_files import published_papers
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
-from zsim.report.svg.paper_picture import picture
 from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.schedule.schedule import Place
 from zsim.trace.trace import Trace
@@ -74,57 +63,18 @@ Asked = tuple[float, int] | str
 """Predicted value and index of the scenario that fits, or the reason why there is no prediction."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaperValidation(Answer):
-    """Validation against the figures of papers in the package.
-
-    Attributes:
-        verdicts: errors of each figure, by publication.
-    """
-
-    verdicts: Mapping[str, Sequence[FigureVerdict]]
-
-    def text(self) -> str:
-        """Return for each publication a table of errors, and the rows with the largest errors."""
-        return "\n".join(
-            f"{publication}\n{_verdicts_text(found)}"
-            for publication, found in self.verdicts.items()
-        )
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the object that `zsim validate paper --json` prints."""
-        return {"files": {each.figure.name: verdict_object(each) for each in self._every}}
-
-    def picture(self, path: str | PathLike[str] | None = None) -> Picture:
-        """Draw predicted against published values; write the picture to `path` if given.
-
-        Raises:
-            MistakeError: PNG and PDF need the extra `draw`.
-            UnwrittenError: the file cannot be written.
-        """
-        drawn = picture(self._every)
-        if path is not None:
-            need_format("picture", Path(path))
-            write_picture("picture", Path(path), drawn)
-        return Picture(drawn)
-
-    @property
-    def _every(self) -> list[FigureVerdict]:
-        return list(chain.from_iterable(self.verdicts.values()))
-
-
-def validate_papers(*, pipelines: bool = False) -> PaperValidation:
-    """Predict every figure in the package, on all processors.
+def validate_papers(*, pipelines: bool = False) -> Validation:
+    """Predict every figure that ships, on all processors.
 
     Args:
         pipelines: predict only publications of pipelines on many nodes, where each row is a run.
     """
-    found = [parse(text) for text in published_papers().values()]
-    papers = [paper for paper in found if paper.pipelines == pipelines]
-    return PaperValidation(verdicts={each.publication: verdicts_of(each) for each in papers})
+    papers = [parse(text) for text in published_papers().values()]
+    found = {each.publication: verdicts_of(each) for each in papers if each.pipelines == pipelines}
+    return Validation(verdicts=found, more={}, is_paper=True)
 
 
-def verdicts_of(paper: Paper) -> list[FigureVerdict]:
+def verdicts_of(paper: Paper) -> list[Verdict]:
     """Return every figure of `paper`, predicted on all processors."""
     asked = [(figure.quantity, run) for figure in paper.figures for run in figure.runs]
     with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
@@ -297,64 +247,3 @@ def _transformer_size(job: Job) -> TransformerSize:
     return TransformerSize(
         layers=shape.layers, hidden=shape.hidden_size, heads=shape.attention_heads
     )
-
-
-def verdict_object(found: FigureVerdict) -> dict[str, object]:
-    """Return the object of a figure in `zsim validate paper --json`."""
-    return {
-        "quantity": found.figure.quantity,
-        "source": found.figure.source,
-        "rows": len(found.figure.runs),
-        "modelled": len(found.predicted),
-        **errors_object(found.all),
-        "judged": {
-            "modelled": found.judged.rows if found.judged else 0,
-            **errors_object(found.judged),
-        },
-        "order": list(found.order) if found.figure.ordered else None,
-        "order_as_published": (
-            found.order == found.published_order if found.figure.ordered else None
-        ),
-        "predictions": [_row_object(each) for each in found.predicted],
-        "worst": [_row_object(each) for each in found.worst],
-        "unmodelled": [{"row": label, "reason": reason} for label, reason in found.unmodelled],
-    }
-
-
-def _row_object(each: Predicted) -> dict[str, object]:
-    return {
-        "row": each.run.label,
-        "judged": not each.run.fitted,
-        "way": each.way,
-        "published": each.run.published,
-        "predicted": each.value,
-        "error": each.off,
-    }
-
-
-def _verdicts_text(verdicts: Sequence[FigureVerdict]) -> str:
-    rows: list[tuple[str, ...]] = []
-    for found in verdicts:
-        if found.judged is not None:
-            worst = max(abs(each.off) for each in found.predicted if not each.run.fitted)
-            rows.append((found.figure.name, *errors_cells(found.judged), f"{worst:.1%}"))
-    lines = [table_text(("figure", "rows", "median", "mean", "90 %", "worst"), rows)]
-    for found in verdicts:
-        count = len(found.figure.runs)
-        lines.append(f"{found.figure.name}: {len(found.predicted)} of {count} rows are modelled")
-        lines += [f"  not {label}: {reason}" for label, reason in found.unmodelled]
-        lines += [f"  {_line(found, each)}" for each in found.worst]
-        if found.figure.ordered:
-            said = "as published" if found.order == found.published_order else "not as published"
-            lines.append(f"  from the smallest: {' < '.join(found.order)}, {said}")
-    return "\n".join(lines)
-
-
-def _line(found: FigureVerdict, each: Predicted) -> str:
-    quantity, notes = found.figure.quantity, ""
-    if each.way:
-        notes += ", with what needs less memory"
-    if each.run.fitted:
-        notes += ", used for fitting"
-    given, said = shown(each.run.published, quantity), shown(each.value, quantity)
-    return f"{each.run.label}: published {given}, predicted {said}, {each.off:+.1%}{notes}"

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
-from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import AS_ALONE, Observed, alone_s, fitted
 from zsim.calibration.training_tables import TABLES
+from zsim.calibration.verdict import errors_of
 from zsim.cluster.profile.in_training import ALONE, MATRIX, Evidence, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of

@@ -3,50 +3,42 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from statistics import median
 
 from zsim.calibration.published import Published
-from zsim.calibration.training_verdict import PredictedRun
+from zsim.calibration.verdict import Fact, VerdictRow
 
 SHARED = ("tensor", "pipeline", "context")
 """Parallel axes whose degrees a setting keeps on any number of GPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorGrowth:
-    """Differences of signed errors between the most and the fewest GPUs of a setting.
+def growth(found: Iterable[VerdictRow]) -> Fact | None:
+    """Return the differences of signed errors between the most and the fewest GPUs of a setting.
 
-    Attributes:
-        settings: number of settings published on several numbers of GPUs.
-        median, furthest: median and largest of the differences, as fractions.
-        fewest, most: smallest and largest number of GPUs.
+    None if no setting was published on several numbers of them.
     """
-
-    settings: int
-    median: float
-    furthest: float
-    fewest: int
-    most: int
-
-
-def growth(found: Iterable[PredictedRun]) -> ErrorGrowth | None:
-    """Return the growth of errors with GPUs; None if no setting has several numbers of GPUs."""
     by_setting: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for each in found:
-        by_setting[_setting(each.run)][_gpus(each.run)] = each.off
+        if isinstance(each.source, Published):
+            by_setting[_setting(each.source)][_gpus(each.source)] = each.off
     several = [sizes for sizes in by_setting.values() if len(sizes) > 1]
     if not several:
         return None
     differences = [sizes[max(sizes)] - sizes[min(sizes)] for sizes in several]
-    return ErrorGrowth(
-        settings=len(several),
-        median=median(differences),
-        furthest=max(differences, key=abs),
-        fewest=min(map(min, several)),
-        most=max(map(max, several)),
+    value: dict[str, float] = {
+        "settings": len(several),
+        "fewest_gpus": min(map(min, several)),
+        "most_gpus": max(map(max, several)),
+        "median": median(differences),
+        "furthest": max(differences, key=abs),
+    }
+    line = (
+        f"from the fewest to the most GPUs ({value['fewest_gpus']} to {value['most_gpus']}) errors "
+        f"of {len(several)} settings change by {value['median']:+.1%} in the median, by "
+        f"{value['furthest']:+.1%} at most"
     )
+    return Fact(name="growth_with_gpus", value=value, lines=(line,))
 
 
 def _gpus(run: Published) -> int:

@@ -6,7 +6,13 @@ from itertools import combinations
 from math import log
 
 from zsim.calibration.error_fit import ErrorFit, ErrorRow, FitRow, fitted_fit
-from zsim.prediction.error_columns import changed, peak_columns, ratio_columns, time_columns
+from zsim.prediction.error_columns import (
+    OF_RUNTIME,
+    changed,
+    peak_columns,
+    ratio_columns,
+    time_columns,
+)
 from zsim.prediction.error_rule import ErrorRules
 from zsim.prediction.evidence import JudgedRun, MemoryOutcome
 
@@ -25,18 +31,29 @@ SAME = (
 
 
 def rules_of(runs: Sequence[JudgedRun], outcomes: Sequence[MemoryOutcome]) -> ErrorRules:
-    """Return the rules fitted to these runs."""
+    """Return the rules that are fitted to these runs, but for those that give no score."""
+    kept = scored(runs)
     return ErrorRules(
-        time=ErrorFit(time_rows(runs)).rule(),
-        ratio=ratio_fit([row for row, _ in ratio_rows(runs)]).rule(),
-        peak=ErrorFit(peak_rows(runs)).rule(),
+        time=time_fit(time_rows(kept)).rule(),
+        ratio=ratio_fit([row for row, _ in ratio_rows(kept)]).rule(),
+        peak=ErrorFit(peak_rows(kept)).rule(),
         fit=fitted_fit(fit_rows(outcomes)),
     )
 
 
+def scored(runs: Sequence[JudgedRun]) -> list[JudgedRun]:
+    """Return the runs from whose figures nothing was read."""
+    return [run for run in runs if not run.fitted]
+
+
+def time_fit(rows: Sequence[ErrorRow]) -> ErrorFit:
+    """Return fits to step times: a runtime without published pipelines counts as the widest."""
+    return ErrorFit(rows, widest=(OF_RUNTIME,))
+
+
 def ratio_fit(rows: Sequence[ErrorRow]) -> ErrorFit:
-    """Return fits to pairs, which have no order; unknown choices get the widest intervals."""
-    return ErrorFit(rows, is_symmetric=True, widest=(ANOTHER,))
+    """Return fits to pairs: no run of a pair is the first, and unknown choices are the widest."""
+    return ErrorFit(rows, is_symmetric=True, widest=(ANOTHER, OF_RUNTIME))
 
 
 def time_rows(runs: Sequence[JudgedRun]) -> list[ErrorRow]:
@@ -71,21 +88,17 @@ def fit_rows(outcomes: Sequence[MemoryOutcome]) -> list[FitRow]:
 
 
 def ratio_rows(runs: Sequence[JudgedRun]) -> list[tuple[ErrorRow, int]]:
-    """Return a row for each pair of runs that differ in few choices, and the number of choices.
-
-    Runs that stall, according to published times alone, are excluded.
-    """
+    """Return a row for each pair of runs that differ in few choices, and in how many."""
     return list(_pairs(runs))
 
 
 def _pairs(runs: Sequence[JudgedRun]) -> Iterator[tuple[ErrorRow, int]]:
     of_subject: defaultdict[object, list[JudgedRun]] = defaultdict(list)
     for run in runs:
-        if not run.stalls:
-            same = tuple(str(run.settings.get(key)) for key in SAME)
-            found = run.features
-            subject = (found.runtime, found.constants, found.width, found.layers)
-            of_subject[run.publication, subject, same].append(run)
+        same = tuple(str(run.settings.get(key)) for key in SAME)
+        found = run.features
+        subject = (found.runtime, found.constants, found.width, found.layers)
+        of_subject[run.publication, subject, same].append(run)
     for own in of_subject.values():
         for one, other in combinations(own, 2):
             count = len(changed(one.features, other.features))

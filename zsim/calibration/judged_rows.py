@@ -36,7 +36,7 @@ def judged_row(run: Published, forecast: RunForecast, features: RunFeatures) -> 
         predicted_peak_bytes=round(predicted(run, Quantity.MEMORY, forecast)) if has_peak else None,
         features=features,
         settings=flat({name: table for name, table in tables.items() if name != "title"}),
-        stalls=run.stalls,
+        fitted=run.fitted,
     )
 
 
@@ -62,7 +62,7 @@ def memory_outcomes_of(
             ran=not run.failed,
         )
         for run, forecast in made
-        if run.peak_bytes is not None or (run.file, run.line) in lines
+        if (run.file, run.line) in lines or (run.peak_bytes is not None and not run.fitted)
     ]
 
 
@@ -86,4 +86,4 @@ def _key(run: JudgedRun) -> tuple[object, ...]:
     """Return all values of a row, as a key."""
     settings = tuple(sorted((name, str(value)) for name, value in run.settings.items()))
     figures = (run.step_s, run.predicted_step_s, run.peak_bytes, run.predicted_peak_bytes)
-    return (run.publication, run.citation, run.sweep, run.stalls, figures, run.features, settings)
+    return (run.publication, run.citation, run.sweep, run.fitted, figures, run.features, settings)

@@ -1,15 +1,15 @@
 """Compare predictions with published measurements: errors by file, by hardware and by size."""
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median, quantiles
 
 from zsim.calibration.collective_rows import Measurement
 from zsim.calibration.csv_rows import Unmodelled
+from zsim.calibration.verdict import Fact, Verdict, VerdictRow
 from zsim.cluster.profile.files import Profiles
 from zsim.network.band import band
 from zsim.network.tuner import alone_s
+from zsim.units import format_bytes, format_seconds
 
 MEDIUM_BYTES, LARGE_BYTES = 64 * 2**10, 16 * 2**20
 SIZE_CLASSES = {"16 MiB and more": "large", "64 KiB to 16 MiB": "medium"}
@@ -53,37 +53,19 @@ def judged(profiles: Profiles, rows: Collection[Measurement]) -> list[JudgedMeas
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """Errors of `rows` predictions, as fractions of the measured values."""
-
-    rows: int
-    median: float
-    mean: float
-    p90: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkVerdict:
-    """Errors of the predictions for one file.
-
-    Attributes:
-        rows: number of rows, modelled or not.
-        errors: errors of all modelled rows; None if there are none.
-        by_class: the same by (hardware, size class).
-        unmodelled: unmodelled rows with the reason.
-        in_band: fraction of predictions inside the published band; None without bands.
-        covered: number of published bands across nodes that the predicted band of the cluster's
-            fabric covers, and number of all such bands.
-    """
-
-    file: str
-    rows: int
-    errors: Errors | None
-    by_class: Mapping[tuple[str, str], Errors]
-    unmodelled: tuple[Unmodelled, ...]
-    in_band: float | None
-    covered: tuple[int, int] = (0, 0)
+def row_of(each: JudgedMeasurement, groups: Mapping[str, str]) -> VerdictRow:
+    """Return a measurement with its prediction as a row of a verdict, in these groups."""
+    row = each.measurement
+    nodes = f" on {row.shape.nodes} nodes" if row.shape.nodes > 1 else ""
+    return VerdictRow(
+        place=row.row,
+        name=f"line {row.row} ({row.gpu}, {row.collective} of {row.shape.ranks} ranks{nodes}, "
+        f"{format_bytes(row.size_bytes)})",
+        published=row.seconds,
+        predicted=each.predicted_s,
+        groups=groups,
+        source=row,
+    )
 
 
 def verdict(
@@ -91,34 +73,44 @@ def verdict(
     rows: Sequence[Measurement],
     left: Sequence[Unmodelled],
     profiles: Mapping[str, Profiles],
-) -> NetworkVerdict:
-    """Predict `rows`, each with the profile of its GPU; `left` are the unreadable rows."""
+) -> Verdict:
+    """Predict `rows`, each with the profile of its kind of GPU; `left` were not readable."""
     found: list[JudgedMeasurement] = []
-    unmodelled = list(left)
+    unmodelled: list[tuple[int | str, str]] = [(each.row, each.reason) for each in left]
     for row in rows:
         if row.gpu in profiles:
             found += judged(profiles[row.gpu], [row])
         else:
-            unmodelled.append(Unmodelled(file=file, row=row.row, reason=f"no profile of {row.gpu}"))
-    by_class: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for each in found:
-        row = each.measurement
-        by_class[row.gpu, size_class(row.size_bytes)].append(each.error)
-    return NetworkVerdict(
-        file=file,
-        rows=len(rows) + len(left),
-        errors=errors_of([each.error for each in found]) if found else None,
-        by_class={key: errors_of(errors) for key, errors in sorted(by_class.items())},
+            unmodelled.append((row.row, f"no profile of {row.gpu}"))
+    return Verdict(
+        name=file,
+        quantity="time of a collective",
+        rows=tuple(
+            row_of(each, {"hardware": f"{row.gpu}, {size_class(row.size_bytes)}"})
+            for each in found
+            for row in (each.measurement,)
+        ),
+        shown=format_seconds,
         unmodelled=tuple(unmodelled),
-        in_band=_in_band(found),
-        covered=_covered(rows, profiles),
+        facts=tuple(_bands(rows, found, profiles)),
     )
 
 
-def errors_of(errors: Sequence[float]) -> Errors:
-    """Return median, mean and 90th percentile of `errors`, which must not be empty."""
-    p90 = quantiles(errors, n=10, method="inclusive")[-1] if len(errors) > 1 else errors[0]
-    return Errors(rows=len(errors), median=median(errors), mean=fmean(errors), p90=p90)
+def _bands(
+    rows: Sequence[Measurement],
+    found: Sequence[JudgedMeasurement],
+    profiles: Mapping[str, Profiles],
+) -> Iterator[Fact]:
+    """Yield the share of predictions in published bands, and the published bands covered."""
+    inside = _in_band(found)
+    if inside is not None:
+        line = f"{inside:.0%} of the predictions are inside the published band"
+        yield Fact(name="inside_published_band", value=inside, lines=(line,))
+    covered, bands = _covered(rows, profiles)
+    if bands:
+        line = f"the predicted band covers {covered} of {bands} that were published"
+        value = {"published": bands, "covered": covered}
+        yield Fact(name="published_bands", value=value, lines=(line,))
 
 
 def _in_band(found: Sequence[JudgedMeasurement]) -> float | None:

@@ -11,21 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from zsim.calibration.network_verdict import Errors, errors_of
 from zsim.calibration.published import GIB
+from zsim.calibration.verdict import Fact, Verdict, VerdictRow
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import apply
 
 PIECE_BYTES = 2 << 30
 """Size of the pieces that GPU memory was split into before figure 6b was measured, so that larger
 allocations failed (Rajbhandari et al. 2021, section 8.5: 2 GB)."""
-
-WORST = 5
-"""Number of listed rows with the largest errors."""
 
 
 class PaperError(ValueError):
@@ -275,73 +273,46 @@ def _tables(base: Mapping[str, Any], settings: Sequence[str]) -> Mapping[str, ob
     return tables
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """A row with its prediction; `way` is the index of its scenario that fits."""
-
-    run: PaperRun
-    value: float
-    way: int = 0
-
-    @property
-    def off(self) -> float:
-        """Relative error of the prediction; negative if it is too small."""
-        return self.value / self.run.published - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureVerdict:
-    """Errors of the predictions for a figure.
-
-    Attributes:
-        judged: errors of the rows that were not used in a fit; None if there are none.
-        unmodelled: labels of rows without a prediction, with the reason.
-    """
-
-    figure: PaperFigure
-    predicted: tuple[Predicted, ...]
-    all: Errors | None
-    judged: Errors | None
-    unmodelled: tuple[tuple[str, str], ...]
-
-    @property
-    def worst(self) -> tuple[Predicted, ...]:
-        """The rows with the largest errors, the largest first."""
-        return tuple(sorted(self.predicted, key=lambda each: -abs(each.off))[:WORST])
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """Labels from the smallest prediction to the largest."""
-        return tuple(each.run.label for each in sorted(self.predicted, key=lambda each: each.value))
-
-    @property
-    def published_order(self) -> tuple[str, ...]:
-        """Labels from the smallest published value to the largest."""
-        return tuple(
-            each.run.label for each in sorted(self.predicted, key=lambda each: each.run.published)
-        )
-
-
-def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> FigureVerdict:
-    """Compare `figure` with predicted values and scenario indices, or with reasons for none."""
-    found: list[Predicted] = []
-    left: list[tuple[str, str]] = []
+def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> Verdict:
+    """Compare `figure` with values and ways, or with lines that say why there is no value."""
+    found: list[VerdictRow] = []
+    left: list[tuple[int | str, str]] = []
     for run, answer in zip(figure.runs, answers, strict=True):
         if isinstance(answer, str):
             left.append((run.label, answer))
         else:
-            found.append(Predicted(run=run, value=answer[0], way=answer[1]))
-    return FigureVerdict(
-        figure=figure,
-        predicted=tuple(found),
-        all=_errors(found),
-        judged=_errors([each for each in found if not each.run.fitted]),
+            value, way = answer
+            found.append(
+                VerdictRow(
+                    place=run.label,
+                    name=run.label,
+                    published=run.published,
+                    predicted=value,
+                    is_kept=not run.fitted,
+                    source=run,
+                    way=way,
+                )
+            )
+    return Verdict(
+        name=figure.name,
+        quantity=figure.quantity,
+        rows=tuple(found),
+        shown=partial(shown, quantity=figure.quantity),
         unmodelled=tuple(left),
+        facts=(
+            Fact(name="source", value=figure.source),
+            *([_order(found)] if figure.ordered else []),
+        ),
     )
 
 
-def _errors(found: Sequence[Predicted]) -> Errors | None:
-    return errors_of([abs(each.off) for each in found]) if found else None
+def _order(found: Sequence[VerdictRow]) -> Fact:
+    """Return the order of the predictions, and whether it is the published one."""
+    order = [row.name for row in sorted(found, key=lambda row: row.predicted)]
+    is_published = order == [row.name for row in sorted(found, key=lambda row: row.published)]
+    said = "as published" if is_published else "not as published"
+    line = f"from the smallest: {' < '.join(order)}, {said}"
+    return Fact(name="order", value={"labels": order, "as_published": is_published}, lines=(line,))
 
 
 def shown(value: float, quantity: FigureQuantity) -> str:

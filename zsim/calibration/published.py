@@ -14,22 +14,21 @@ class Published:
 
     Attributes:
         file: name of the table.
-        line: line number of the row; the header is line 1.
-        hardware, model, sequence_length: values shared by a sweep, in addition to the file.
-        scenario: the run as scenario tables; empty if it is not modelled.
-        fallbacks: scenarios of the same run with less memory, if the publication has the best of
-            several; one counts if those before it do not fit.
-        reason: reason why it is not modelled; empty if it is.
-        refusal: reason why the trainer refuses such a run, independent of memory; empty if not.
-        incomplete: parts of it that are not simulated; such a run is predicted, but not fitted.
-        part: part of the file with separate errors; empty if none.
-        extent: class of the run by its number of nodes, if errors are separate; empty if none.
-        stalls: True if it took far longer than similar runs on other numbers of nodes, according to
-            published times alone (`zsim.calibration.stalls`).
-        step_time_s: published time of an optimizer step in seconds; None if not published.
-        peak_bytes: published peak of device memory in bytes; None if not published.
-        reserved: True if the peak is of reserved memory; False if of allocated memory.
-        failed: True if it ended without a result: out of memory, crashed or too slow.
+        line: of the row in it; the header is line 1.
+        hardware, model, sequence_length: what a sweep has in common, beside the file.
+        scenario: the run, as the tables of a scenario file; empty if it is not modelled.
+        fallbacks: the same run in other ways that need less memory, where the publication has the
+            best of several; one counts where those before it do not fit.
+        reason: why it is not modelled; empty if it is.
+        refusal: why the trainer itself begins no such run, whatever the memory; empty if it does.
+        incomplete: what of it is not simulated; such a run is predicted, and fits nothing.
+        part: the part of the file whose errors are told apart from the others', if any.
+        extent: what of its part it is, by the nodes it ran on, if errors are told apart so.
+        step_time_s: published time of an optimizer step in seconds, if it was published.
+        peak_bytes: published peak of device memory in bytes, if it was published.
+        reserved: the peak is of memory that the allocator reserved; else of what was allocated.
+        failed: the run ended without a result: it ran out of memory, crashed or took too long.
+        fitted: a constant or a choice of the reader was read from its figures; it gives no score.
         source: the publication.
     """
 
@@ -46,11 +45,11 @@ class Published:
     incomplete: str = ""
     part: str = ""
     extent: str = ""
-    stalls: bool = False
     step_time_s: float | None = None
     peak_bytes: int | None = None
     reserved: bool = True
     failed: bool = False
+    fitted: bool = False
 
     @property
     def ways(self) -> tuple[Mapping[str, object], ...]:

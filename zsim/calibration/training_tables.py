@@ -11,15 +11,15 @@ and the scenario of a row. A string that starts with "= " is an expression
   fits the speed of kernels in training to the others. `reserved = false`: peaks are of allocated
   memory.
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
-- `unmodelled`: conditions under which a row is not modelled, and the reason.
-- `scenario`, `way`: the tables of the scenario, and changes; the first change that fits is the run.
-- `run`: fields of `Published`, and `turn`: the values to compare runs on other nodes by.
+- `unmodelled`: conditions under which a row is not modelled, and why.
+- `scenario`, `way`: the tables of the scenario, and changes of which the first that fits ran.
+- `run`: fields of `Published`.
 """
 
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, cast
 
@@ -39,7 +39,6 @@ from zsim.calibration.csv_rows import (
 from zsim.calibration.expression import evaluated
 from zsim.calibration.hardware import gpu_in, memory_gb_in
 from zsim.calibration.published import GIB, Published
-from zsim.calibration.stalls import Turn, stalled
 
 KINDS: Mapping[str, tuple[Any, Any]] = {
     "text": (str, ...),
@@ -86,18 +85,13 @@ class RunTable:
         """
         model = _row_model(self.form["columns"])
         found: list[Published] = []
-        turns: list[tuple[int, Turn]] = []
         for line, cells in enumerate(rows, start=2):
             try:
                 scope = _Scope(self.form, parsed(self.file, model, cells).model_dump())
-                turn = scope.filled(self.form.get("turn", {}))
-                if "seconds" in turn:
-                    turns.append((line, Turn(**turn)))
                 found.append(self._run(line, scope))
             except NotModelledError as error:
                 found.append(self._unmodelled(line, cells, error))
-        stalls = stalled(turns)
-        return [replace(run, stalls=run.line in stalls) for run in found]
+        return found
 
     def _run(self, line: int, scope: "_Scope") -> Published:
         for each in self.form.get("unmodelled", ()):

@@ -1,7 +1,6 @@
 """`zsim validate WHAT`."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:
-    from zsim.api.answer import Answer
+    from zsim.api.validation import Validation
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
 PIPELINES, ERROR, BEST = "pipelines", "error", "best"
@@ -74,8 +73,8 @@ def validate(
     if left_out and data is not None:
         return _left_out(data, as_json=json)
     need_output("--picture", picture, FileKind.PICTURE)
-    found, draw = _validated(what, data)
-    with answer_before(outputs((picture, draw))):
+    found = _validated(what, data)
+    with answer_before(outputs((picture, found.picture))):
         print_answer(found, as_json=json)
     return Code.DONE
 
@@ -88,7 +87,7 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
         raise MistakeError("--data: missing; --all-rows needs a folder of published tables")
     if picture is not None:
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
-    from zsim.api.all_rows_validation import validate_all_rows
+    from zsim.api.run_validation import validate_all_rows
 
     with progress(f"rows of {data}") as told:
         found = validate_all_rows(data, progress=told if sys.stderr.isatty() else _say)
@@ -98,7 +97,7 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
 
 def _left_out(data: Path, *, as_json: bool) -> Code:
     """Fit the tables of collectives without one cluster, predict that cluster; repeat for all."""
-    from zsim.api.left_out_validation import validate_left_out
+    from zsim.api.network_validation import validate_left_out
 
     with progress(f"clusters of {data}") as told:
         found = validate_left_out(data, progress=told)
@@ -140,19 +139,15 @@ def _say(done: float, total: float) -> None:
         print(f"{done:.0f} of {total:.0f} rows predicted", file=sys.stderr, flush=True)
 
 
-def _validated(what: str, data: Path | None) -> "tuple[Answer, Callable[[Path | str], object]]":
-    """Return the answer, and a function that draws it to a path."""
+def _validated(what: str, data: Path | None) -> "Validation":
     if data is None:
         from zsim.api.paper_validation import validate_papers
 
-        papers = validate_papers(pipelines=what == PIPELINES)
-        return papers, papers.picture
+        return validate_papers(pipelines=what == PIPELINES)
     if what == NETWORK:
         from zsim.api.network_validation import validate_network
 
-        return validate_network(data), str  # no picture is drawn for this kind
-    from zsim.api.training_validation import Quantity, validate_training
+        return validate_network(data)
+    from zsim.api.run_validation import Quantity, validate_training
 
-    quantity = Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY
-    runs = validate_training(data, quantity)
-    return runs, runs.picture
+    return validate_training(data, Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY)

@@ -23,7 +23,7 @@ def shared_sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
             value, goes_back = model.values[name], model.runs_backward(segment)
             times = 1 + (unit.name in again) + (goes_back and segment.saves_input)
             comes_back = goes_back and value.requires_gradient
-            if segment.gathers_context:
+            if segment.shared_input is not None:
                 gathered += times * value.size_bytes
                 scattered += comes_back * value.size_bytes
             else:

@@ -129,7 +129,7 @@ class _Clock:
             again = recomputed(model, self.strategy)
         for unit in model.units:
             for before, segment in zip((None, *unit.segments), unit.segments, strict=False):
-                is_left = before is not None and before.leaves_whole
+                is_left = before is not None and before.leaves_gathered
                 exchanged = self._forward_s(model, segment, is_left=is_left)
                 found.kernels[self.kernels(segment.forward)] += 1
                 found.tensor_s += exchanged
@@ -146,7 +146,7 @@ class _Clock:
         if model.tensor == 1 or parts_of(segment.forward):
             return 0.0
         total = 0.0 if is_left else self._read_s(model, segment)
-        made = segment.outputs if segment.reduces_output else ()
+        made = segment.outputs if segment.ends is not None else ()
         return total + sum(self._summed_s(model, value) for value in made)
 
     def _backward_s(self, model: Model, segment: Segment) -> float:
@@ -155,10 +155,10 @@ class _Clock:
             return 0.0
         fused = parts_of(segment.backward)
         total = self._read_s(model, segment) if segment.saves_input and not fused else 0.0
-        if segment.reduces_output and not fused:
+        if segment.ends is not None and not fused:
             made = [each for each in segment.outputs if each.tensor_sharded]
             total += sum(self._gathered_s(model, each, segment) for each in made)
-        if segment.reduces_input_gradient and FusedPart.BESIDE_SCATTER not in fused:
+        if segment.sums_gradients and FusedPart.BESIDE_SCATTER not in fused:
             values = [model.values[name] for name in segment.inputs]
             total += sum(self._summed_s(model, each) for each in values if each.requires_gradient)
         return total
@@ -169,7 +169,7 @@ class _Clock:
         return sum(self._gathered_s(model, each, segment) for each in values if each.tensor_sharded)
 
     def _gathered_s(self, model: Model, value: Value, segment: Segment) -> float:
-        own = value.elements if segment.casts_tokens else value.size_bytes  # cast: a byte each
+        own = value.elements if segment.is_narrow else value.size_bytes  # cast: a byte each
         return self.tensor("all_gather", own * model.tensor, model.tensor)
 
     def _summed_s(self, model: Model, value: Value) -> float:

@@ -32,11 +32,11 @@ def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
     """Return the bytes that a rank sends in the unit's all-reduces for one micro-batch."""
     total = 0
     for segment in unit.segments:
-        if segment.reduces_output:
+        if segment.ends is not None:
             total += (1 + (recomputed and segment.sums_output(again=True))) * sum(
                 _ring(model, value.name) for value in segment.outputs if not value.tensor_sharded
             )
-        if segment.reduces_input_gradient and model.runs_backward(segment):
+        if segment.sums_gradients and model.runs_backward(segment):
             total += sum(
                 _ring(model, name)
                 for name in segment.inputs
@@ -64,14 +64,14 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
             made, read = _made(model, segment), _read(model, segment)
             times = 0 if is_left else 1 + (is_recomputed and segment.runs_again)
             scattered += (1 + (is_recomputed and segment.sums_output(again=True))) * _bytes(made)
-            is_left = segment.leaves_whole
+            is_left = segment.leaves_gathered
             back = list[Value]()
             if model.runs_backward(segment):
                 scattered += _bytes(_read(model, segment, differentiable=True))
                 back = [*made, *(read if segment.saves_input else ())]
             moved = [*read * times, *back]
-            gathered += _bytes(moved, narrow=segment.casts_tokens)
-            scales += _scales(moved) if segment.casts_tokens else 0
+            gathered += _bytes(moved, narrow=segment.is_narrow)
+            scales += _scales(moved) if segment.is_narrow else 0
     steps = strategy.train.gradient_accumulation_steps
     times = steps * (model.tensor - 1)
     return [
@@ -95,7 +95,7 @@ def _scales(values: Iterable[Value]) -> int:
 
 def _made(model: Model, segment: Segment) -> list[Value]:
     """Return the outputs of the segment that are sharded by tokens when they are summed."""
-    if not segment.reduces_output:
+    if segment.ends is None:
         return []
     values = [model.values[value.name] for value in segment.outputs]
     return [value for value in values if value.tensor_sharded]
@@ -103,7 +103,7 @@ def _made(model: Model, segment: Segment) -> list[Value]:
 
 def _read(model: Model, segment: Segment, *, differentiable: bool = False) -> list[Value]:
     """Return sharded inputs to gather; with `differentiable`, those whose gradients are summed."""
-    if not (segment.reduces_input_gradient if differentiable else segment.reads_whole):
+    if not (segment.sums_gradients if differentiable else segment.reads_whole):
         return []
     values = [model.values[name] for name in segment.inputs]
     return [

@@ -14,6 +14,14 @@ from zsim.dtype import DType
 from zsim.model.architecture import Architecture
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
+from zsim.model.segment_exchange import (
+    ExchangeAxis,
+    ExchangeKind,
+    SegmentExchange,
+    exchanges_of,
+    is_narrow,
+    sums_gradients,
+)
 from zsim.model.tensor_lifetime import AllocationEvent
 
 
@@ -93,7 +101,10 @@ class SplitBackward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Part of a unit between collectives of the tensor axis.
+    """Part of a unit between exchanges with other ranks.
+
+    It begins and ends with at most one exchange: `begins` and `ends`. Files have seven fields for
+    them, `reduces_output` to `context_offset`; nothing else reads these.
 
     Attributes:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
@@ -128,6 +139,8 @@ class Segment:
             in order; empty if not known. Buffers by number are the workspace, saved tensors, then
             gradients of each parameter and of each input.
         split: its backward in two parts; None if it has no trained parameter, or runs as one.
+        begins: the exchange of its inputs before forward, whose adjoint follows backward.
+        ends: the exchange of its outputs after forward, whose adjoint precedes backward.
     """
 
     inputs: tuple[str, ...]
@@ -154,11 +167,49 @@ class Segment:
     forward_course: tuple[AllocationEvent, ...] = ()
     backward_course: tuple[AllocationEvent, ...] = ()
     split: SplitBackward | None = None
+    begins: SegmentExchange | None = field(init=False, repr=False, compare=False)
+    ends: SegmentExchange | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        begins, ends = exchanges_of(
+            (
+                self.reduces_output,
+                self.reduces_input_gradient,
+                self.gathers_input,
+                self.leaves_whole,
+                self.casts_tokens,
+                self.gathers_context,
+                self.context_offset,
+            )
+        )
+        object.__setattr__(self, "begins", begins)
+        object.__setattr__(self, "ends", ends)
 
     @property
     def reads_whole(self) -> bool:
         """Return True if it gathers inputs that are sharded over the tensor axis."""
-        return self.reduces_input_gradient or self.gathers_input
+        return self.begins is not None and self.begins.axis is ExchangeAxis.TENSOR
+
+    def exchange_of(self, value: str) -> SegmentExchange | None:
+        """Return the exchange of an input before forward: of each, or of the last if of keys."""
+        if self.begins is None or self.begins.axis is ExchangeAxis.TENSOR:
+            return self.begins
+        return self.begins if value == self.inputs[-1] else None
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Return True if its input gradients are partial sums over the tensor axis."""
+        return sums_gradients(self.begins)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return True if tokens that it gathers are cast to 8-bit floats."""
+        return is_narrow(self.begins, self.ends)
+
+    @property
+    def leaves_gathered(self) -> bool:
+        """Return True if the next segment reads the inputs that it gathered."""
+        return self.begins is not None and self.begins.stays
 
     @property
     def kept_inputs(self) -> tuple[str, ...]:
@@ -168,16 +219,25 @@ class Segment:
     @property
     def shared_input(self) -> str | None:
         """Return the input that is gathered from ranks that share a sequence, if any."""
-        return self.inputs[-1] if self.gathers_context else None
+        exchange = self.begins
+        gathers = exchange and exchange.over(ExchangeAxis.CONTEXT, ExchangeKind.GATHER)
+        return self.inputs[-1] if gathers else None
 
     @property
     def passed_input(self) -> str | None:
         """Return the input received from another rank that shares the sequence, if any."""
-        return self.inputs[-1] if self.context_offset else None
+        return self.inputs[-1] if self.offset else None
+
+    @property
+    def offset(self) -> int | None:
+        """Return the distance to the rank whose value it reads, 0 for the own; None without one."""
+        exchange = self.begins
+        passes = exchange and exchange.over(ExchangeAxis.CONTEXT, ExchangeKind.PASS)
+        return exchange.offset if exchange and passes else None
 
     def sums_output(self, *, again: bool) -> bool:
         """Return True if outputs are reduced after forward, or after a recomputation (`again`)."""
-        return self.reduces_output and (self.sums_again or not again)
+        return self.ends is not None and (self.sums_again or not again)
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
         """Return the kernels of forward, or of a recomputation (`again`)."""

@@ -6,6 +6,9 @@ from zsim.prediction.run_features import DEVICE, RunFeatures
 
 FLOAT8 = "float8"
 
+OF_RUNTIME = "a pipeline of "
+"""Beginning of the names of columns for pipelines of one runtime."""
+
 Columns = dict[str, float]
 """Numbers by the name of their column; a missing column is 0."""
 
@@ -13,7 +16,7 @@ Columns = dict[str, float]
 def time_columns(run: RunFeatures) -> Columns:
     """Return the columns for the error of a step time."""
     return {
-        "a pipeline": float(run.pipeline > 1),
+        f"{OF_RUNTIME}{run.runtime}": float(run.pipeline > 1),
         "doublings of the pipeline": log2(run.pipeline),
         "several nodes": float(run.nodes > 1),
         "doublings of the nodes": log2(run.nodes),
@@ -39,9 +42,22 @@ def ratio_columns(one: RunFeatures, other: RunFeatures) -> Columns | None:
     if _subject(one) != _subject(other):
         return None
     found = {f"another {name}": 1.0 for name in changed(one, other)}
+    found |= {f"doublings of the {name}": far for name, far in _apart(one, other).items() if far}
+    found[f"{OF_RUNTIME}{one.runtime}"] = float(max(one.pipeline, other.pipeline) > 1)
     found["tensor ranks across nodes"] = float(one.spans or other.spans)
     found[f"GPU {one.gpu}"] = 1.0
     return found
+
+
+def _apart(one: RunFeatures, other: RunFeatures) -> dict[str, float]:
+    """Return how many doublings lie between the degrees and sizes of two runs."""
+    pairs = {
+        "tensor degree": (one.tensor, other.tensor),
+        "pipeline": (one.pipeline, other.pipeline),
+        "micro-batch": (one.tokens, other.tokens),
+        "GPUs": (one.gpus, other.gpus),
+    }
+    return {name: abs(log2(first / second)) for name, (first, second) in pairs.items()}
 
 
 def changed(one: RunFeatures, other: RunFeatures) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ FILE = "judged_runs.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRun:
-    """A published run that was not used in a fit, and its prediction.
+    """A published run of a sweep that fitted no constant, and what is predicted of it.
 
     Attributes:
         publication: short name of the publication.
@@ -31,9 +31,8 @@ class JudgedRun:
         peak_bytes, predicted_peak_bytes: published and predicted peak of device memory; None if it
             was not published.
         features: features of the run.
-        settings: values of the predicted scenario by dotted key.
-        stalls: True if it took far longer than similar runs on other numbers of nodes, according to
-            published times alone (`zsim.calibration.stalls`).
+        settings: the scenario that was predicted: its values by dotted keys.
+        fitted: a choice of its scenario was read from its figures; it gives no score.
     """
 
     publication: str
@@ -45,7 +44,7 @@ class JudgedRun:
     predicted_peak_bytes: int | None
     features: RunFeatures
     settings: Mapping[str, object]
-    stalls: bool = False
+    fitted: bool = False
 
     @property
     def step_error(self) -> float:
@@ -135,7 +134,7 @@ def _run(entry: Mapping[str, Any], row: Mapping[str, Any]) -> JudgedRun:
         sweep=row["sweep"],
         features=RunFeatures(**dict(zip(FEATURES, row["features"], strict=True))),
         settings={key: value for key, value in settings.items() if value is not None},
-        stalls=row.get("stalls", False),
+        fitted=row.get("fitted", False),
         **figures,
     )
 
@@ -168,7 +167,7 @@ def _entry_text(publication: str, runs: Sequence[JudgedRun]) -> str:
                 "figures": [getattr(run, name) for name in FIGURES],
                 "features": [getattr(run.features, name) for name in FEATURES],
                 "values": [each.get(key) for key in keys],
-                **({"stalls": True} if run.stalls else {}),
+                **({"fitted": True} if run.fitted else {}),
             }
         )
         for run, each in zip(runs, settings, strict=True)

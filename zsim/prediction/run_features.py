@@ -140,8 +140,6 @@ def _constants(cluster: Cluster) -> str:
         words.append(f"{segment_ps / PICOSECONDS_PER_MS:g} ms of host a segment")
     if unit_ps := kernels.launch.unit_ps:
         words.append(f"{unit_ps / PICOSECONDS_PER_MS:g} ms of host a unit")
-    if message_ps := kernels.launch.message_ps:
-        words.append(f"{message_ps / PICOSECONDS_PER_MS:g} ms of host a message")
     return ", ".join(words)
 
 

@@ -33,7 +33,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Program, Schedule
 from zsim.specification.host import HIGHEST, HostState
-from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.strategy.train import LossScale
@@ -73,7 +73,9 @@ class Uses:
             if type(operation) in SILENT:
                 continue
             match operation:
-                case Compute(action=Action.UPDATE, rule=Adam(), scalars=names):
+                case Compute(
+                    action=Action.UPDATE, rule=Optimizer(counts_steps=True), scalars=names
+                ):
                     for name in names[:1]:
                         found.updates.setdefault(name, operation.id)
                 case Compute(action=action, scalars=names) if action in SCALERS:
@@ -269,7 +271,9 @@ class _Counted:
             match operation:
                 case SetScalar():
                     last[operation.scalar] = operation.id
-                case Compute(action=Action.UPDATE, rule=Adam(), scalars=(name, *_)):
+                case Compute(
+                    action=Action.UPDATE, rule=Optimizer(counts_steps=True), scalars=(name, *_)
+                ):
                     if scalars[name] != wanted.updates:
                         why = f"takes {name} = {scalars[name]:g} for update {wanted.updates:g}"
                         yield name, operation.id, why, ()

@@ -16,7 +16,6 @@ from zsim.proof import (
 from zsim.proof.values import Shown
 from zsim.schedule.operation import Action, Compute, Fill
 from zsim.schedule.schedule import Place, Schedule
-from zsim.strategy.optimizer_rule import SGD, Adam, Optimizer, Rate
 from zsim.units import format_bytes
 
 
@@ -83,25 +82,13 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
         yield f"{frozen} of {len(parameters)} parameters frozen"
     training = shown.training
     if training is not None:
-        names = sorted({_name(rule) for rule in training.rules.values()})
+        names = sorted({rule.summary for rule in training.rules.values()})
         *_, last = names
         rules = last if len(names) == 1 else f"{', '.join(names[:-1])} and {last}"
         groups = f" in {count} groups" if (count := len(set(training.rules.values()))) > 1 else ""
         said = schedule.contract.rules.keys() >= training.rules.keys()
         yield f"{rules}{groups}" + (" as the contract says" if said else "")
     yield f"error below 2^-{shown.error_bits} with seed {shown.seed:08x}"
-
-
-def _name(rule: Optimizer) -> str:
-    match rule:
-        case Adam(learning_rate=rate):
-            return f"Adam {_rate(rate)}"
-        case SGD(learning_rate=rate, momentum=momentum):
-            return f"SGD {_rate(rate)}" + (f", momentum {momentum:g}" if momentum else "")
-
-
-def _rate(rate: Rate) -> str:
-    return f"with any {rate}" if isinstance(rate, str) else f"{rate:g}"
 
 
 def _unpromised(schedule: Schedule) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Elements: the place to which copies move each one, and the number of writes to it.
 
 The i-th element that a call reads is the i-th that it writes: torch's copies and sums are element
-by element. An update by Adam is one fused operator, whose last output is the second moment.
+by element. An update by a fused operator writes the trained tensor, then the states in order.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from zsim.proof.finding import Finding
 from zsim.proof.witnessed_rank import ByteRange, MarkedInterval, WitnessedRank
 from zsim.schedule.operation import Action, Compute, Copy, Fill, Operation, Role, View
 from zsim.schedule.parameter_copy import held
-from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.optimizer_rule import Optimizer
 from zsim.trace.witness import Region
 
 Where = Callable[[int], object]
@@ -27,11 +27,11 @@ def moved(rank: WitnessedRank) -> Iterator[Finding]:
             case Copy(target=target, divisor=divisor) as copy:
                 yield from _copied(rank, interval, copy, homes)
                 yield from _written(rank, interval, target, homes, often=1 + (divisor != 1))
-            case Compute(action=Action.UPDATE, rule=rule, operands=operands):
+            case Compute(action=Action.UPDATE, rule=Optimizer() as rule, operands=operands):
                 for operand in operands:
                     if operand.role in (Role.PARAMETER, Role.MASTER):
                         yield from _written(rank, interval, operand.view, homes, often=1)
-                if isinstance(rule, Adam):
+                if rule.fused:
                     yield from _in_place(rank, interval, interval.operation, homes)
             case Compute(action=Action.UNSCALE | Action.CLIP, operands=operands):
                 for operand in operands:
@@ -61,19 +61,9 @@ def _needed(operation: Operation | None) -> Iterator[tuple[str, View, *tuple[flo
             yield "divisor", target, divisor, 1 / divisor
         case Fill(value=value, scalar=None, target=target):
             yield "value", target, value
-        case Compute(action=Action.UPDATE, rule=SGD() as rule, operands=(first, *_)):
-            if not isinstance(rule.learning_rate, str):
-                yield "learning rate", first.view, -rule.learning_rate
-            for what, number in (("momentum", rule.momentum), ("decay", rule.weight_decay)):
-                if number:
-                    yield what, first.view, number
-        case Compute(action=Action.UPDATE, rule=Adam() as rule, operands=(first, *_)):
-            if not isinstance(rule.learning_rate, str):
-                yield "learning rate", first.view, rule.learning_rate
-            yield "beta1", first.view, rule.beta1
-            yield "beta2", first.view, rule.beta2
-            yield "epsilon", first.view, rule.epsilon
-            yield "decay", first.view, rule.weight_decay
+        case Compute(action=Action.UPDATE, rule=Optimizer() as rule, operands=(first, *_)):
+            for what, number in rule.arguments:
+                yield what, first.view, number
         case _:
             pass
 
@@ -163,20 +153,21 @@ def _pairs(
             right.append((other + size, others - size))
 
 
-FUSED = "_fused_adamw_"
-"""The operator that writes the trained tensor, first moment and second moment, in this order."""
-
-
 def _in_place(
-    rank: WitnessedRank, interval: MarkedInterval, update: Compute, homes: Mapping[str, int]
+    rank: WitnessedRank,
+    interval: MarkedInterval,
+    update: Compute,
+    homes: Mapping[str, int],
 ) -> Iterator[Finding]:
     """Find operands updated in a wrong role, such as a first moment as the second.
 
     Tensors that are not whole vectors are updated through temporary memory of the operation.
     """
+    rule = update.rule
+    assert isinstance(rule, Optimizer)
     place_of: dict[int, set[int]] = {}
     for call in interval.calls:
-        if call.operator.endswith(FUSED):
+        if call.operator.endswith(rule.fused):
             for place, (number, _, _) in enumerate(call.writes):
                 place_of.setdefault(number, set()).add(place)
     for call in interval.calls:
@@ -193,6 +184,6 @@ def _in_place(
             continue
         found = place_of.get(part.storage, set())
         if found != {place}:
-            names = ("what is trained", "moment 1", "moment 2")
+            names = ["what is trained", *(f"moment {n}" for n in range(1, rule.moments + 1))]
             seen = " and ".join(names[each] for each in sorted(found)) or "nothing"
             yield rank.refuted(interval, f"{part.buffer} was updated as {seen}, is {names[place]}")

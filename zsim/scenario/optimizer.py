@@ -5,12 +5,13 @@ from dataclasses import replace
 from zsim.config_error import shown
 from zsim.scenario.tables import RuleTable, ScenarioError, TrainTable
 from zsim.strategy.learning_rate import LearningRates
-from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
-
-RULE_FIELDS = {
-    "adam": ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay"),
-    "sgd": ("learning_rate", "weight_decay", "momentum", "nesterov"),
-}
+from zsim.strategy.optimizer_rule import (
+    LEARNING_RATE,
+    Optimizer,
+    ParameterGroup,
+    constants_of,
+    rules,
+)
 
 
 def rule_of(train: TrainTable) -> Optimizer:
@@ -19,8 +20,7 @@ def rule_of(train: TrainTable) -> Optimizer:
     Raises:
         ScenarioError: the rule does not have a constant that is given.
     """
-    start = Adam() if train.optimizer == "adam" else SGD()
-    rule = _changed(start, train, train.optimizer, "train")
+    rule = _changed(rules()[train.optimizer](), train, train.optimizer, "train")
     return rule if train.learning_rates is None else replace(rule, learning_rate=LEARNING_RATE)
 
 
@@ -30,15 +30,18 @@ def groups_of(train: TrainTable) -> tuple[ParameterGroup, ...]:
     Raises:
         ScenarioError: the rule of a group does not have a constant that is given.
     """
-    found: list[ParameterGroup] = []
+    default, found = rule_of(train), list[ParameterGroup]()
     for number, group in enumerate(train.group):
         where = f"train.group.{number}"
         if group.learning_rate is not None and train.learning_rates is not None:
             rate = group.learning_rate
             raise ScenarioError(f"{where}.learning_rate: {rate} stands beside learning_rates")
-        rule = _changed(rule_of(train), group, train.optimizer, where)
-        if rule.moments != rule_of(train).moments:
-            raise ScenarioError(f"{where}.momentum: all groups have some, or none")
+        rule = _changed(default, group, train.optimizer, where)
+        if rule.states != default.states:
+            kept, wanted = (", ".join(each.states) or "no states" for each in (rule, default))
+            raise ScenarioError(
+                f"{where}: keeps {kept}, must keep {wanted} as {train.optimizer} does"
+            )
         found.append(ParameterGroup(parameters=group.parameters, rule=rule))
     return tuple(found)
 
@@ -58,13 +61,12 @@ def learning_rates_of(train: TrainTable) -> dict[str, object] | None:
 
 def _changed(rule: Optimizer, table: RuleTable, kind: str, where: str) -> Optimizer:
     """Return `rule` with the constants that a table gives."""
-    names = RuleTable.model_fields
+    names, own = RuleTable.model_fields, constants_of(rule)
     given = {name: value for name in names if (value := getattr(table, name)) is not None}
     wrong = [
-        f"{where}.{name}: {shown(value)} is not for {kind}, which takes "
-        f"{', '.join(RULE_FIELDS[kind])}"
+        f"{where}.{name}: {shown(value)} is not for {kind}, which takes {', '.join(own)}"
         for name, value in given.items()
-        if name not in RULE_FIELDS[kind]
+        if name not in own
     ]
     if wrong:
         raise ScenarioError(*wrong)

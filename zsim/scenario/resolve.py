@@ -142,7 +142,7 @@ def resolve(
     )
 
 
-HOST_TIMES = ("host_per_segment", "host_per_unit", "host_per_collective", "host_per_message")
+HOST_TIMES = ("host_per_segment", "host_per_unit", "host_per_collective")
 """Keys of `[compute]` that add to the host times of a profile."""
 
 
@@ -175,8 +175,6 @@ def _timed(
         collective_ps = trainer.collective_ps
     if collective_ps is not None:
         costs["collective_ps"] = collective_ps
-    if table.host_per_message is not None:
-        costs["message_ps"] = table.host_per_message
     launch = replace(profile.launch, **costs)
     training = profile.training if table.in_training else ALONE
     return gpu.timed_by(replace(profile, launch=launch, training=training))

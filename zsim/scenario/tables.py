@@ -7,7 +7,7 @@ one `ScenarioError` of one line: each field, its value, and the allowed values.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, Field, ValidationError, create_model
 
@@ -38,6 +38,7 @@ from zsim.strategy.config_table import (
 )
 from zsim.strategy.learning_rate import LearningRateShape
 from zsim.strategy.offload import Offload
+from zsim.strategy.optimizer_rule import LEARNING_RATE, constants_of, rules
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import names, registered
 from zsim.strategy.strategy import Stage
@@ -191,16 +192,27 @@ else:  # with a table for the options of each runtime that is installed
     )
 
 
-class RuleTable(Table):
+class _RuleTable(Table):
     """Constants of an optimizer; missing ones have their default."""
 
     learning_rate: NotNegative | None = None
-    beta1: Fraction | None = None
-    beta2: Fraction | None = None
-    epsilon: NotNegative | None = None
-    weight_decay: NotNegative | None = None
-    momentum: Fraction | None = None
-    nesterov: Flag | None = None
+
+
+if TYPE_CHECKING:
+    RuleTable = _RuleTable
+    RuleName = str
+else:  # with the constants of each rule that is installed
+    RuleTable = create_model(
+        "RuleTable",
+        __base__=_RuleTable,
+        **{
+            name: (get_type_hints(rule, include_extras=True)[name] | None, None)
+            for rule in rules().values()
+            for name in constants_of(rule)
+            if name != LEARNING_RATE
+        },
+    )
+    RuleName = Literal[tuple(rules())]
 
 
 class GroupTable(RuleTable):
@@ -215,7 +227,7 @@ class TrainTable(TrainKnobs, RuleTable):
     micro_batch_size: Count | None = None
     gradient_accumulation_steps: Repeat | None = None
     global_batch_size: Count | None = None
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: RuleName = "adam"
     learning_rates: LearningRateShape | None = None
     group: tuple[GroupTable, ...] = ()
     steps: Repeat = 2  # figures are of the last step: the first one starts with nothing in flight
@@ -229,7 +241,6 @@ class ComputeTable(Table):
     host_per_segment: Time | None = None
     host_per_unit: Time | None = None
     host_per_collective: Time | None = None
-    host_per_message: Time | None = None
 
 
 class HostKnobs(Table):

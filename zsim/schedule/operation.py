@@ -169,8 +169,8 @@ class Compute(Struct, frozen=True, kw_only=True, gc=False):
     operation: the step for UPDATE (its rule may name another, the learning rate), the loss scale
     for UNSCALE and CLIP.
 
-    UPDATE has a rule (Adam or SGD) and element-wise operands of one size; Adam's moments are first
-    and second, in this order, SGD's is its momentum buffer. CLIP has a `ClipNorm` and reads one
+    UPDATE has an element-wise rule and operands of one size; moments are in the order of the rule's
+    `states`. CLIP has a `ClipNorm` and reads one
     element, the sum of squares. NORM writes the sum of squares of its gradients and counts each
     logical element once over ranks that hold copies (stated by the layout). FINITE writes 1 if a
     gradient is not finite, else 0. AMAX writes the largest magnitude of each operand that it

@@ -57,7 +57,11 @@ def inspect_update(update: Compute, scalars: Mapping[str, Scalar]) -> None:
     """
     where, rule = update.id, update.rule
     if not isinstance(rule, Optimizer):
-        raise ScheduleError(f"{where}: rule {rule} must be Adam or SGD")
+        *names, last = (kind.__name__ for kind in Optimizer.kinds())
+        raise ScheduleError(f"{where}: rule {rule} must be {', '.join(names)} or {last}")
+    if not rule.element_wise:
+        why = "needs whole tensors, and updates are of elements"
+        raise ScheduleError(f"{where}: rule {type(rule).__name__} {why}")
     rate = rule.learning_rate
     if isinstance(rate, str) and not (rate in scalars and scalars[rate].given):
         raise ScheduleError(f"{where}: learning rate {rate!r} is no scalar that is given")

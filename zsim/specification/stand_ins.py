@@ -45,7 +45,7 @@ def updated(
         random: the source of random numbers.
         rule: the optimizer; rules with other constants give other functions.
         operands: the gradient, the trained operand, the moments: numbers of one shape.
-        step: the number of the update in Adam's bias correction; None if the rule has none.
+        step: the number of the update; None if the rule does not count steps.
     """
     name = _update_name(rule, len(operands), step)
     count, dimensions = len(operands), operands[0].ndim

@@ -11,13 +11,15 @@ of size 1 holds values that are equal along that axis.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import assert_never
 
 import numpy as np
 
 from zsim.model.model import Model, Segment, Unit
+from zsim.model.segment_exchange import ExchangeAxis, ExchangeKind, SegmentExchange
 from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.stand_ins import clipping, digest, updated
-from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,7 @@ class PlainStep:
                     moment[name] = value
                 continue
             rule = rules[name]
-            step = state.updates + 1 if isinstance(rule, Adam) else None
+            step = state.updates + 1 if rule.counts_steps else None
             gradient = gradients.get(name, np.zeros_like(trained))
             made = updated(self.random, rule, [gradient, trained, *held[: rule.moments]], step)
             parameters[name] = made[0]
@@ -265,23 +267,62 @@ class PlainStep:
         return self._own(whole, self.cut.tensor) if self._is_cut(name) else whole
 
     def _read(self, values: Mapping[str, Numbers], segment: Segment) -> list[Numbers]:
-        def read(name: str) -> Numbers:
-            if self._is_shared(segment, name):
-                return self._together(values[name], self.cut.context)
-            if name == segment.passed_input:
-                return self._passed(values[name], segment.context_offset)
-            if segment.reads_whole and self._is_cut(name):
-                return self._together(values[name], self.cut.tensor)
-            return values[name]
+        return [self._received(values[name], segment, name) for name in segment.inputs]
 
-        return [read(name) for name in segment.inputs]
+    def _received(self, own: Numbers, segment: Segment, name: str) -> Numbers:
+        """Return the values of an input after the exchange that begins a segment."""
+        exchange = segment.exchange_of(name)
+        if exchange is None:
+            return own
+        match exchange.kind:
+            case ExchangeKind.GATHER:
+                place = self._place_of(exchange, name)
+                return own if place is None else self._together(own, place)
+            case ExchangeKind.PASS:
+                return self._passed(own, exchange.offset)
+            case ExchangeKind.SUM | ExchangeKind.OWN:
+                raise AssertionError(exchange)
+            case _:
+                assert_never(exchange.kind)
 
-    def _passed(self, numbers: Numbers, offset: int | None) -> Numbers:
+    def _returned(self, gradient: Numbers, segment: Segment, name: str) -> Numbers:
+        """Return the gradient of an input after the adjoint of that exchange."""
+        exchange = segment.exchange_of(name)
+        if exchange is None:
+            return gradient
+        place = self._place_of(exchange, name)
+        match exchange.adjoint:
+            case ExchangeKind.SUM if exchange.axis is ExchangeAxis.TENSOR:
+                return self._sum(gradient, name)
+            case ExchangeKind.SUM:
+                if place is None:
+                    return gradient
+                return self._own(self.cut.summed(gradient, (place,)), place)
+            case ExchangeKind.OWN:
+                return gradient if place is None else self._own(gradient, place)
+            case ExchangeKind.PASS:  # back to the rank that sent the input
+                return self._passed(gradient, -exchange.offset)
+            case ExchangeKind.GATHER:
+                raise AssertionError(exchange)
+            case _:
+                assert_never(exchange.adjoint)
+
+    def _place_of(self, exchange: SegmentExchange, name: str) -> int | None:
+        """Return the dimension of the ranks that hold parts of a value; None if all hold it."""
+        match exchange.axis:
+            case ExchangeAxis.TENSOR:
+                return self.cut.tensor if self._is_cut(name) else None
+            case ExchangeAxis.CONTEXT:
+                return self.cut.context
+            case _:
+                assert_never(exchange.axis)
+
+    def _passed(self, numbers: Numbers, offset: int) -> Numbers:
         """Return the values of the rank `offset` places before on the context axis."""
         place = self.cut.context
         if place is None or numbers.shape[place] == 1:
             return numbers
-        return np.roll(numbers, offset or 0, place)
+        return np.roll(numbers, offset, place)
 
     def _is_shared(self, segment: Segment, name: str) -> bool:
         """Return True if a segment reads an input of all ranks that share a sequence."""
@@ -298,14 +339,14 @@ class PlainStep:
         parameters = [self._parameters[name] for name in segment.parameters]
         shape = spread(*inputs, *parameters)
         outputs = [
-            self.random.draw((*shape, self._pieces(value.name, whole=segment.reduces_output)))
+            self.random.draw((*shape, self._pieces(value.name, whole=segment.ends is not None)))
             for value in segment.outputs
         ]
         saved = self.random.draw((*shape, 1)) if segment.saved_bytes else None
         made = Application(inputs, parameters, outputs, saved)
         self.applications[unit.name, place, micro_batch] = made
         for value, output in zip(segment.outputs, outputs, strict=True):
-            reduced = self._sum(output, value.name) if segment.reduces_output else output
+            reduced = self._sum(output, value.name) if segment.ends is not None else output
             values[value.name] = reduced
 
     def wanted(self, segment: Segment) -> list[str]:
@@ -330,7 +371,7 @@ class PlainStep:
         made.towards, made.ends = self._towards(name, made, segment, wanted)
         made.slopes = [
             self._together(slopes[value.name], self.cut.tensor)
-            if segment.reduces_output and self._is_cut(value.name)
+            if segment.ends is not None and self._is_cut(value.name)
             else slopes[value.name]
             for value in segment.outputs
             if value.name in slopes
@@ -340,17 +381,7 @@ class PlainStep:
         parts = made.made = made.parts(whole)
         trained = made.trained = len(self.model.trained_of(segment))
         for value, towards in zip(wanted, parts[trained:], strict=True):
-            gradient = towards
-            if self._is_shared(segment, value):
-                assert self.cut.context is not None
-                gradient = self.cut.summed(gradient, (self.cut.context,))
-                gradient = self._own(gradient, self.cut.context)
-            elif value == segment.passed_input:  # back to the rank that sent the input
-                gradient = self._passed(gradient, -(segment.context_offset or 0))
-            elif segment.reduces_input_gradient:
-                gradient = self._sum(gradient, value)
-            elif segment.gathers_input and self._is_cut(value):
-                gradient = self._own(gradient, self.cut.tensor)
+            gradient = self._returned(towards, segment, value)
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)
         return whole[..., : made.ends[trained - 1] if trained else 0]

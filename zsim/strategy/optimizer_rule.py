@@ -1,8 +1,20 @@
-"""Update rules for gradients and parameters, with their constants."""
+"""Update rules for gradients and parameters, with their constants.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+A package registers a rule as an entry point of the group "zsim.optimizers": its name in a scenario,
+and a subclass of `Optimizer`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, ClassVar
+
+from zsim.entry_point import EntryPointError, entries
+from zsim.strategy.config_table import Flag, Fraction, NotNegative
+
+GROUP = "zsim.optimizers"
 
 Rate = float | str
 """A learning rate: a number, or the name of the host scalar that holds it."""
@@ -10,25 +22,155 @@ Rate = float | str
 LEARNING_RATE = "learning_rate"
 """The name of that scalar if a scenario sets the rate for each step."""
 
+Tensor = Any
+"""A tensor of a backend, with the methods of `torch.Tensor`; zsim does not import torch here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adam:
-    """Adam (Kingma and Ba 2015, algorithm 1, with bias correction; decay as in AdamW)."""
+class Optimizer(ABC):
+    """An update rule: its constants are the fields, with types that a scenario file can check.
+
+    Class attributes:
+        element_wise: each element is updated from the same element of the gradient and the states.
+        fused: the operator of torch that applies the rule as a whole, if backends use one; it
+            writes the trained tensor and the states in order, and reads numbers of `arguments`.
+        torch: classes of `torch.optim` whose step this rule is, with their conditions in words; the
+            first class names the constants of the rule.
+    """
+
+    element_wise: ClassVar[bool] = True
+    fused: ClassVar[str] = ""
+    torch: ClassVar[Mapping[str, str]] = {}
 
     learning_rate: Rate = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
+
+    @staticmethod
+    def kinds() -> tuple[type["Optimizer"], ...]:
+        """Return all rules, of zsim and of installed packages."""
+        return tuple(rules().values())
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Return names of the numbers kept for each element, as in the state of torch's class."""
+        return ()
 
     @property
     def moments(self) -> int:
-        """Numbers kept for each element: averages of the gradient and of its square."""
-        return 2
+        """Numbers kept for each element."""
+        return len(self.states)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Return True if an update reads the number of the step, from 1."""
+        return False
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """FLOPs of an update per element."""
+
+    @property
+    def summary(self) -> str:
+        """Return the rule in a few words."""
+        rate = self.learning_rate
+        return (
+            f"{type(self).__name__} {f'with any {rate}' if isinstance(rate, str) else f'{rate:g}'}"
+        )
+
+    @property
+    @abstractmethod
+    def arguments(self) -> Iterator[tuple[str, float]]:
+        """Yield the constants that an update passes to calls of torch, each with its meaning.
+
+        A learning rate that the host holds is left out.
+        """
+
+    @abstractmethod
+    def update(
+        self,
+        gradient: Tensor,
+        trained: Tensor,
+        states: Sequence[Tensor],
+        *,
+        rate: float,
+        step: float,
+    ) -> None:
+        """Update `trained` and `states` in place; all are flat and of equal size.
+
+        `rate` is the learning rate, and `step` the number of the update if the rule counts steps.
+        """
+
+    @classmethod
+    def reads(cls, group: Mapping[str, Any]) -> bool:
+        """Return True if the rule has the step of a torch optimizer with the constants `group`."""
+        del group
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SGD:
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015, algorithm 1, with bias correction; decay as in AdamW)."""
+
+    fused: ClassVar[str] = "_fused_adamw_"
+    torch: ClassVar[Mapping[str, str]] = {"AdamW": "AdamW", "Adam": "Adam without weight_decay"}
+
+    learning_rate: Rate = 1e-3
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    epsilon: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.0
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Return averages of the gradient and of its square."""
+        return "exp_avg", "exp_avg_sq"
+
+    @property
+    def counts_steps(self) -> bool:
+        """Return True, for the bias correction."""
+        return True
+
+    @property
+    def flops(self) -> int:
+        """Return 12: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
+        return 12
+
+    @property
+    def arguments(self) -> Iterator[tuple[str, float]]:
+        """Yield the arguments of the fused operator."""
+        if not isinstance(self.learning_rate, str):
+            yield "learning rate", self.learning_rate
+        yield "beta1", self.beta1
+        yield "beta2", self.beta2
+        yield "epsilon", self.epsilon
+        yield "decay", self.weight_decay
+
+    def update(
+        self,
+        gradient: Tensor,
+        trained: Tensor,
+        states: Sequence[Tensor],
+        *,
+        rate: float,
+        step: float,
+    ) -> None:
+        """Update in the order of `torch.optim.AdamW` without its fused operator."""
+        first, second = states
+        trained.mul_(1 - rate * self.weight_decay)
+        first.lerp_(gradient, 1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        correction = (1 - self.beta2**step) ** 0.5
+        size = (second.sqrt() / correction).add_(self.epsilon)
+        trained.addcdiv_(first, size, value=-rate / (1 - self.beta1**step))
+
+    @classmethod
+    def reads(cls, group: Mapping[str, Any]) -> bool:
+        """Return True if weights decay apart from the gradient, or not at all."""
+        return bool(group.get("decoupled_weight_decay", True)) or not group["weight_decay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD(Optimizer):
     """Stochastic gradient descent as `torch.optim.SGD`, without dampening.
 
     First, `weight_decay` times the parameter is added to the gradient. With `momentum`, a buffer
@@ -37,19 +179,59 @@ class SGD:
     gradient, as in PyTorch.
     """
 
+    torch: ClassVar[Mapping[str, str]] = {"SGD": "SGD"}
+
     learning_rate: Rate = 1e-2
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
+    momentum: Fraction = 0.0
+    weight_decay: NotNegative = 0.0
+    nesterov: Flag = False
 
     def __post_init__(self) -> None:
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov: true needs a momentum of more than 0")
 
     @property
-    def moments(self) -> int:
-        """Numbers kept for each element: the momentum buffer, if there is momentum."""
-        return 1 if self.momentum else 0
+    def states(self) -> tuple[str, ...]:
+        """Return the momentum buffer, if there is momentum."""
+        return ("momentum_buffer",) if self.momentum else ()
+
+    @property
+    def flops(self) -> int:
+        """Return 2 for the step and 2 for each constant that is used."""
+        return 2 * (1 + bool(self.momentum) + bool(self.weight_decay) + self.nesterov)
+
+    @property
+    def summary(self) -> str:
+        """Return the rate and the momentum."""
+        momentum = f", momentum {self.momentum:g}" if self.momentum else ""
+        return f"{super(SGD, self).summary}{momentum}"
+
+    @property
+    def arguments(self) -> Iterator[tuple[str, float]]:
+        """Yield constants that are not 0; the rate is subtracted."""
+        if not isinstance(self.learning_rate, str):
+            yield "learning rate", -self.learning_rate
+        for what, number in (("momentum", self.momentum), ("decay", self.weight_decay)):
+            if number:
+                yield what, number
+
+    def update(
+        self,
+        gradient: Tensor,
+        trained: Tensor,
+        states: Sequence[Tensor],
+        *,
+        rate: float,
+        step: float,
+    ) -> None:
+        """Update as `torch.optim.SGD`; the momentum buffer starts at zero."""
+        del step
+        if self.weight_decay:
+            gradient = gradient.add(trained, alpha=self.weight_decay)
+        for buffer in states:
+            buffer.mul_(self.momentum).add_(gradient)
+            gradient = gradient.add(buffer, alpha=self.momentum) if self.nesterov else buffer
+        trained.add_(gradient, alpha=-rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +245,27 @@ class ClipNorm:
     epsilon: float = 1e-6
 
 
-Optimizer = Adam | SGD
-"""Update rules."""
+@cache
+def rules() -> Mapping[str, type[Optimizer]]:
+    """Return every rule by its name in a scenario.
+
+    Raises:
+        EntryPointError: a name or a class name is registered twice, or an object is no rule.
+    """
+    found: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": SGD}
+    for entry in entries(GROUP):
+        rule = entry.load()
+        if not (isinstance(rule, type) and issubclass(rule, Optimizer)):
+            raise EntryPointError(f"{GROUP}: {entry.name!r}: {rule!r} must be a class of Optimizer")
+        if entry.name in found or rule.__name__ in {each.__name__ for each in found.values()}:
+            raise EntryPointError(f"{GROUP}: {entry.name!r} is registered more than once")
+        found[entry.name] = rule
+    return found
+
+
+def constants_of(rule: Optimizer | type[Optimizer]) -> tuple[str, ...]:
+    """Return the names of a rule's constants, the learning rate first."""
+    return tuple(each.name for each in fields(rule))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

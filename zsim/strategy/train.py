@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Self
 
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, InstanceOf, Strict, model_validator
 from pydantic_core import InitErrorDetails
 
 from zsim.config_error import refusal, refuse
@@ -79,9 +79,9 @@ class Train(TrainKnobs):
     """
 
     gradient_accumulation_steps: Repeat = 1
-    optimizer: Optimizer = Adam()
+    optimizer: InstanceOf[Optimizer] = Adam()
     learning_rates: LearningRates | None = None
-    groups: tuple[ParameterGroup, ...] = ()
+    groups: tuple[InstanceOf[ParameterGroup], ...] = ()
 
     def contradictions(
         self, runtime: RuntimeOptions | None, offload: Offload, stage: int

@@ -18,9 +18,8 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
-from zsim.zero.key_exchange import SharedSequence
-from zsim.zero.names import CONTEXT, TENSOR
-from zsim.zero.sequence import Tokens
+from zsim.zero.exchange_weaver import ExchangeWeaver
+from zsim.zero.names import TENSOR
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
 from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
@@ -64,8 +63,8 @@ class ForwardBackward:
         self.micro_batch = 0
         self.gradient_slot = ""  # suffix of the buffers of parameter gradients
         self.elsewhere = dict[str, View]()  # whole parameters kept outside their bucket
-        self.tokens = Tokens(writer, model, strategy.execution.fuses_tokens)
-        self.sequence = SharedSequence(writer, model, strategy)
+        self.exchanges = ExchangeWeaver(writer, model, strategy)
+        self.tokens = self.exchanges.tokens
         self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
         self._views: dict[VisitKey, dict[str, View]] = {}
@@ -136,8 +135,7 @@ class ForwardBackward:
         """Write the forward or recompute of one segment; return its id."""
         writer, segment = self.writer, self._segment(visit, part)
         path, again = f"{part.action}{part.segment}", part.action is Action.RECOMPUTE
-        whole = self.tokens.gather_inputs(segment, part)
-        whole += self.sequence.gather_inputs(segment, part)
+        whole = self.exchanges.before_forward(segment, part)
         for instance in part.makes:
             self.tokens.take(self._made(instance))
         if saves and segment.saved_bytes:
@@ -145,7 +143,7 @@ class ForwardBackward:
         operands = self._operands_of(visit, part, saves=saves)
         workspace = [own] if (own := workspace_of(operands)) else []
         writer.allocate(*workspace)
-        came = self.sequence.exchange(segment, part)
+        came = self.exchanges.arrive(segment, part)
         which = (self.micro_batch, visit.unit)
         name = writer.compute(
             path,
@@ -154,29 +152,26 @@ class ForwardBackward:
             unit=self.model.units[visit.unit].name,
             segment=part.segment,
             micro_batch=self.micro_batch,
-            after=(*after, *came, *self.tokens.come()),
+            after=(*after, *came, *self.exchanges.come()),
             kernels=segment.forward_kernels(again=again),
             draw=self._drawn.draw(segment, part, which, writer.path(path)),
         )
-        self.sequence.note(part, name)
-        self.sequence.finish(segment, part, name)
+        self.exchanges.after_forward(segment, part, name)
         writer.free(*whole, *workspace)
-        fused = name if self.tokens.scatters_parts(segment, part) else None
-        for instance in part.makes if segment.sums_output(again=again) else ():
-            self.tokens.reduce(instance.value, self._value(instance), path, fused=fused)
+        if segment.sums_output(again=again):
+            made = [(instance.value, self._value(instance)) for instance in part.makes]
+            self.exchanges.end(segment, part, made, name)
         self._end(part, name)
         return name
 
     def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
         writer, segment = self.writer, self._segment(visit, part)
-        whole = self.tokens.gather_inputs(segment, part)
-        whole += self.sequence.gather_inputs(segment, part)
-        whole += self.tokens.gather_gradients(segment, part, self._gradients)
+        whole = self.exchanges.before_backward(segment, part, self._gradients)
         operands = self._operands_of(visit, part, saves=True)
         made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
         workspace = [own] if (own := workspace_of(operands)) else []
         self.tokens.take(*made, *workspace)
-        came = self.sequence.exchange(segment, part)
+        came = self.exchanges.arrive(segment, part)
         done = writer.compute(
             f"backward{part.segment}",
             Action.BACKWARD,
@@ -184,10 +179,10 @@ class ForwardBackward:
             unit=self.model.units[visit.unit].name,
             segment=part.segment,
             micro_batch=self.micro_batch,
-            after=(*after, *came, *self.tokens.come()),
+            after=(*after, *came, *self.exchanges.come()),
             kernels=segment.backward,
         )
-        self.sequence.finish(segment, part, done)
+        self.exchanges.after_backward(segment, part, done)
         writer.free(*whole, *workspace)
         if segment.saved_bytes:
             writer.free(self._saved(visit, part))
@@ -206,28 +201,17 @@ class ForwardBackward:
 
     def _settle_gradient(self, value: str, part: SegmentVisit, segment: Segment) -> None:
         """Reduce a gradient over its ranks, and add it to the contributions of other readers."""
-        path = f"backward{part.segment}"
-        if self.sequence.passes(segment, value):
-            own = self.sequence.part(value, segment)
-            self.sequence.bring_gradient(value, segment, own, f"{path}/{value}")
-            return
         name = self._contribution(value)
-        self._gradients[value] += 1
-        if self.sequence.comes_home(segment, value):
-            self.sequence.bring_gradient(value, segment, name, f"{path}/{value}")
-        elif self.sequence.gathers(segment, value):
-            self.sequence.scatter(value, name, f"{path}/scatter/{value}")
-        elif segment.reduces_input_gradient:
-            fused = (
-                self.writer.path(path) if self.tokens.scatters_gradients(segment, part) else None
-            )
-            self.tokens.reduce(value, name, path, read_by=segment, fused=fused)
-        elif self.tokens.gathers(segment, value):
-            self.tokens.keep_own(segment, value, name, f"{path}/own/{value}")
-        if self._gradients[value] == 1:
+        contributes = self.exchanges.contributes(segment, value)
+        if contributes:
+            self._gradients[value] += 1
+        self.exchanges.settle(segment, part, value, name)
+        if not contributes or self._gradients[value] == 1:
             return
-        total, came = f"{value}/gradient", self.tokens.come()
-        self.writer.copy(f"{path}/add/{value}", name, total, accumulate=True, after=came)
+        total, came = f"{value}/gradient", self.exchanges.come()
+        self.writer.copy(
+            f"backward{part.segment}/add/{value}", name, total, accumulate=True, after=came
+        )
         self.writer.free(name)
 
     def _contribution(self, value: str) -> str:
@@ -253,7 +237,7 @@ class ForwardBackward:
             operands += self._gradient_operands(segment)
             operands += self._parameters(visit, segment, Role.GRADIENT)
         else:
-            partial = (TENSOR,) if segment.reduces_output else ()
+            partial = () if segment.ends is None else (segment.ends.axis.value,)
             made = [self.writer.all(self._made(instance)) for instance in part.makes]
             operands += [Operand(role=Role.OUTPUT, view=view, partial=partial) for view in made]
             operands += self.tokens.parts_made(segment, part)
@@ -269,26 +253,21 @@ class ForwardBackward:
             for value in segment.outputs
             if value.name in self._gradients
         ]
-        partial = (TENSOR,) if segment.reduces_input_gradient else ()
         for name in self._differentiable(segment):
-            value, gathers = self.model.values[name], self.tokens.gathers(segment, name)
-            shared = self.sequence.gathers(segment, name)
-            if self.sequence.passes(segment, name):
-                view = self.writer.all(self.sequence.part(name, segment))
-                operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=partial))
-                continue
-            new, produced = self._contribution(name), not (gathers or shared)
-            buffer = self.writer.buffer(
-                new, value.elements, value.dtype, Kind.WORKSPACE, produced=produced
-            )
-            if gathers:
-                buffer = self.tokens.summands(name, buffer, read_by=segment)
-            elif shared:
-                buffer = self.sequence.summands(name, buffer)
+            buffer = self._made_gradient(segment, self.model.values[name])
+            partial = self.exchanges.partial(segment, name)
             view = self.writer.all(buffer)
-            over = (*partial, CONTEXT) if shared else partial
-            operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=over))
+            operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=partial))
         return operands
+
+    def _made_gradient(self, segment: Segment, value: Value) -> str:
+        """Return the buffer to which a backward writes the gradient of an input."""
+        own, axis = self._contribution(value.name), self.exchanges.changing(segment, value.name)
+        if self.exchanges.contributes(segment, value.name):
+            own = self.writer.buffer(
+                own, value.elements, value.dtype, Kind.WORKSPACE, produced=axis is None
+            )
+        return own if axis is None else axis.made_by_backward(segment, value.name, own)
 
     def _differentiable(self, segment: Segment) -> list[str]:
         return [name for name in segment.inputs if self.model.values[name].requires_gradient]
@@ -380,11 +359,8 @@ class ForwardBackward:
     def _read(self, part: SegmentVisit, instance: ValueInstance, segment: Segment) -> View:
         if instance.is_kept_for(part.action):
             self.writer.count_as_saved(self._view(instance).buffer)
-        if self.tokens.gathers(segment, instance.value):
-            return self.writer.all(self.tokens.read(segment, part, instance))
-        if instance.value in (segment.shared_input, segment.passed_input):
-            return self.writer.all(self.sequence.read(segment, part, instance))
-        return self._view(instance)
+        exchanged = self.exchanges.read(segment, part, instance)
+        return self._view(instance) if exchanged is None else self.writer.all(exchanged)
 
     def _made(self, instance: ValueInstance) -> str:
         value, is_cut = self._value(instance), instance.value in self.tokens.scattered

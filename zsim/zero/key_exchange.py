@@ -13,7 +13,9 @@ direction. Each rank's keys first reach the rank that makes the last partial gra
 sum of the gradients follows them to their owner in the optimizer's dtype (`convert_to_f32`).
 """
 
-from zsim.model.model import Model, Segment
+from collections.abc import Container, Sequence
+
+from zsim.model.model import Model, ModelError, Segment
 from zsim.schedule.operation import Action, Edge
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
@@ -49,10 +51,56 @@ class SharedSequence:
 
     def comes_home(self, segment: Segment, value: str) -> bool:
         """Return True if `segment` is the last to add to the gradient of `value`."""
-        is_own = self.ranks > 1 and segment.context_offset == 0
+        is_own = self.ranks > 1 and segment.offset == 0
         return is_own and value == segment.inputs[-1]
 
-    def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
+    def changes(self, segment: Segment, value: str) -> bool:
+        """Return True if `segment` reads the `value` of other ranks, or of all of them."""
+        return value in (segment.shared_input, segment.passed_input)
+
+    def contributes(self, segment: Segment, value: str) -> bool:
+        """Return False if the gradient of `value` is for the rank that passed it here."""
+        return not self.passes(segment, value)
+
+    def partial(self, segment: Segment, value: str) -> tuple[str, ...]:
+        """Return the axis of the ranks that share a sequence if `value` was gathered."""
+        return (CONTEXT,) if self.gathers(segment, value) else ()
+
+    def made_by_backward(self, segment: Segment, value: str, contribution: str) -> str:
+        """Return the buffer of the gradient: of another rank's keys, or of those of all ranks."""
+        if self.passes(segment, value):
+            return self.part(value, segment)
+        return self.summands(value, contribution) if self.ranks > 1 else contribution
+
+    def end(
+        self,
+        segment: Segment,
+        part: SegmentVisit,
+        made: Sequence[tuple[str, str]],
+        operation: str,
+    ) -> None:
+        """Raise ModelError: no segment ends in an exchange of a sequence."""
+        del part, made, operation
+        raise ModelError(f"segment: ends in {segment.ends}, must end in a sum over the tensor axis")
+
+    def settle(self, segment: Segment, part: SegmentVisit, value: str, gradient: str) -> None:
+        """Sum the gradient of a gathered input, or send that of a passed one to its owner."""
+        path = f"backward{part.segment}"
+        if self.passes(segment, value):
+            self.bring_gradient(value, segment, self.part(value, segment), f"{path}/{value}")
+        elif self.comes_home(segment, value):
+            self.bring_gradient(value, segment, gradient, f"{path}/{value}")
+        elif self.gathers(segment, value):
+            self.scatter(value, gradient, f"{path}/scatter/{value}")
+
+    def before_backward(
+        self, segment: Segment, part: SegmentVisit, gradients: Container[str]
+    ) -> tuple[str, ...]:
+        """Gather the inputs that `segment` reads for all tokens; return their new buffers."""
+        del gradients
+        return self.before_forward(segment, part)
+
+    def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
         """Gather the inputs that `segment` reads for all tokens; return their new buffers."""
         return tuple(
             self._gather(each, part) for each in part.reads if self.gathers(segment, each.value)
@@ -79,10 +127,10 @@ class SharedSequence:
 
     def exchange(self, segment: Segment, part: SegmentVisit) -> tuple[Edge, ...]:
         """Pass keys on for the next segment; return the edges that `segment` itself waits for."""
-        if self.ranks == 1 or segment.context_offset is None:
+        if self.ranks == 1 or segment.offset is None:
             return ()
         instance = part.reads[-1]
-        own, last = segment.context_offset, self.ranks - 1
+        own, last = segment.offset, self.ranks - 1
         if part.action is Action.BACKWARD:
             if own == last:
                 self._pass_on(part, instance, 0, last)
@@ -110,8 +158,8 @@ class SharedSequence:
 
     def finish(self, segment: Segment, part: SegmentVisit, operation: str) -> None:
         """Free the keys received for `segment`; `operation` was the last to read them."""
-        if self.ranks > 1 and segment.context_offset:
-            came = self._there(part, part.reads[-1], segment.context_offset)
+        if self.ranks > 1 and segment.offset:
+            came = self._there(part, part.reads[-1], segment.offset)
             self.writer.free(came, uses=(operation,))
 
     def bring_gradient(self, value: str, segment: Segment, own: str, path: str) -> None:
@@ -120,7 +168,7 @@ class SharedSequence:
         The first segment, which attends to a rank's own keys, runs last: there the sum reaches its
         owner.
         """
-        offset = segment.context_offset
+        offset = segment.offset
         assert offset is not None
         writer, last = self.writer, self.ranks - 1
         here = self._sum(value, offset)
@@ -155,9 +203,9 @@ class SharedSequence:
 
     def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str:
         """Return the buffer of the values that `part` reads from other ranks, one for each pass."""
-        if segment.gathers_context:
+        if segment.shared_input is not None:
             return self._whole(part, instance)
-        return self._there(part, instance, segment.context_offset or 0)
+        return self._there(part, instance, segment.offset or 0)
 
     def _there(self, part: SegmentVisit, instance: ValueInstance, offset: int) -> str:
         """Return the buffer of the value from the rank `offset` places before (0: this rank)."""
@@ -178,7 +226,7 @@ class SharedSequence:
     def part(self, value: str, segment: Segment) -> str:
         """Return the buffer of the gradient that `segment` makes of another rank's `value`."""
         own = self.model.values[value]
-        name = f"{value}/gradient/part{segment.context_offset}"
+        name = f"{value}/gradient/part{segment.offset}"
         return self.writer.buffer(name, own.elements, own.dtype, Kind.WORKSPACE, produced=True)
 
     def _all_tokens(self, value: str, name: str, *, produced: bool) -> str:

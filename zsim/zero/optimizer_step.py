@@ -14,7 +14,7 @@ from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
-from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
+from zsim.strategy.optimizer_rule import ClipNorm
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import replica_group
@@ -22,16 +22,6 @@ from zsim.zero.names import WORLD
 from zsim.zero.parameter_groups import RuledPart, ruled
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim.zero.updated_tensor import UpdatedTensor
-
-ADAM_FLOPS = 12
-"""FLOPs of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
-
-
-def flops(rule: Optimizer) -> int:
-    """Return the FLOPs of an update per element."""
-    if isinstance(rule, Adam):
-        return ADAM_FLOPS
-    return 2 * (1 + bool(rule.momentum) + bool(rule.weight_decay) + rule.nesterov)
 
 
 def _of(part: RuledPart, operand: Operand, layout: Layout, writer: ScheduleWriter) -> Operand:
@@ -313,7 +303,7 @@ class OptimizerStep:
                 stream=self.processor,
                 after=() if updated else after,
                 kernels=self.update_kernels(part, gradient, item),
-                scalars=(STEP,) if isinstance(part.rule, Adam) else (),
+                scalars=(STEP,) if part.rule.counts_steps else (),
                 rule=part.rule,
             )
         if item.master is None:
@@ -340,7 +330,7 @@ class OptimizerStep:
             [item.layout],
             reads=2 + moments,
             writes=1 + moments,
-            each=flops(part.rule),
+            each=part.rule.flops,
         )
 
     def kernels(

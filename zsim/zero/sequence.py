@@ -17,7 +17,7 @@ wait for them (`async_op=True`, `handle.wait()`).
 """
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from zsim.dtype import DType
 from zsim.model.kernel import FusedPart, KernelKind, parts_of, streaming
@@ -62,7 +62,7 @@ def _gathers(model: Model) -> dict[tuple[str, int], int]:
             for name in segment.inputs if segment.reads_whole else ():
                 counts[name] += not (is_left and counts[name])
                 found[name, place] = counts[name] - 1
-            is_left = segment.leaves_whole
+            is_left = segment.leaves_gathered
     return found
 
 
@@ -82,14 +82,18 @@ class Tokens:
             value.name
             for unit in model.units
             for segment in unit.segments
-            if segment.reduces_output
+            if segment.ends is not None
             for value in segment.outputs
             if value.tensor_sharded
         )
         self.shared = model.summed_copies
-        casting = [each for unit in model.units for each in unit.segments if each.casts_tokens]
-        self._cast_inputs = {name for each in casting for name in each.inputs}
-        self._cast_outputs = {value.name for each in casting for value in each.outputs}
+        every = [each for unit in model.units for each in unit.segments]
+        self._cast_inputs = {
+            name for each in every if each.begins and each.begins.narrow for name in each.inputs
+        }
+        self._cast_outputs = {
+            value.name for each in every if each.ends and each.ends.narrow for value in each.outputs
+        }
         self._gathers = _gathers(model)
         self._awaited: list[str] = []
         self._userbuffers: Userbuffers | None = None
@@ -120,19 +124,68 @@ class Tokens:
         self._fuses = bool(fused)
         if not fused or SYMMETRIC in self.writer.alive:
             return
-        dtype = DType.FP8 if fused[0][0].casts_tokens else fused[0][1].dtype
+        first, value = fused[0]
+        dtype = DType.FP8 if first.is_narrow else value.dtype
         most = 2 * max(value.size_bytes for _, value in fused)
         self.writer.prefix = "setup"
         self.writer.buffer(SYMMETRIC, most // dtype.size_bytes, dtype, Kind.WORKSPACE)
         self.writer.persist(SYMMETRIC)
 
-    def gathers(self, segment: Segment, value: str) -> bool:
+    def changes(self, segment: Segment, value: str) -> bool:
         """Return True if `segment` reads the tokens of all ranks of its input `value`."""
         return segment.reads_whole and self.model.values[value].tensor_sharded
 
-    def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
+    def contributes(self, segment: Segment, value: str) -> bool:
+        """Return True: each rank's gradient is of its own values."""
+        del segment, value
+        return True
+
+    def partial(self, segment: Segment, value: str) -> tuple[str, ...]:
+        """Return the tensor axis if gradients are summed over it."""
+        del value
+        return (TENSOR,) if segment.sums_gradients else ()
+
+    def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
         """Gather the inputs `segment` reads whole; return the buffers to free after the segment."""
-        return () if self._gathers_later(part) else self._gather_whole(segment, part)
+        return self._gather_whole(segment, part)
+
+    def before_backward(
+        self, segment: Segment, part: SegmentVisit, gradients: Container[str]
+    ) -> tuple[str, ...]:
+        """Gather inputs again, and the gradients of scattered outputs that are in `gradients`.
+
+        If collectives overlap GEMMs, gradients come first. Return the buffers to free.
+        """
+        if self._gathers_later(part):
+            return self._gather_gradients(segment, part, gradients)
+        whole = self._gather_whole(segment, part)
+        return (*whole, *self._gather_gradients(segment, part, gradients))
+
+    def made_by_backward(self, segment: Segment, value: str, contribution: str) -> str:
+        """Return the buffer of partial sums of the gradients of all tokens."""
+        return self.summands(value, contribution, read_by=segment)
+
+    def end(
+        self,
+        segment: Segment,
+        part: SegmentVisit,
+        made: Sequence[tuple[str, str]],
+        operation: str,
+    ) -> None:
+        """Sum the outputs over ranks, and scatter those that are sharded by tokens."""
+        fused = operation if self.scatters_parts(segment, part) else None
+        for value, buffer in made:
+            self.reduce(value, buffer, f"{part.action}{part.segment}", fused=fused)
+
+    def settle(self, segment: Segment, part: SegmentVisit, value: str, gradient: str) -> None:
+        """Sum the gradient of an input over ranks, or keep the rank's own part of it."""
+        path = f"backward{part.segment}"
+        if segment.sums_gradients:
+            is_fused = self.scatters_gradients(segment, part)
+            fused = self.writer.path(path) if is_fused else None
+            self.reduce(value, gradient, path, read_by=segment, fused=fused)
+        elif self.changes(segment, value):
+            self.keep_own(segment, value, gradient, f"{path}/own/{value}")
 
     def _gathers_later(self, part: SegmentVisit) -> bool:
         """Return True if gradients are gathered first, and inputs during a later GEMM."""
@@ -143,7 +196,7 @@ class Tokens:
         found = {
             self.read(segment, part, each): each
             for each in part.reads
-            if self.gathers(segment, each.value)
+            if self.changes(segment, each.value)
         }
         in_parts = self._has(segment, part, FusedPart.GATHERED, FusedPart.BESIDE_GATHER)
         for whole, each in found.items():
@@ -151,10 +204,10 @@ class Tokens:
             if whole not in self.writer.alive or self._stays(whole):
                 narrow = each.value in self._cast_inputs
                 self._gather(each.value, whole, each.buffer, part, narrow=narrow, in_parts=in_parts)
-        is_left = segment.leaves_whole and part.action is not Action.BACKWARD
+        is_left = segment.leaves_gathered and part.action is not Action.BACKWARD
         return () if is_left else tuple(each for each in found if not self._stays(each))
 
-    def gather_gradients(
+    def _gather_gradients(
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]
     ) -> tuple[str, ...]:
         """Gather the gradients of the segment's scattered outputs that are in `gradients`.

@@ -75,8 +75,7 @@ class SplitForwardBackward(SlotForwardBackward):
 
     def _run_inputs(self, visit: UnitVisit, part: SegmentVisit, split: SplitBackward) -> None:
         writer, segment = self.writer, self._segment(visit, part)
-        whole = self.tokens.gather_inputs(segment, part)
-        whole += self.tokens.gather_gradients(segment, part, self._gradients)
+        whole = self.exchanges.before_backward(segment, part, self._gradients)
         operands = self._operands_of(visit, part, saves=True)
         made = [each.view.buffer for each in operands if each.role is Role.INPUT_GRADIENT]
         workspace = [own] if (own := workspace_of(operands)) else []

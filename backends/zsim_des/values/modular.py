@@ -13,7 +13,7 @@ from zsim.schedule.layout import Fragment
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import Action, Communication, Compute, Copy, Fill, Role, View
 from zsim.schedule.schedule import Buffer, Schedule
-from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer, rate_of
 from zsim_des.values import passes, stand_in
 from zsim_des.values.carrier import STATE
 from zsim_des.values.drawn import Masks, Segments
@@ -322,15 +322,10 @@ def _update(
 ) -> Sequence[Numbers]:
     (gradient,) = of(Role.GRADIENT)
     (trained,) = of(Role.MASTER) + of(Role.PARAMETER)
-    match compute.rule:
-        case Adam() as rule:
-            rate = stand_in.said(rule, scalars)
-            made = stand_in.adam(rule, gradient, trained, of(Role.MOMENT), rate=rate, step=step)
-        case SGD() as rule:
-            rate = stand_in.said(rule, scalars)
-            made = stand_in.sgd(rule, gradient, trained, of(Role.MOMENT), rate=rate)
-        case rule:
-            raise AssertionError(rule)
+    rule = compute.rule
+    assert isinstance(rule, Optimizer)
+    rate, states = rate_of(rule, scalars), of(Role.MOMENT)
+    made = stand_in.updated(rule, gradient, trained, states, rate=rate, step=step)
     new, moments = made[0], iter(made[1:])
     return [
         next(moments) if operand.role is Role.MOMENT else new

@@ -13,7 +13,7 @@ import numpy as np
 
 from zsim.model.model import Model, Parameter
 from zsim.schedule.issue_order import NO_OVERFLOW
-from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP, WARM_UP
@@ -123,7 +123,7 @@ def _begin(model: Model, strategy: Strategy) -> PlainState:
     ]
     moments = [
         {
-            name: [np.zeros(len(value)) for _ in range(_kept(_rule(strategy, name)))]
+            name: [np.zeros(len(value)) for _ in _rule(strategy, name).states]
             for name, value in own.items()
             if name in trainable(model)
         }
@@ -132,24 +132,13 @@ def _begin(model: Model, strategy: Strategy) -> PlainState:
     return PlainState(parameters, moments, scalars(strategy))
 
 
-def _rule(strategy: Strategy, name: str) -> Adam | SGD:
+def _rule(strategy: Strategy, name: str) -> Optimizer:
     """Return the rule that updates a parameter: of the first matching group, or the default."""
     for group in strategy.train.groups:
         for pattern in group.parameters:
             if fnmatchcase(name, pattern):
                 return group.rule
     return strategy.train.optimizer
-
-
-def _kept(optimizer: Adam | SGD) -> int:
-    """Return the number of moments per parameter that an optimizer keeps between steps."""
-    match optimizer:
-        case Adam():
-            return 2
-        case SGD(momentum=0):
-            return 0
-        case SGD():
-            return 1
 
 
 def _mean_gradients(model: Model, strategy: Strategy, state: PlainState, step: int) -> Tensors:
@@ -205,17 +194,6 @@ def _update(
             rate = optimizer.learning_rate
             if isinstance(rate, str):
                 rate = given(rate, step)
-            match optimizer:
-                case Adam() as adam:
-                    trained[name], *moments[name] = stand_in.adam(
-                        adam,
-                        used,
-                        trained[name],
-                        moments[name],
-                        rate=rate,
-                        step=number,
-                    )
-                case SGD() as sgd:
-                    trained[name], *moments[name] = stand_in.sgd(
-                        sgd, used, trained[name], moments[name], rate=rate
-                    )
+            trained[name], *moments[name] = stand_in.updated(
+                optimizer, used, trained[name], moments[name], rate=rate, step=number
+            )

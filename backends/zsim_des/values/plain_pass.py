@@ -89,16 +89,16 @@ class PlainPass:
 
         The last input may be gathered from all places that share the sequences.
         """
-        whole = segment.reduces_input_gradient or segment.gathers_input
+        whole = segment.reads_whole
         read = [
             self._together(self._values, name, self._beside(place))
             if whole and self._cut(name)
             else self._values[place][name]
             for name in segment.inputs
         ]
-        if segment.gathers_context:
+        if segment.shared_input is not None:
             read[-1] = self._together(self._values, segment.inputs[-1], self._sharing(place))
-        elif segment.context_offset:
+        elif segment.offset:
             read[-1] = self._values[self._passing(place, segment)][segment.inputs[-1]]
         return read
 
@@ -145,12 +145,12 @@ class PlainPass:
                 self._inputs(place, segment),
                 [self._parameters[place][name] for name in segment.parameters],
                 self._elements(
-                    [value.name for value in segment.outputs], whole=segment.reduces_output
+                    [value.name for value in segment.outputs], whole=segment.ends is not None
                 ),
             )
             made.append(done.outputs)
             self._saved[place][unit.name, position] = done.saved
-        if segment.reduces_output:
+        if segment.ends is not None:
             made = self._own(made, [value.name for value in segment.outputs])
         for place, outputs in enumerate(made):
             for value, output in zip(segment.outputs, outputs, strict=True):
@@ -171,13 +171,13 @@ class PlainPass:
         if self._wants_shared(segment, wanted):
             for gradients, own_tokens in zip(made, self._own_tokens(made), strict=True):
                 gradients[-1] = own_tokens
-        elif segment.context_offset and segment.inputs[-1] in wanted:
+        elif segment.offset and segment.inputs[-1] in wanted:
             last = [own[-1] for own in made]
             for place, gradients in enumerate(made):
                 gradients[-1] = last[self._passing(place, segment, way=1)]
-        elif segment.reduces_input_gradient:
+        elif segment.sums_gradients:
             made = self._own(made, wanted)
-        elif segment.gathers_input:
+        elif segment.reads_whole:
             made = [
                 [
                     np.split(each, ranks)[place % ranks] if self._cut(name) else each
@@ -193,12 +193,12 @@ class PlainPass:
     def _passing(self, place: int, segment: Segment, way: int = -1) -> int:
         """Return the place that sends a segment its last input; with `way=1`, the receiving one."""
         sharing = self._sharing(place)
-        other = sharing.index(place) + way * (segment.context_offset or 0)
+        other = sharing.index(place) + way * (segment.offset or 0)
         return sharing[other % len(sharing)]
 
     def _wants_shared(self, segment: Segment, wanted: Sequence[str]) -> bool:
         """Return True if the last gradient covers the tokens of all that share sequences."""
-        return segment.gathers_context and segment.inputs[-1] in wanted
+        return segment.shared_input is not None and segment.inputs[-1] in wanted
 
     def _backward_on(
         self, place: int, unit: Unit, position: int, wanted: Sequence[str]
@@ -206,15 +206,13 @@ class PlainPass:
         segment: Segment = unit.segments[position]
         slopes = {
             value.name: self._together(self._slopes, value.name, self._beside(place))
-            if segment.reduces_output and value.tensor_sharded
+            if segment.ends is not None and value.tensor_sharded
             else self._slopes[place][value.name]
             for value in segment.outputs
             if value.name in self._slopes[place]
         }
         saved = self._saved[place][unit.name, position]
-        sizes = self._elements(
-            wanted, whole=segment.reduces_input_gradient or segment.gathers_input
-        )
+        sizes = self._elements(wanted, whole=segment.reads_whole)
         if self._wants_shared(segment, wanted):
             sizes[-1] *= len(self._sharing(place))
         return stand_in.backward(

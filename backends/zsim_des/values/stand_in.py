@@ -6,12 +6,13 @@ enters squared and with a factor of its position, so a term that is stale, missi
 of place changes the result.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
+from zsim.strategy.optimizer_rule import LEARNING_RATE, ClipNorm, Optimizer, constants_of
 from zsim_des.values.field import (
     PRIME,
     Numbers,
@@ -114,49 +115,40 @@ def backward(
     return Backward(to_inputs, list(split))
 
 
-def said(rule: Adam | SGD, scalars: Mapping[str, float]) -> float:
-    """Return the learning rate of a rule, or the value of the host scalar that it names."""
-    rate = rule.learning_rate
-    return scalars[rate] if isinstance(rate, str) else rate
-
-
-def adam(
-    rule: Adam,
+def updated(
+    rule: Optimizer,
     gradient: Numbers,
     trained: Numbers,
-    moments: Sequence[Numbers],
+    states: Sequence[Numbers],
     *,
     rate: float,
     step: float,
 ) -> list[Numbers]:
-    """Return new values of the parameter and of both moments.
+    """Return new values of the parameter and of each state.
 
-    Like Adam's, the step is linear in the first moment and depends on the second and on the step
-    number. Zeros, as in padding, stay zero.
+    Each is a function of the gradient, the parameter and all states, element by element, with
+    factors that depend on the constants of the rule, and on `step` if the rule counts steps. Zeros,
+    as in padding, stay zero. The learning rate scales the change of the parameter.
     """
-    first, second = moments
-    keeps = number(rule.beta1), number(rule.beta2)
-    first = reduced(product(first, keeps[0]) + product(gradient, (1 - keeps[0]) % PRIME))
-    squares = product(gradient, gradient)
-    second = reduced(product(second, keeps[1]) + product(squares, (1 - keeps[1]) % PRIME))
-    shift = times(number(step), number(rule.epsilon)) + 11
-    change = product(product(first, reduced(second + shift)), number(-rate))
-    decay = number(1 - rate * rule.weight_decay)
-    return [reduced(product(trained, decay) + change), first, second]
-
-
-def sgd(
-    rule: SGD, gradient: Numbers, trained: Numbers, buffers: Sequence[Numbers], *, rate: float
-) -> list[Numbers]:
-    """Return new values of the parameter, and of the momentum buffer if there is one."""
-    change = reduced(gradient + product(trained, number(rule.weight_decay)))
+    name, counted = _named(rule), number(step) if rule.counts_steps else 0.0
+    read = [gradient, trained, *states]
     made: list[Numbers] = []
-    for before in buffers:
-        buffer = reduced(product(before, number(rule.momentum)) + change)
-        made.append(buffer)
-        ahead = product(buffer, number(rule.momentum))
-        change = reduced(change + ahead) if rule.nesterov else buffer
-    return [reduced(trained + product(change, number(-rate))), *made]
+    for place in range(1 + len(states)):
+        linear, curved = np.split(constants(f"{name}/{place}", 2 * len(read)), 2)
+        found = np.zeros(len(trained))
+        for each, factor, other in zip(read, linear, curved, strict=True):
+            shifted = reduced(product(each, float(other)) + times(counted, float(factor)))
+            found = reduced(found + product(each, reduced(shifted + float(factor))))
+        made.append(found)
+    return [reduced(trained + product(made[0], number(-rate))), *made[1:]]
+
+
+@cache
+def _named(rule: Optimizer) -> str:
+    """Return a name with all constants of a rule but its rate, which may be a host scalar."""
+    constants = [name for name in constants_of(rule) if name != LEARNING_RATE]
+    values = ", ".join(f"{name}={getattr(rule, name)!r}" for name in constants)
+    return f"{type(rule).__name__}({values})"
 
 
 def clipped(rule: ClipNorm, squares: float, gradient: Numbers, scale: float) -> Numbers:

@@ -6,6 +6,7 @@ of its groups, and each step reads them as host scalars.
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -14,22 +15,56 @@ from torch import nn
 from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Program, Schedule
-from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
+from zsim.strategy.optimizer_rule import (
+    LEARNING_RATE,
+    Optimizer,
+    ParameterGroup,
+    constants_of,
+    rules,
+)
 from zsim.strategy.strategy import Strategy
 from zsim_torch.execute.optimizer_hooks import guard_state, is_seen, need_plain_step
 
-MOMENT_NAMES: Final[Mapping[type[Optimizer], tuple[str, ...]]] = {
-    Adam: ("exp_avg", "exp_avg_sq"),
-    SGD: ("momentum_buffer",),
-}
-"""Keys of the moments in the state of torch's optimizers, in the order of an update's operands."""
-
 RATE: Final = "lr"
 
-CONSTANTS: Final[tuple[str, ...]] = ("betas", "eps", "weight_decay", "momentum", "nesterov")
+TORCH_NAMES: Final[Mapping[str, str]] = {LEARNING_RATE: RATE, "epsilon": "eps"}
+"""Constants of rules that torch calls otherwise; `beta1` and `beta2` are a pair, `betas`."""
+
+BETAS: Final = ("beta1", "beta2")
+
+IMPLEMENTED: Final = ("params", "foreach", "capturable", "fused", "decoupled_weight_decay")
+"""Arguments of torch's optimizers that choose an implementation, or that rules test."""
+
+
+def _torch_name(constant: str) -> str:
+    """Return torch's name of a constant of a rule."""
+    return "betas" if constant in BETAS else TORCH_NAMES.get(constant, constant)
+
+
+def _torch_kinds(rule: type[Optimizer]) -> list[type[torch.optim.Optimizer]]:
+    """Return the classes of torch whose step a rule is."""
+    return [getattr(torch.optim, name) for name in rule.torch]
+
+
+CONSTANTS: Final[tuple[str, ...]] = tuple(
+    name
+    for name in dict.fromkeys(
+        _torch_name(each) for rule in rules().values() for each in constants_of(rule)
+    )
+    if name != RATE
+)
 """Constants of torch's optimizers that rules support; they must not change during training."""
 
-OFF: Final = ("amsgrad", "maximize", "dampening", "differentiable")
+OFF: Final[tuple[str, ...]] = tuple(
+    name
+    for name in dict.fromkeys(
+        each
+        for rule in rules().values()
+        for kind in _torch_kinds(rule)
+        for each in signature(kind).parameters
+    )
+    if name not in (RATE, *CONSTANTS, *IMPLEMENTED)
+)
 """Options of torch's optimizers that no rule supports; they must be false or zero."""
 
 
@@ -55,7 +90,7 @@ def with_optimizer(
     if isinstance(given, torch.optim.Optimizer):
         need_plain_step(given)
         rules = _groups_of(given, module)
-    elif isinstance(given, Adam | SGD):
+    elif isinstance(given, Optimizer):
         rules = [((), given)]
     elif given is not None:
         raise RefusedError(
@@ -143,9 +178,8 @@ class RateGroups:
         if not groups:
             return cls._of(None, ())
         options = [{"params": own} | _constants(rule, rates) for rule, own in groups.items()]
-        kind = torch.optim.SGD if isinstance(next(iter(groups)), SGD) else torch.optim.AdamW
         return cls._of(
-            kind(options, lr=0.0),
+            _torch_optimizer(type(next(iter(groups))), options),
             [str(rule.learning_rate) for rule in groups],
             [number for number, rule in enumerate(groups) if isinstance(rule.learning_rate, float)],
         )
@@ -255,37 +289,38 @@ def _rule(optimizer: torch.optim.Optimizer, number: int, group: dict[str, Any]) 
         RefusedError: no rule matches it.
     """
     kind = type(optimizer)
-    if kind not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
+    rule = next((each for each in rules().values() if kind in _torch_kinds(each)), None)
+    if rule is None:
         raise _no_rule(kind)
-    for name in OFF:
+    supported = {_torch_name(name) for name in constants_of(rule)}
+    for name in (each for each in (*OFF, *CONSTANTS) if each not in supported):
         if group.get(name):
             raise RefusedError(
                 f"optimizer: {kind.__name__} with {name} = {group[name]} in group {number}; it "
                 "must be off"
             )
-    if kind is torch.optim.SGD:
-        return SGD(
-            learning_rate=float(group["lr"]),
-            momentum=group["momentum"],
-            weight_decay=group["weight_decay"],
-            nesterov=group["nesterov"],
-        )
-    decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay")
-    if not decoupled and group["weight_decay"]:
+    if not rule.reads(group):
         raise _no_rule(kind)
-    return Adam(
-        learning_rate=float(group["lr"]),
-        beta1=float(group["betas"][0]),
-        beta2=float(group["betas"][1]),
-        epsilon=group["eps"],
-        weight_decay=group["weight_decay"],
-    )
+    given = {name: group[_torch_name(name)] for name in constants_of(rule) if name not in BETAS}
+    given[LEARNING_RATE] = float(given[LEARNING_RATE])
+    if BETAS[0] in constants_of(rule):
+        given |= dict(zip(BETAS, map(float, group["betas"]), strict=True))
+    return rule(**given)
+
+
+def _torch_optimizer(rule: type[Optimizer], options: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return an optimizer of torch with these groups, whose step is never called."""
+    for kind in _torch_kinds(rule):
+        return kind(options, lr=0.0)  # type: ignore[call-arg]  # every class in `torch` takes it
+    return torch.optim.Optimizer(options, {RATE: 0.0})
 
 
 def _no_rule(kind: type[torch.optim.Optimizer]) -> RefusedError:
     """Return the error for an optimizer whose step a schedule would not call."""
-    wanted = "must be AdamW, Adam without weight_decay, or SGD"
-    if not issubclass(kind, torch.optim.Adam | torch.optim.SGD) or kind is torch.optim.Adam:
+    *words, last = (word for rule in rules().values() for word in rule.torch.values())
+    wanted = f"must be {', '.join(words)}, or {last}"
+    known = [each for rule in rules().values() for each in _torch_kinds(rule)]
+    if kind in known or not issubclass(kind, tuple(known)):
         return RefusedError(f"optimizer: {kind.__name__} {wanted}")
     return RefusedError(
         f"optimizer: {kind.__module__}.{kind.__qualname__} {wanted} of torch.optim itself: a "
@@ -296,7 +331,7 @@ def _no_rule(kind: type[torch.optim.Optimizer]) -> RefusedError:
 def moment_names(program: Program) -> tuple[str, ...]:
     """Return torch's names of the moments in updates of `program`, in order."""
     for rule in _updating(program):
-        return MOMENT_NAMES[type(rule)][: rule.moments]
+        return rule.states
     return ()
 
 
@@ -307,7 +342,7 @@ def _updating(program: Program) -> list[Optimizer]:
         for operation in walk(program.step)
         if isinstance(operation, Compute) and operation.action is Action.UPDATE
     ]
-    return [rule for rule in dict.fromkeys(rules) if isinstance(rule, Adam | SGD)]
+    return [rule for rule in dict.fromkeys(rules) if isinstance(rule, Optimizer)]
 
 
 def _rules_of(schedule: Schedule, names: Sequence[str]) -> dict[str, Optimizer]:
@@ -327,9 +362,10 @@ def _rules_of(schedule: Schedule, names: Sequence[str]) -> dict[str, Optimizer]:
 def _constants(rule: Optimizer, rates: Mapping[str, float]) -> dict[str, Any]:
     own = rule.learning_rate
     rate = rates.get(own, 0.0) if isinstance(own, str) else own
-    constants = (
-        {"momentum": rule.momentum, "nesterov": rule.nesterov}
-        if isinstance(rule, SGD)
-        else {"betas": (rule.beta1, rule.beta2), "eps": rule.epsilon}
-    )
-    return {"lr": rate, "weight_decay": rule.weight_decay} | constants
+    made: dict[str, Any] = {RATE: rate}
+    for name in constants_of(rule):
+        if name not in (LEARNING_RATE, *BETAS):
+            made[_torch_name(name)] = getattr(rule, name)
+    if BETAS[0] in constants_of(rule):
+        made["betas"] = tuple(getattr(rule, name) for name in BETAS)
+    return made

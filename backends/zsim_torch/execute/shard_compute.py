@@ -8,7 +8,7 @@ import torch
 
 from zsim.schedule.operation import Action, Compute, Role, View
 from zsim.schedule.parameter_copy import held
-from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.optimizer_rule import Optimizer
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.norm_share import counted
@@ -29,11 +29,11 @@ def _state(known: Operands) -> tuple[View, ...]:
 
 @dataclass(slots=True, eq=False)
 class SteadyUpdate:
-    """An Adam update of persistent buffers; `prepared` holds their memory until it is freed."""
+    """An update of persistent buffers; `prepared` holds their memory until it is freed."""
 
     memory: LiveMemory
     known: Operands
-    rule: Adam
+    rule: Optimizer
     scalars: Mapping[str, float]
     prepared: optimizer.SteadyAdam | None = None
 
@@ -45,11 +45,12 @@ class SteadyUpdate:
             state = _state(known)
             trained, *others = [self.memory.flat(each) for each in state]
             operands = optimizer.Updated(gradient=gradient, trained=trained, moments=tuple(others))
-            if is_watched() or not optimizer.SteadyAdam.serves(operands):
+            steady = optimizer.STEADY[self.rule.fused]
+            if is_watched() or not steady.serves(operands):
                 optimizer.update(self.rule, operands, scalars)
                 return
             with unwatched():
-                prepared = self.prepared = optimizer.SteadyAdam(self.rule, operands)
+                prepared = self.prepared = steady(self.rule, operands)
             self.memory.keep({each.buffer for each in state}, self)
         prepared.update(gradient, scalars)
 
@@ -96,7 +97,8 @@ class ShardComputer:
         """Return a function that runs an update in any step, with its scalars and memory."""
         rule, staying = known.compute.rule, frozenset(self.memory.program.persistent)
         state = _state(known)
-        if not isinstance(rule, Adam) or not {each.buffer for each in state} <= staying:
+        assert isinstance(rule, Optimizer)
+        if rule.fused not in optimizer.STEADY or not {each.buffer for each in state} <= staying:
             return partial(self._update_anew, known, scalars)
         return SteadyUpdate(self.memory, known, rule, scalars)
 

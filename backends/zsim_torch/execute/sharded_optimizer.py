@@ -9,11 +9,11 @@ exact.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Any, Final
 
 import torch
 
-from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm, Rule, rate_of
+from zsim.strategy.optimizer_rule import Adam, ClipNorm, Rule, rate_of
 
 LANES: Final = 64
 """Elements that fill whole vectors in every format on every CPU (AVX-512: 64 bytes)."""
@@ -29,8 +29,8 @@ SUMMED: Final = 1 << 15
 class Updated:
     """Flat tensors of equal size that an update reads and writes.
 
-    `trained` are the masters or, without masters, the parameters. `moments` are Adam's first and
-    second moment, or the momentum buffer of SGD.
+    `trained` are the masters or, without masters, the parameters. `moments` are in the order of the
+    rule's `states`.
     """
 
     gradient: torch.Tensor
@@ -39,32 +39,18 @@ class Updated:
 
 
 def update(rule: Rule | None, operands: Updated, scalars: Mapping[str, float]) -> None:
-    """Apply one step of `rule`.
+    """Apply one step of `rule`, by its fused operator if it has one.
 
-    Adam reads the number of the step, from 1, from the scalar "step".
+    A rule that counts steps reads the number of the step, from 1, from the scalar "step".
     """
     if rule is None or isinstance(rule, ClipNorm):
         raise ValueError(f"update: {rule} is no optimizer")
-    rate = rate_of(rule, scalars)
-    match rule:
-        case SGD():
-            _sgd(rule, operands, rate)
-        case Adam():
-            _adam(rule, operands, rate, scalars["step"])
-        case _:
-            assert_never(rule)
-
-
-def _sgd(rule: SGD, operands: Updated, rate: float) -> None:
-    """Apply SGD as in `torch.optim.SGD`; the momentum buffer starts at zero."""
-    trained = operands.trained
-    gradient = operands.gradient.to(trained.dtype)
-    if rule.weight_decay:
-        gradient = gradient.add(trained, alpha=rule.weight_decay)
-    for buffer in operands.moments:
-        buffer.mul_(rule.momentum).add_(gradient)
-        gradient = gradient.add(buffer, alpha=rule.momentum) if rule.nesterov else buffer
-    trained.add_(gradient, alpha=-rate)
+    rate, step = rate_of(rule, scalars), scalars["step"] if rule.counts_steps else 0.0
+    if rule.fused:
+        _FUSED[rule.fused](rule, operands, rate, step)
+        return
+    gradient = operands.gradient.to(operands.trained.dtype)
+    rule.update(gradient, operands.trained, operands.moments, rate=rate, step=step)
 
 
 def _adam(rule: Adam, operands: Updated, rate: float, step: float) -> None:
@@ -136,7 +122,7 @@ class SteadyAdam:
 
     __slots__ = ("_blocks", "_ends", "_padded", "_rule", "_slots", "_step", "_whole")
 
-    def __init__(self, rule: Adam, operands: Updated) -> None:
+    def __init__(self, rule: Any, operands: Updated) -> None:  # noqa: ANN401  (an `Adam`, see STEADY)
         count, self._rule = operands.trained.numel(), rule
         self._whole = whole = count - count % LANES
         state = (operands.trained, *operands.moments)
@@ -184,6 +170,12 @@ def _padded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     made = torch.zeros(LANES, dtype=dtype)
     made[: tensor.numel()] = tensor
     return made
+
+
+_FUSED: Final[Mapping[str, Callable[..., None]]] = {Adam.fused: _adam}
+
+STEADY: Final[Mapping[str, type[SteadyAdam]]] = {Adam.fused: SteadyAdam}
+"""Updates of persistent shards that are prepared once, by the fused operator of the rule."""
 
 
 def sum_of_squares(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> None:

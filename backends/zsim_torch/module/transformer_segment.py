@@ -166,7 +166,7 @@ class _SegmentMaker:
 
     def _shared(self, segment: Segment, dtype: torch.dtype) -> nn.Module | None:
         """Return the module of a segment that differs in a context group, else None."""
-        if segment.gathers_context:
+        if segment.shared_input is not None:
             return AttendedSegment(self.shape, self.context, dtype)
         names = [output.name for output in segment.outputs]
         if len(names) > 1:

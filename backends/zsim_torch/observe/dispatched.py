@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from zsim.strategy.optimizer_rule import Optimizer
 from zsim.trace.witness import Region
 from zsim_torch.observe.observer import tensors_in
 
@@ -15,7 +16,7 @@ REDUCTION: Final = {0: "sum", 1: "average", 4: "max"}
 OVERWRITES: Final = frozenset(["copy_", "fill_", "zero_", "normal_", "uniform_"])
 """Operators that write their first argument without reading it."""
 
-FUSED_UPDATES: Final = frozenset(["_fused_adamw_"])
+FUSED_UPDATES: Final = frozenset(rule.fused for rule in Optimizer.kinds() if rule.fused)
 """Optimizers in one operator. Their schemas mark gradients as written, for a `grad_scale`."""
 
 ROWS_MAX: Final = 1 << 12

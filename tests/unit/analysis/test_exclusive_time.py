@@ -1,6 +1,7 @@
 """The parts of a step do not overlap: what a run prints of them never adds up to more than it."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,13 @@ def test_shares_that_a_run_prints_are_of_one_step_and_the_largest_bounds_it(
     assert sum(waits) + compute <= 100.3
     of_groups = sum(result.exposed_communication_s_by_axis.values())
     assert of_groups == pytest.approx(result.exposed_communication_s)
+
+
+def test_a_share_of_half_a_thousandth_is_printed_and_a_smaller_one_is_not() -> None:
+    result = zsim.run("tiny", {"offload.optimizer": "host"}, check=False)
+    waits = (("kernels", 0.001), ("copies", 0.000_999))  # of 2 s 0.0005, printed as 0.1%
+    vars(result)["summary"] = replace(result.summary, step_time_s=2.0, exposed_on_host=waits)
+    assert dict(result.facts())["exposed offload"] == "kernels 1 ms (0.1%)"
 
 
 def test_a_run_on_one_gpu_says_nothing_of_communication() -> None:

@@ -281,21 +281,31 @@ def test_the_front_trades_time_for_memory(found: BestResult) -> None:
     assert memory == sorted(memory, reverse=True)
 
 
-@pytest.mark.one_commit_in(6)
-def test_fewer_gpus_are_taken_where_they_are_what_is_sought() -> None:
-    answer = zsim.best(
-        "llama3.2-1b",
-        "8xh100",
-        TINY,
-        tokens=10**6,
-        within_s=3600,
-        batch_tokens=256 * 8,
-        objective="gpus",
-        among=["megatron"],
-        workers=1,
-    )
-    assert answer.best is not None
-    assert answer.best.gpus == 1
+@pytest.mark.one_commit_in(9)
+def test_fewer_gpus_are_taken_where_they_are_what_is_sought_unless_they_are_late() -> None:
+    tokens, batch = 10**6, 256 * 32
+
+    def best(within_s: float) -> TriedSetting:
+        answer = zsim.best(
+            "llama3.2-1b",
+            "8xh100",
+            TINY,
+            tokens=tokens,
+            within_s=within_s,
+            batch_tokens=batch,
+            objective="gpus",
+            among=["megatron"],
+            workers=1,
+        )
+        assert answer.best is not None
+        return answer.best
+
+    fewest = best(3600)
+    assert fewest.gpus == 1
+    late_s = 0.6 * fewest.outcome.step_time_s * tokens / batch
+    more = best(late_s)
+    assert more.gpus == 2
+    assert more.outcome.step_time_s * tokens / batch <= late_s
 
 
 @pytest.mark.one_commit_in(18)

@@ -124,7 +124,6 @@ VARIANTS: tuple[dict[str, object], ...] = (
         "compute.host_per_segment": "3 us",
         "compute.host_per_unit": "4 us",
         "compute.host_per_collective": "5 us",
-        "compute.host_per_message": "6 us",
     },
     {
         "parallel.tensor": 2,

@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn, composite
 
 from zsim.api.forecast import RUN_FAULTS, forecast, settled_source
 from zsim.api.gpu_fleet import gpu_fleet
-from zsim.api.setting_trial import Bounder, tried
+from zsim.api.setting_trial import Bounder, SettingOutcome, tried
 from zsim.calibration.setting_choice import TIGHT
 from zsim.calibration.training_verdict import RunForecast
 from zsim.compute.roofline import touched_bytes
@@ -200,6 +200,12 @@ def test_no_setting_fits_with_knobs_that_add_to_what_fills_the_memory_without(
     assert not tried(with_memory(every[other], kept - 1)).fits
     edge = tried(with_memory(every[other], int(kept / TIGHT) - 1))
     assert not edge.fits or edge.is_tight
+
+
+@pytest.mark.parametrize(("kept", "too_much"), [(9, False), (10, False), (11, True)])
+def test_a_setting_keeps_too_much_if_it_keeps_more_than_there_is(kept: int, too_much: bool) -> None:
+    outcome = SettingOutcome(kept_bytes=kept, usable_bytes=10)
+    assert outcome.keeps_too_much is too_much
 
 
 def test_a_model_of_few_layers_may_fit_only_with_knobs_that_add_to_memory() -> None:

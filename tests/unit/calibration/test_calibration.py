@@ -286,11 +286,11 @@ def test_a_verdict_counts_every_row_and_says_which_share_is_inside_the_band() ->
     found, left = read("nccl_tests_sweeps", [*sweeps(8), sweep(Collective.REDUCE, 8, 2) | {
         "gpu": "V100"}, sweep(Collective.REDUCE, 8, 2) | {"collective": "scan"}])  # fmt: skip
     said = verdict("nccl_tests_sweeps", found, left, profiles)
-    assert said.rows == 38
-    assert said.errors is not None
-    assert said.errors.rows == 36
-    assert said.errors.p90 < 1e-4
-    assert sorted(each.reason for each in said.unmodelled) == [
+    assert said.total == 38
+    assert said.all is not None
+    assert said.all.rows == 36
+    assert said.all.p90 < 1e-4
+    assert sorted(reason for _, reason in said.unmodelled) == [
         "collective 'scan' is not modelled",
         "no profile of v100",
     ]
@@ -308,7 +308,8 @@ def test_a_verdict_counts_every_row_and_says_which_share_is_inside_the_band() ->
     }
     rows = [row | {"p5_GBps": str(busbw * low), "p95_GBps": str(busbw * 1.2)} for low in (0.9, 1.1)]
     banded, _ = read("collective_bandwidth_h100_scaling", rows)
-    assert verdict("collective_bandwidth_h100_scaling", banded, [], profiles).in_band == 0.5
+    inside, _ = verdict("collective_bandwidth_h100_scaling", banded, [], profiles).facts
+    assert (inside.name, inside.value) == ("inside_published_band", 0.5)
     assert max(each.error for each in judged(profiles["h100"], banded)) < 1e-4
 
 
@@ -346,7 +347,7 @@ def test_a_published_band_is_covered_by_the_fastest_and_the_slowest_that_its_fab
     ]
     banded, _ = read("collective_bandwidth_h100_scaling", rows)
     said = verdict("collective_bandwidth_h100_scaling", banded, [], {"h100": profiles})
-    assert said.covered == (1, 3)
+    assert said.facts[-1].value == {"published": 3, "covered": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Errors are compared between numbers of GPUs, setting by setting."""
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from zsim.calibration.error_growth import growth
 from zsim.calibration.published import Published
 from zsim.calibration.training_tables import TABLES
-from zsim.calibration.training_verdict import PredictedRun
+from zsim.calibration.verdict import VerdictRow
 
 AZURE = {
     "model_label": "175B",
@@ -29,8 +30,8 @@ def run(gpus: int, batch: int) -> Published:
     return found
 
 
-def predicted(run: Published, off: float) -> PredictedRun:
-    return PredictedRun(run=run, published=1.0, predicted=1.0 + off)
+def predicted(run: Published, off: float) -> VerdictRow:
+    return VerdictRow(place=2, name="", published=1.0, predicted=1.0 + off, source=run)
 
 
 ERRORS = st.dictionaries(st.sampled_from([1, 2, 4]), st.floats(-0.5, 0.5), min_size=1)
@@ -49,10 +50,15 @@ def test_growth_is_the_difference_of_errors_of_each_setting_that_is_on_both(
         assert found is None
         return
     assert found is not None
-    assert (found.settings, found.fewest, found.most) == (len(differences), 128, 512)
-    assert any(found.furthest == pytest.approx(differences[end]) for end in (0, -1))
-    below = sum(each < found.median - 1e-9 for each in differences)
-    above = sum(each > found.median + 1e-9 for each in differences)
+    said = cast("dict[str, float]", found.value)
+    assert (said["settings"], said["fewest_gpus"], said["most_gpus"]) == (
+        len(differences),
+        128,
+        512,
+    )
+    assert any(said["furthest"] == pytest.approx(differences[end]) for end in (0, -1))
+    below = sum(each < said["median"] - 1e-9 for each in differences)
+    above = sum(each > said["median"] + 1e-9 for each in differences)
     assert below == above or len(differences) > below + above
 
 

@@ -11,8 +11,10 @@ import pytest
 import zsim_scenarios
 from zsim.analysis.memory_footprint import footprint
 from zsim.api.judged_figures import figure_runs
-from zsim.api.paper_validation import verdict_object, verdicts_of
-from zsim.calibration.paper_figures import FigureQuantity, FigureVerdict, PaperError, parse, shown
+from zsim.api.paper_validation import verdicts_of
+from zsim.api.validation import Validation
+from zsim.calibration.paper_figures import FigureQuantity, PaperError, PaperRun, parse, shown
+from zsim.calibration.verdict import Verdict
 from zsim.cli.main import answer
 from zsim.files.source import resolved
 from zsim.model.architecture import GPT, Attention
@@ -73,19 +75,22 @@ rows = [{ label = "replicated", published = 2.5e6, values = [0] }]
 @pytest.mark.one_commit_in(6)
 def test_figures_are_predicted_beside_what_was_published() -> None:
     rates, sizes, states = verdicts_of(parse(SMALL))
-    fits, too_large = rates.predicted
+    fits, too_large = rates.rows
     assert (fits.way, too_large.way) == (0, 1)  # the second fits with the smaller batch alone
-    assert fits.off == pytest.approx(fits.value / 0.5 - 1)
+    assert fits.off == pytest.approx(fits.predicted / 0.5 - 1)
     assert rates.all is not None
-    assert rates.judged is not None
-    assert (rates.all.rows, rates.judged.rows) == (2, 1)  # what was fitted does not judge
+    assert rates.kept is not None
+    assert (rates.all.rows, rates.kept.rows) == (2, 1)  # what was fitted does not judge
     ((label, reason),) = rates.unmodelled
     assert (label, "attention_heads" in reason) == ("cannot be", True)
-    assert sizes.order == sizes.published_order == ("replicated", "cut")
+    (_, order) = sizes.facts
+    assert order.value == {"labels": ["replicated", "cut"], "as_published": True}
     # 16 bytes a parameter, of 24 MB, to four digits: 1.5 million.
-    assert states.predicted[0].value == pytest.approx(1.5e6, rel=2e-3)
-    said = verdict_object(rates)
-    assert (said["rows"], said["modelled"], said["order_as_published"]) == (3, 2, None)
+    assert states.rows[0].predicted == pytest.approx(1.5e6, rel=2e-3)
+    said = Validation(verdicts={"": [rates]}, more={}, is_paper=True).to_dict()["files"]["rates"]  # type: ignore[index]
+    assert (said["rows"], said["modelled"], said["judged"]["modelled"]) == (3, 2, 1)
+    assert "order" not in said
+    assert [row["row"] for row in said["predictions"]] == ["fits", "too large"]
     drawing = ET.fromstring(picture([rates, sizes, states]))
     dots = [each for each in drawing.iter() if each.tag.endswith("circle")]
     assert len(dots) == 5
@@ -212,7 +217,7 @@ def test_what_is_not_fused_moves_more_and_computes_and_keeps_the_same(tensor: in
 
 
 @cache
-def shipped(name: str, figure: str) -> FigureVerdict:
+def shipped(name: str, figure: str) -> Verdict:
     """Return a figure of a paper that ships, predicted."""
     paper = parse(zsim_scenarios.published_text(name))
     figures = tuple(each for each in paper.figures if each.name == figure)
@@ -223,30 +228,30 @@ def shipped(name: str, figure: str) -> FigureVerdict:
 
 @pytest.mark.one_commit_in(9)
 def test_figure_3_rises_with_gpus_in_the_order_of_deepspeed() -> None:
-    found = {each.run.label: each for each in shipped("zero", "figure 3, DeepSpeed").predicted}
+    found = {each.name: each for each in shipped("zero", "figure 3, DeepSpeed").rows}
     assert len(found) == 4
     assert max(abs(each.off) for each in found.values()) < 0.13
-    few, many = (found[f"60B on {gpus} GPUs"].value for gpus in (64, 256))
+    few, many = (found[f"60B on {gpus} GPUs"].predicted for gpus in (64, 256))
     assert many > 1.15 * few
 
 
 def test_all_cells_of_figure_2a_of_zero_infinity_are_exact_but_one() -> None:
-    found = shipped("zero_infinity", "figure 2a").predicted
+    found = shipped("zero_infinity", "figure 2a").rows
     assert len(found) == 25
-    wrong = [each.run.label for each in found if each.value != each.run.published]
+    wrong = [each.name for each in found if each.predicted != each.published]
     assert wrong == ["0.1T, model state working memory"]
 
 
 def test_all_cells_of_table_3_of_zero_infinity_are_exact() -> None:
-    found = shipped("zero_infinity", "table 3").predicted
-    assert [each.value for each in found] == [each.run.published for each in found]
+    found = shipped("zero_infinity", "table 3").rows
+    assert [each.predicted for each in found] == [each.published for each in found]
 
 
 def test_a_node_of_zero_infinity_copies_as_published() -> None:
-    found = {each.run.label: each for each in shipped("zero_infinity", "figure 2b").predicted}
-    assert found["CPU memory, 16 GPUs"].value == pytest.approx(3.0)
-    assert found["CPU memory, one GPU"].value == pytest.approx(12.0)
-    assert found["NVMe, one GPU"].value == pytest.approx(12.0)
+    found = {each.name: each for each in shipped("zero_infinity", "figure 2b").rows}
+    assert found["CPU memory, 16 GPUs"].predicted == pytest.approx(3.0)
+    assert found["CPU memory, one GPU"].predicted == pytest.approx(12.0)
+    assert found["NVMe, one GPU"].predicted == pytest.approx(12.0)
     assert abs(found["NVMe, 16 GPUs"].off) < 0.1  # 28 GB/s of another source, printed 25.6
 
 
@@ -267,16 +272,17 @@ def test_offloaded_runs_are_predicted_without_a_row_that_was_fitted(
     paper: str, figure: str, within: float
 ) -> None:
     found = shipped(paper, figure)
-    assert found.judged == found.all
-    assert all(abs(each.off) < within for each in found.predicted)
+    assert found.kept == found.all
+    assert all(abs(each.off) < within for each in found.rows)
 
 
 @pytest.mark.one_commit_in(24)
 def test_of_the_shapes_that_were_trained_the_published_ones_are_the_largest_that_fit() -> None:
-    shapes = shipped("zero_offload", "figure 7, shapes of table 3").predicted
-    assert [f"{each.value / 1e9:.0f}" for each in shapes] == ["13", "8"]
+    shapes = shipped("zero_offload", "figure 7, shapes of table 3").rows
+    assert [f"{each.predicted / 1e9:.0f}" for each in shapes] == ["13", "8"]
     for each in shapes:
-        heavier = each.run.ways[each.way + 1]
+        assert isinstance(each.source, PaperRun)
+        heavier = each.source.ways[each.way + 1]
         assert not footprint(resolved("heavier", from_tables(heavier)).job()).fits
 
 
@@ -293,10 +299,10 @@ def test_the_widest_layer_in_4_tiles_is_as_wide_as_was_measured() -> None:
     paper = parse(zsim_scenarios.published_text("zero_infinity_runs"))
     (figure,) = (each for each in paper.figures if each.name == "figure 6b")
     (found,) = verdicts_of(replace(paper, figures=(replace(figure, runs=figure.runs[1:2]),)))
-    assert [each.value for each in found.predicted] == [32768]
+    assert [each.predicted for each in found.rows] == [32768]
 
 
-def rates_as(quantity: str, steps: int = 1) -> FigureVerdict:
+def rates_as(quantity: str, steps: int = 1) -> Verdict:
     """Return the first figure of `SMALL` as another quantity, with twice the work `otherwise`."""
     text = SMALL.replace('"throughput"', f'"{quantity}"')
     text = text.replace("train.micro_batch_size=1", "train.gradient_accumulation_steps=2")
@@ -310,15 +316,15 @@ def rates_as(quantity: str, steps: int = 1) -> FigureVerdict:
 def test_flops_are_counted_as_zero_infinity_does(steps: int) -> None:
     blocks, model = (rates_as(each, steps) for each in ("block throughput", "throughput"))
     parameters, scores, head = 12 * 2 * 64**2, 2 * 2 * 64 * 64, 64 * 256
-    assert blocks.predicted[0].value / model.predicted[0].value == pytest.approx(
+    assert blocks.rows[0].predicted / model.rows[0].predicted == pytest.approx(
         8 * parameters / (6 * (parameters + scores + head))
     )
 
 
 def test_a_step_with_more_to_do_takes_longer() -> None:
     found = rates_as("step time ratio")
-    assert 1 < found.predicted[0].value < 2
-    assert shown(found.predicted[0].value, found.figure.quantity).endswith(" times")
+    assert 1 < found.rows[0].predicted < 2
+    assert found.shown(found.rows[0].predicted).endswith(" times")
 
 
 @pytest.mark.matrix(6)
@@ -332,6 +338,6 @@ def test_a_step_with_more_to_do_takes_longer() -> None:
     ],
 )
 def test_measured_hardware_is_predicted_from_other_rows(figure: str, median: float) -> None:
-    judged = shipped("offload_hardware", figure).judged
-    assert judged is not None
-    assert judged.median < median
+    kept = shipped("offload_hardware", figure).kept
+    assert kept is not None
+    assert kept.median < median

@@ -70,12 +70,12 @@ def test_seconds_and_rates_by_formula_are_those_of_the_forecast(shipped: None) -
     (run,) = (run for run in parse(TIMED).figures[1].runs)
     made = forecast(run.ways[0])
     assert isinstance(made, RunForecast)
-    assert seconds.predicted[0].value == made.step_time_s
+    assert seconds.rows[0].predicted == made.step_time_s
     # 4 blocks of width 64, 256 words; two stages on 16 GPUs leave 8 ranks of data, with 6 x 2
     # sequences of 64 tokens each.
     tokens = 8 * 6 * 2 * 64
     flops = 96 * tokens * 4 * 64**2 * (1 + 64 / (6 * 64) + 256 / (16 * 4 * 64))
-    assert rates.predicted[0].value == pytest.approx(flops / made.step_time_s / 16 / 1e12)
+    assert rates.rows[0].predicted == pytest.approx(flops / made.step_time_s / 16 / 1e12)
     ((label, reason),) = seconds.unmodelled
     assert label == "uneven"
     assert "must be a multiple of parallel.pipeline = 8" in reason

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from zsim.calibration.rests_on import rests_on
+from rests_on import rests_on
+
 from zsim.files.installed import fitted_kernels, network_profiles
 
 PAGE = Path(__file__).parents[3] / "docs" / "validation.md"

@@ -19,8 +19,6 @@ FORMS: dict[str, dict[str, Any]] = {
     path.name: tomllib.loads(path.read_text("utf-8"))
     for path in (files("zsim.calibration") / "runs").iterdir()
 }
-AS_ANYONE = [name for name in FORMS if name != "zero01.toml"]
-"""Files whose rows have no key that a user of the same cluster would not write."""
 STRUCTURAL = {0, 1}
 """Numbers that an expression may have without a source: no rank, one more, the first stage."""
 LINES = 2
@@ -76,7 +74,7 @@ def test_every_number_of_a_publication_has_its_source(name: str) -> None:
             assert value in STRUCTURAL, path
 
 
-@pytest.mark.parametrize("name", AS_ANYONE)
+@pytest.mark.parametrize("name", FORMS)
 def test_kernels_hosts_and_networks_of_a_row_are_profiles_that_anyone_may_take(name: str) -> None:
     form = FORMS[name]
     assert set(form["scenario"]["compute"]) == {"profile"}
@@ -85,7 +83,7 @@ def test_kernels_hosts_and_networks_of_a_row_are_profiles_that_anyone_may_take(n
         assert set(way["set"]) <= {"zero"}
 
 
-@pytest.mark.parametrize("name", AS_ANYONE)
+@pytest.mark.parametrize("name", FORMS)
 def test_no_key_of_a_scenario_depends_on_a_number_of_nodes(name: str) -> None:
     form = FORMS[name]
     for path, value in leaves([form["scenario"], form.get("way", [])]):

@@ -15,8 +15,9 @@ from zsim.api.forecast import asked, forecasts
 from zsim.api.training_calibration import FITTED
 from zsim.calibration import b200_kernels, kernel_fit
 from zsim.calibration.collective_rows import SCALING, stated_fabric
-from zsim.calibration.network_verdict import SIZE_CLASSES, errors_of, judged, size_class
+from zsim.calibration.network_verdict import SIZE_CLASSES, judged, size_class
 from zsim.calibration.training_verdict import Quantity, RunForecast
+from zsim.calibration.verdict import errors_of
 from zsim.cluster.profile.in_training import ALONE, Evidence
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.files.measurements import all_tables, runs_of

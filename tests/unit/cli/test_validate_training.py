@@ -182,7 +182,7 @@ def test_sweeps_that_judge_are_apart_from_those_that_may_be_fitted() -> None:
             hardware="x",
             model="m",
             sequence_length=line,
-            scenario={"title": "x"},
+            scenario={"title": "x", "parallel": {"data": 8}},
             source="nobody",
             step_time_s=1.0,
         )
@@ -196,11 +196,11 @@ def test_sweeps_that_judge_are_apart_from_those_that_may_be_fitted() -> None:
     assert isinstance(simulated, RunForecast)
     forecasts = [replace(simulated, step_time_s=1.5 if run.judged else 1.0) for run in runs]
     found = verdict("table", Quantity.STEP_TIME, runs, forecasts)
-    assert found.judged is not None
+    assert found.kept is not None
     assert found.fitted is not None
-    assert (found.judged.median, found.fitted.median) == (0.5, 0.0)
-    assert found.judged.rows + found.fitted.rows == 20
-    assert all(each.run.judged for each in found.worst)
+    assert (found.kept.median, found.fitted.median) == (0.5, 0.0)
+    assert found.kept.rows + found.fitted.rows == 20
+    assert all(row.is_kept for row in found.worst)
 
 
 LARGER = {"n_layers": 4, "d_model": 2048, "n_heads": 16, "seq_len_tokens": 2048, "n_gpus": 16}

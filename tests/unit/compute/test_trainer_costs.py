@@ -9,20 +9,15 @@ from zsim.backend.backend import Job
 from zsim.calibration.constants import IN_TRAINING
 from zsim.calibration.training_verdict import RunForecast
 from zsim.cluster.profile.host_launch import EAGER
-from zsim.dtype import DType
 from zsim.files.installed import network_profiles
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import (
     Action,
-    AllReduce,
     Compute,
     Copy,
     OperationError,
-    Receive,
-    Reduction,
-    Send,
     View,
 )
 from zsim.schedule.replace import replace
@@ -102,9 +97,7 @@ def test_only_a_cluster_whose_training_showed_it_has_a_wait_of_tensor_ranks() ->
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["host_per_segment", "host_per_unit", "host_per_collective", "host_per_message"]
-)
+@pytest.mark.parametrize("name", ["host_per_segment", "host_per_unit", "host_per_collective"])
 def test_they_add_to_a_profile(name: str) -> None:
     with pytest.raises(MistakeError, match=f"compute.{name}: needs a profile"):
         resolved("scenario", from_tables(TABLES | {"compute": {name: "1 ms"}}))
@@ -118,31 +111,6 @@ def test_a_collective_costs_the_host_what_the_scenario_says() -> None:
     )
     # The host is all that counts: 11 collectives of a micro-batch, as above.
     assert most_s - more_s == pytest.approx(11e-3, rel=0.01)
-
-
-def test_a_message_costs_the_host_what_the_trainer_does_ahead_of_it() -> None:
-    busy = replace(EAGER, message_ps=1_000)
-    view = View(buffer="x", size=1)
-    named: dict[str, Any] = {"id": "a", "stream": "compute", "group": "all", "wire": DType.BF16}
-    for message in (
-        Send(source=view, offset=1, **named),
-        Receive(target=view, offset=-1, **named),
-    ):
-        assert busy.issue_ps(message) - EAGER.issue_ps(message) == 1_000
-    summed = AllReduce(
-        source=view, target=view, reduction=Reduction.SUM, accumulate=DType.FP32, **named
-    )
-    assert busy.issue_ps(summed) == EAGER.issue_ps(summed)
-
-
-def test_messages_take_their_time_one_after_the_other() -> None:
-    stages = {"parallel": {"data": 1, "pipeline": 2}}
-    more_s, most_s = (
-        step_time_s(changed(compute={"host_per_message": each}) | stages)
-        for each in ("50 ms", "51 ms")
-    )
-    # The first stage sends while the second gets ready to receive, and the other way back.
-    assert most_s - more_s == pytest.approx(2e-3, rel=0.01)
 
 
 def test_a_unit_costs_the_host_once_however_many_segments_it_has() -> None:

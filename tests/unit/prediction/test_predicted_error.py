@@ -1,6 +1,7 @@
 """Errors of predictions: every question has a bound, and ratios have narrower ones."""
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import exp, hypot, log
 from typing import Any
@@ -13,11 +14,12 @@ from step_errors import FEATURES, step_error
 import zsim
 from zsim.api.error_text import probability_text
 from zsim.api.run_result import RunResult
-from zsim.calibration.error_rows import rules_of
+from zsim.calibration.error_fit import ErrorFit, ErrorRow
+from zsim.calibration.error_rows import rules_of, scored
 from zsim.files.shipped_files import scenarios
 from zsim.prediction.closest_runs import FEWEST, NEAREST, closest, closest_of, distance, slower
-from zsim.prediction.error_columns import changed, time_columns
-from zsim.prediction.error_rule import SURE, shipped_rules
+from zsim.prediction.error_columns import Columns, changed, ratio_columns, time_columns
+from zsim.prediction.error_rule import SURE, ErrorRule, shipped_rules
 from zsim.prediction.evidence import JudgedRun, judged_runs, memory_outcomes, parse, table_text
 from zsim.prediction.predicted_error import PredictedError, error_of, explained, ratio_half_width
 from zsim.prediction.run_features import RunFeatures
@@ -264,6 +266,41 @@ def test_the_rules_that_ship_are_fitted_to_the_table_that_ships() -> None:
         assert one.keys() == other.keys()
         for name, value in one.items():
             assert value == pytest.approx(other[name], rel=1e-6), name
+
+
+@pytest.mark.parametrize("columns", [time_columns, None], ids=["step time", "ratio"])
+def test_pipelines_of_one_runtime_do_not_widen_those_of_another(
+    columns: Callable[[RunFeatures], Columns] | None,
+) -> None:
+    def of(runtime: str) -> Columns:
+        run = replace(FEATURES, runtime=runtime, pipeline=4)
+        if columns is not None:
+            return columns(run)
+        found = ratio_columns(run, replace(run, tensor=2, data=4))
+        assert found is not None
+        return found
+
+    def rule(errors: dict[str, float]) -> ErrorRule:
+        rows = [
+            ErrorRow(f"{name} {group}", error * (-1) ** group, of(name))
+            for name, error in errors.items()
+            for group in range(12)
+        ]
+        return ErrorFit(rows).rule()
+
+    alike, apart = rule({"one": 0.1, "other": 0.1}), rule({"one": 0.1, "other": 0.8})
+    assert alike.interval(of("one")) == alike.interval(of("other"))
+    widths = [apart.interval(of(name)).half_width for name in ("one", "other")]
+    assert widths[1] > 2 * widths[0]
+
+
+def test_a_run_from_which_a_choice_was_read_gives_no_score() -> None:
+    runs = [judged(0.1, number) for number in range(4)]
+    runs[1] = replace(runs[1], fitted=True)
+    assert scored(runs) == [runs[0], *runs[2:]]
+    assert parse(table_text(runs)) == tuple(runs)
+    kept = rules_of(scored(runs), memory_outcomes())
+    assert rules_of(runs, memory_outcomes()) == kept
 
 
 def test_a_table_is_read_as_it_was_written() -> None:

@@ -9,7 +9,7 @@ import pytest
 from kernel_evidence import ROUNDED, own_evidence
 
 from zsim.api.judged_figures import figure_runs
-from zsim.calibration.network_verdict import errors_of
+from zsim.calibration.verdict import errors_of
 from zsim.cluster.profile.in_training import Evidence
 from zsim.files.installed import fitted_kernels
 from zsim.prediction.evidence import judged_runs

@@ -27,7 +27,13 @@ OURS = (
 )
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"`([^`\s]+)`")
-GROUPS = {"zsim.algorithms", "zsim.backends", "zsim.fabrics", "zsim.runtimes", "zsim.commands"}
+GROUPS = {
+    "zsim.algorithms",
+    "zsim.backends",
+    "zsim.fabrics",
+    "zsim.optimizers",
+    "zsim.runtimes",
+} | {"zsim.commands"}
 """Groups of entry points, whose names look like modules."""
 
 ELSEWHERE = {"examples/mamba/run_multinode.sh"}
@@ -100,10 +106,10 @@ def is_there(name: str) -> bool:
     return False
 
 
-def test_the_backend_of_the_readme_is_accepted_by_the_registry(
+def test_the_backend_of_the_page_is_accepted_by_the_registry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = (ROOT / "docs" / "plug_points.md").read_text("utf-8")
     codes = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (code,) = [each for each in codes if "class MyBackend" in each]
     imported = {
@@ -114,7 +120,7 @@ def test_the_backend_of_the_readme_is_accepted_by_the_registry(
     }
     assert {"BackendTraits", "Job", "Trace"} <= imported
     names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "plug_points.md", "exec"), names)
     made = names["MyBackend"]
 
     class Entry(EntryPoint):

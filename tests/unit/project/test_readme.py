@@ -3,26 +3,20 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from shown import Command, steps
 
-import zsim_scenarios
 from zsim.api.best_question import question_of
 from zsim.api.training_budget import batch_of, tokens_of
-from zsim.backend.backend import Backend
 from zsim.cli.main import answer
-from zsim.scenario.toml import parse
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text("utf-8")
-PAPER_TFLOPS = 38.7
-"""Rajbhandari et al. 2020 (arXiv 1910.02054v3), figure 2, 100B."""
+LINES_MAX = 250
+"""A README is read in one go; other pages have the rest."""
 
 
 def blocks(language: str) -> list[str]:
@@ -50,49 +44,20 @@ def test_a_command_prints_what_the_readme_shows(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program, *words = shlex.split(behind(command))
-    if program == "zsim":
-        answer(words)
-        captured = capsys.readouterr()
-        output = captured.out + captured.err
-    else:
-        assert program == "python"
-        output = subprocess.run(
-            [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
+    assert program == "zsim"
+    answer(words)
+    captured = capsys.readouterr()
+    output = captured.out + captured.err
     assert "\n".join(line.rstrip() for line in output.splitlines()) == COMMANDS[command]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= LINES_MAX
 
 
 def test_the_two_commands_are_shown() -> None:
     assert "make run" in COMMANDS
     assert any(block.startswith("$ make test\n") for block in blocks("text"))
-
-
-def test_the_scenario_shown_is_the_one_that_ships() -> None:
-    (shown,) = blocks("toml")
-    assert parse(shown) == parse(zsim_scenarios.text("zero_100b"))
-
-
-def test_the_example_shown_is_the_one_that_runs() -> None:
-    example = (ROOT / "examples" / "deadlock_by_hand.py").read_text("utf-8")
-    assert example in blocks("python")
-
-
-def test_the_backend_shown_has_the_methods_of_the_protocol() -> None:
-    (shown,) = [block for block in blocks("python") if "class MyBackend" in block]
-    for method in (Backend.refusal, Backend.run):
-        plain = re.sub(r"(?:\w+\.)+(?=[A-Z])", "", str(signature(method)))
-        assert f"def {method.__name__}{plain}:" in shown
-
-
-@pytest.mark.one_commit_in(9)
-def test_the_distance_to_the_paper_is_what_the_simulation_says(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert answer(["run", "zero_100b", "--json"]) == 0
-    run = json.loads(capsys.readouterr().out)
-    rows = re.findall(r"^\| zsim, .* \| ([\d.]+) \| ([+-]\d+) % \|$", README, re.MULTILINE)
-    found = [run["model_tflops_per_gpu"], run["hardware_tflops_per_gpu"]]
-    assert rows == [(f"{each:.1f}", f"{100 * (each / PAPER_TFLOPS - 1):+.0f}") for each in found]
 
 
 @pytest.mark.one_commit_in(6)

@@ -271,7 +271,7 @@ WRONG = {
     "train.group=[{weight_decay=0}]": "train.group.0.parameters: missing",
     'train.group=[{parameters=["*"],momentum=0.5}]': "train.group.0.momentum: 0.5 is not for adam",
     'train.optimizer=sgd train.group=[{parameters=["*"],momentum=0.5}]': (
-        "train.group.0.momentum: all groups have some, or none"
+        "train.group.0: keeps momentum_buffer, must keep no states as sgd does"
     ),
     "train.learning_rate=1.0 train.learning_rates.decay=constant "
     'train.group=[{parameters=["*"],learning_rate=0.5}]': (

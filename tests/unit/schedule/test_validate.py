@@ -1,6 +1,8 @@
 """Each rule of well-formedness refuses a schedule with one fault, in one line that names it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -33,7 +35,7 @@ from zsim.schedule.schedule import (
     ScheduleError,
     WireBytes,
 )
-from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.optimizer_rule import SGD, Adam, Optimizer
 
 CUT = Layout(name="cut", pieces=(Piece(parameter="w", start=0, size=7),), elements=8, axis="data")
 Fault = Callable[[ScheduleBuilder], object]
@@ -56,7 +58,14 @@ def start() -> ScheduleBuilder:
 X, N, SHARD = View(buffer="x", size=8), View(buffer="n", size=1), View(buffer="shard", size=2)
 
 
-def update(*operands: tuple[Role, View], rule: Adam | SGD | None = None) -> Fault:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfMatrices(SGD):
+    """A rule that needs whole matrices, such as Muon's."""
+
+    element_wise: ClassVar[bool] = False
+
+
+def update(*operands: tuple[Role, View], rule: Optimizer | None = None) -> Fault:
     rule = rule or SGD()
     return lambda build: build.step.compute("u", Action.UPDATE, operands, rule=rule)
 
@@ -160,6 +169,10 @@ FAULTS: list[tuple[str, Fault]] = [
         computes((Role.INPUT, N), (Role.GRADIENT, X), action=Action.CLIP),
     ),
     ("c: rule None must be Adam or SGD", computes((Role.GRADIENT, X), action=Action.UPDATE)),
+    (
+        "u: rule OfMatrices needs whole tensors, and updates are of elements",
+        update((Role.GRADIENT, X), (Role.MASTER, X), rule=OfMatrices()),
+    ),
     ("u: 0 moments, 2 needed", update((Role.GRADIENT, X), (Role.MASTER, X), rule=Adam())),
     ("u: one operand, master or parameter, is updated", update((Role.GRADIENT, X))),
     ("u: one gradient operand is needed", update((Role.MASTER, X))),

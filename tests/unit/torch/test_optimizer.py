@@ -47,12 +47,15 @@ def test_adam_is_pytorchs(rule: Adam, seed: int) -> None:
     )
     ours = start.clone()
     moments = (torch.zeros_like(ours), torch.zeros_like(ours))
+    plain, states = ours.clone(), tuple(each.clone() for each in moments)
     for step in range(1, 5):
         gradient = torch.randn(SIZE, dtype=torch.float64, generator=generator)
         parameter.grad = gradient.clone()
         theirs.step()
         operands = Updated(gradient=gradient, trained=ours, moments=moments)
         update(rule, operands, {"step": step})
+        rule.update(gradient, plain, states, rate=rate_of(rule, {}), step=step)
+    assert torch.allclose(plain, parameter, rtol=1e-12, atol=1e-14)
     assert torch.allclose(ours, parameter, rtol=1e-12, atol=1e-14)
 
 

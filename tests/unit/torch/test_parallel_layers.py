@@ -50,11 +50,11 @@ def of_perceptron(*, compiled: bool) -> tuple[Counter[str], Counter[str]]:
     first = next(place for place, each in enumerate(segments) if each.inputs[0].endswith("ln2"))
     forward, backward, is_left = Counter[str](), Counter[str](), False
     for each in segments[first:-1]:
-        forward += _counted(each.reads_whole and not is_left, each.reduces_output)
-        backward += _counted(each.reduces_output, each.reads_whole)
+        forward += _counted(each.reads_whole and not is_left, each.ends is not None)
+        backward += _counted(each.ends is not None, each.reads_whole)
         forward["copies"] += _copies(each.forward)
         backward["copies"] += _copies(each.backward)
-        is_left = each.leaves_whole
+        is_left = each.leaves_gathered
     return forward, backward
 
 

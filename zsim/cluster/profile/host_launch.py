@@ -16,8 +16,6 @@ from zsim.schedule.operation import (
     FreeMode,
     HostWait,
     Operation,
-    Receive,
-    Send,
     SetScalar,
     Together,
 )
@@ -46,10 +44,8 @@ class LaunchCosts:
         wait_ps: for each dependency of an operation: an event recorded and waited for by a stream
             or by the host.
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
-            unit, in addition to its kernels: the Python code of the trainer. Profiles lack both,
-            which depend on the trainer, not the host (`zsim.cluster.profile.trainer_costs`).
-        message_ps: for each send and each receive, in addition to `collective_ps`: work of the
-            trainer before a message. Profiles lack it, too.
+            unit, beside its kernels: the Python of the trainer. No profile has them, since they are
+            not the host's (`zsim.cluster.profile.trainer_costs`).
     """
 
     forward_ps: int = 0
@@ -59,7 +55,6 @@ class LaunchCosts:
     wait_ps: int = 0
     segment_ps: int = 0
     unit_ps: int = 0
-    message_ps: int = 0
 
     def __post_init__(self) -> None:
         for name in (*NAMES, *OF_TRAINER):
@@ -81,8 +76,7 @@ class LaunchCosts:
             case Fill():
                 return self.operation_ps + self.wait_ps * len(operation.after)
             case Communication() | Together():
-                own = self.message_ps if isinstance(operation, Send | Receive) else 0
-                return own + self.collective_ps + self.wait_ps * len(operation.after)
+                return self.collective_ps + self.wait_ps * len(operation.after)
             case Free():
                 uses = 0 if operation.mode is FreeMode.DEFERRED else len(operation.uses)
                 return self.wait_ps * uses
@@ -103,8 +97,8 @@ class LaunchCosts:
         return self.backward_ps if action in BACKWARDS else self.operation_ps
 
 
-OF_TRAINER = ("segment_ps", "unit_ps", "message_ps")
-"""Costs of the trainer's Python code, which no host file has."""
+OF_TRAINER = ("segment_ps", "unit_ps")
+"""Costs of the trainer's own Python, which no file of a host has."""
 
 NAMES = tuple(field.name for field in fields(LaunchCosts) if field.name not in OF_TRAINER)
 """Names of all costs of a host, in the order of a file."""

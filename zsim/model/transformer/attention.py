@@ -46,17 +46,15 @@ def attention(
             inputs=tuple(each.name for each in projected.values()),
             outputs=(target,),
             operators=core,
-            reduces_output=True,
-            casts_tokens=size.float8_tokens,
+            ends=size.token_sum,
         )
         return (*each_gathered(size, source, layers.values()), rest)
     whole = Stretch(
         inputs=(source.name,),
         outputs=(target,),
         operators=(*operators, *core),
-        reduces_output=size.cut,
-        reduces_input_gradient=size.cut,
-        casts_tokens=size.float8_tokens,
+        begins=size.token_gather,
+        ends=size.token_sum,
     )
     return (whole,)
 

@@ -174,17 +174,15 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Str
             inputs=tuple(each[-1].makes.name for each in layers),
             outputs=(target,),
             operators=core,
-            reduces_output=True,
-            casts_tokens=size.float8_tokens,
+            ends=size.token_sum,
         )
         return (*each_gathered(size, source, layers), rest)
     whole = Stretch(
         inputs=(source.name,),
         outputs=(target,),
         operators=(*(each for operators in layers for each in operators), *core),
-        reduces_output=size.cut,
-        reduces_input_gradient=size.cut,
-        casts_tokens=size.float8_tokens,
+        begins=size.token_gather,
+        ends=size.token_sum,
     )
     return (whole,)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.model import BATCH, Parameter, Unit, Value
+from zsim.model.segment_exchange import GATHER_ALIKE, gather_tokens, sum_outputs
 from zsim.model.transformer.gathered_layers import rearranged
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
@@ -34,6 +35,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     words = made(TOKENS, size.shape.vocab_size if is_whole else size.vocabulary, size.hidden)
     output = size.value("embedding/output")
     shape, dtype, is_cut = (size.tokens, size.hidden), size.dtype, size.cut and not is_whole
+    ends = sum_outputs() if is_cut else None
     found = size.value("embedding/words")
     target = found if size.shape.places else output
     look_up = Operator(
@@ -45,9 +47,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         trains=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2, backward=True),),
     )
     if not size.shape.places:
-        only = Stretch(
-            inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=is_cut
-        )
+        only = Stretch(inputs=(BATCH,), outputs=(output,), operators=(look_up,), ends=ends)
         return Unit(
             name="embedding",
             parameters=(words,),
@@ -68,7 +68,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         trains=() if places.frozen else (replace(sums, backward=True),),
     )
     stretches: tuple[Stretch, ...] = (
-        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=is_cut),
+        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), ends=ends),
         Stretch(inputs=(found.name,), outputs=(output,), operators=(add,)),
     )
     if not size.cut:
@@ -113,8 +113,8 @@ def head(size: Size, source: Value) -> Unit:
         inputs=(normed.name, BATCH),
         outputs=(statistics if size.cut else loss,),
         operators=_scores(size, normed, (weight, bias), last),
-        reduces_output=size.cut,
-        reduces_input_gradient=size.cut,
+        ends=sum_outputs() if size.cut else None,
+        begins=gather_tokens() if size.cut else None,
     )
     if not size.cut:
         stretches: tuple[Stretch, ...] = (joined((first, scores)),)
@@ -228,13 +228,13 @@ def _whole_vocabulary(size: Size, source: Value) -> Unit:
             inputs=(normed.name,),
             outputs=(logits,),
             operators=(_reporting(size, project),),
-            reduces_input_gradient=True,
+            begins=gather_tokens(),
         ),
         Stretch(
             inputs=(logits.name, BATCH),
             outputs=(loss,),
             operators=(order, *_entropy(size, ordered, tensor_of(loss), whole=True)),
-            gathers_input=True,
+            begins=GATHER_ALIKE,
         ),
     )
     return Unit(
@@ -345,14 +345,14 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
             inputs=(normed.name,),
             outputs=(logits,),
             operators=(project,),
-            reduces_input_gradient=size.cut,
+            begins=gather_tokens() if size.cut else None,
         ),
         Stretch(inputs=(logits.name,), outputs=(wide,), operators=(widen,)),
         Stretch(
             inputs=(wide.name, BATCH),
             outputs=(statistics,),
             operators=(entropy,),
-            reduces_output=size.cut,
+            ends=sum_outputs() if size.cut else None,
         ),
         _end(size, statistics, loss),
     )

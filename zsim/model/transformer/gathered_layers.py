@@ -18,6 +18,7 @@ from dataclasses import replace
 from zsim.dtype import DType
 from zsim.model.kernel import FusedPart, Kernel, KernelKind, streaming
 from zsim.model.model import Value
+from zsim.model.segment_exchange import gather_tokens, is_narrow
 from zsim.model.transformer.operator import Operator, Stretch
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import TokenFusion
@@ -46,9 +47,9 @@ def each_gathered(
                 inputs=(source.name,),
                 outputs=(output,),
                 operators=own,
-                reduces_input_gradient=True,
-                casts_tokens=size.float8_tokens,
-                leaves_whole=shares and number < len(layers) - 1,
+                begins=gather_tokens(
+                    narrow=size.float8_tokens, stays=shares and number < len(layers) - 1
+                ),
             )
         )
     return tuple(found)
@@ -62,7 +63,7 @@ def rearranged(size: Size, stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
             found.append(_fused(size, each))
         else:
             found.append(_rearranged(size, each, is_left=is_left) if size.rearranges else each)
-        is_left = each.leaves_whole
+        is_left = each.begins is not None and each.begins.stays
     return tuple(found)
 
 
@@ -73,19 +74,19 @@ def _has_parts(stretch: Stretch) -> bool:
 def _rearranged(size: Size, stretch: Stretch, *, is_left: bool) -> Stretch:
     first = stretch.operators[0]
     several = size.sequences > 1
-    gathered = DType.FP8 if stretch.casts_tokens else size.dtype
-    before = [_copy(size, gathered)] * (stretch.reduces_input_gradient and several and not is_left)
+    gathered = DType.FP8 if is_narrow(stretch.begins, stretch.ends) else size.dtype
+    before = [_copy(size, gathered)] * (stretch.sums_gradients and several and not is_left)
     # of the gradient; and of the input, if it was not kept whole
-    after = [_copy(size, size.dtype, backward=True)] * stretch.reduces_input_gradient
+    after = [_copy(size, size.dtype, backward=True)] * stretch.sums_gradients
     saved = {tensor.name for each in stretch.operators for tensor in each.saves}
-    if several and stretch.reduces_input_gradient and stretch.inputs[0] in saved:
+    if several and stretch.sums_gradients and stretch.inputs[0] in saved:
         after.append(_copy(size, gathered))
-    if stretch.reduces_input_gradient:
+    if stretch.sums_gradients:
         first = replace(
             first, forward=(*before, *first.forward), backward=(*first.backward, *after)
         )
     operators = (first, *stretch.operators[1:])
-    if stretch.reduces_output and stretch.outputs[0].tensor_sharded:
+    if stretch.ends is not None and stretch.outputs[0].tensor_sharded:
         last = operators[-1]
         whole = [_copy(size, gathered, backward=True)] * several
         last = replace(
@@ -108,9 +109,9 @@ def _fused(size: Size, stretch: Stretch) -> Stretch:
     it reads it by rank (`restride_A_for_fused_matmul_reduce_scatter`, all torch 2.13,
     torch/distributed/_symmetric_memory/__init__.py).
     """
-    gathered = DType.FP8 if stretch.casts_tokens else size.dtype
+    gathered = DType.FP8 if is_narrow(stretch.begins, stretch.ends) else size.dtype
     operators, several = list(stretch.operators), size.fuses_gathers
-    if stretch.reduces_input_gradient:
+    if stretch.sums_gradients:
         first = operators[0]
         after = [_copy(size, size.dtype, backward=True)]  # of the gradient, which is not fused
         after += [_copy(size, gathered, backward=True)] * several
@@ -119,7 +120,7 @@ def _fused(size: Size, stretch: Stretch) -> Stretch:
             forward=(*first.forward, *[_own_copy(size, gathered)] * (several and size.keeps_whole)),
             backward=(*first.backward, *after),
         )
-    if stretch.reduces_output:
+    if stretch.ends is not None:
         last, own = operators[-1], (size.own_tokens, size.hidden)
         is_attended = operators[-2].forward[-1].kind is KernelKind.ATTENTION
         read = (size.tokens, last.reads[0].elements // size.tokens)

@@ -11,6 +11,7 @@ from zsim.dtype import DType
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
 from zsim.model.model import Parameter, Value
+from zsim.model.segment_exchange import ExchangeAxis, SegmentExchange, sums_gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,31 +94,28 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Operators up to a collective of the tensor axis, with the values that flow in and out.
+    """Operators between exchanges with other ranks, and the values that flow in and out.
 
-    `reduces_output`, `reduces_input_gradient` and `gathers_input` tell which collectives happen
-    there if the axis exists. With `leaves_whole`, the next stretch also reads the gathered input.
-    With `casts_tokens`, gathered tokens are cast to 8-bit floats. With `gathers_context`, the last
-    input is gathered over ranks that share a sequence; with a `context_offset`, it comes from the
-    rank this many places before. If it `adds`, backward reads all inputs but the first.
+    It `begins` with an exchange of its inputs and `ends` with one of its outputs, if any. If it
+    `adds`, backward reads all inputs but the first.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[Value, ...]
     operators: tuple[Operator, ...]
-    reduces_output: bool = False
-    reduces_input_gradient: bool = False
-    gathers_input: bool = False
-    leaves_whole: bool = False
-    casts_tokens: bool = False
-    gathers_context: bool = False
-    context_offset: int | None = None
+    begins: SegmentExchange | None = None
+    ends: SegmentExchange | None = None
     adds: bool = False
 
     @property
     def exchanges(self) -> bool:
         """Return True if ranks that share a sequence exchange the last input before it."""
-        return self.gathers_context or self.context_offset is not None
+        return self.begins is not None and self.begins.axis is ExchangeAxis.CONTEXT
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Return True if its input gradients are partial sums over the tensor axis."""
+        return sums_gradients(self.begins)
 
 
 def tensor_of(value: Value) -> Tensor:
@@ -167,7 +165,6 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         inputs=tuple(inputs),
         outputs=outputs or stretches[-1].outputs,
         operators=tuple(operator for stretch in stretches for operator in stretch.operators),
-        gathers_context=first.gathers_context,
-        context_offset=first.context_offset,
+        begins=first.begins if first.exchanges else None,
         adds=first.adds,
     )

@@ -57,9 +57,9 @@ def overlapped(
     found: list[Stretch] = []
     for stretch in stretches:
         operators = list(stretch.operators)
-        if stretch.reduces_input_gradient:
+        if stretch.sums_gradients:
             operators = _first_layers(size, stretch.inputs[0], operators, first)
-        if stretch.reduces_output:
+        if stretch.ends is not None:
             operators[-1] = _last_layer(size, operators[-1], last)
         found.append(replace(stretch, operators=tuple(operators)))
     return tuple(found)
@@ -67,7 +67,7 @@ def overlapped(
 
 def beside_nccl(size: Size, stretch: Stretch) -> Stretch:
     """Return a stretch with joined column-parallel layers whose backward overlaps NCCL."""
-    is_beside = size.fused_by is TokenFusion.NCCL and stretch.reduces_input_gradient
+    is_beside = size.fused_by is TokenFusion.NCCL and stretch.sums_gradients
     if not is_beside or not _is_trained(stretch):
         return stretch
     operators = _one_layer(

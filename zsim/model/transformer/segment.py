@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from zsim.model.kernel import CUDNN, Kernel, KernelKind
 from zsim.model.model import Segment, SplitBackward, Value
+from zsim.model.segment_exchange import flags_of
 from zsim.model.tensor_lifetime import AllocationEvent
 from zsim.model.transformer.autograd_lifetime import (
     SAVED,
@@ -58,13 +59,7 @@ def _segment(
         saves_input=any(name in saved for name in stretch.inputs),
         forward_workspace_bytes=_forward_workspace(stretch, kept),
         backward_workspace_bytes=_backward_workspace(course),
-        reduces_output=stretch.reduces_output,
-        reduces_input_gradient=stretch.reduces_input_gradient,
-        gathers_input=stretch.gathers_input,
-        leaves_whole=stretch.leaves_whole,
-        casts_tokens=stretch.casts_tokens,
-        gathers_context=stretch.gathers_context,
-        context_offset=stretch.context_offset,
+        **flags_of(stretch.begins, stretch.ends),
         adds=stretch.adds,
         draws=next((each.draws for each in stretch.operators if each.draws is not None), None),
         forward=_forward(stretch.operators),

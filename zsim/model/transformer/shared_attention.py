@@ -14,6 +14,7 @@ from zsim.dtype import DType
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel, KernelKind, flash_attention, streaming
 from zsim.model.model import Value
+from zsim.model.segment_exchange import GATHER_SEQUENCE, pass_along
 from zsim.model.transformer.linear import layer
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.size import Size
@@ -40,8 +41,7 @@ def shared(
         inputs=(source.name,),
         outputs=(queries, keys),
         operators=_packed(size, operators, turned, (queries, keys)),
-        reduces_input_gradient=size.cut,
-        casts_tokens=size.float8_tokens,
+        begins=size.token_gather,
     )
     attended = size.rows(f"{name}/attended", size.query_width)
     if size.shape.execution.exchange is ContextExchange.RING:
@@ -53,8 +53,7 @@ def shared(
         last,
         outputs=(target,),
         operators=(*last.operators, *projected),
-        reduces_output=size.cut,
-        casts_tokens=size.float8_tokens,
+        ends=size.token_sum,
     )
     return (first, *parts, last)
 
@@ -136,7 +135,7 @@ def _gathered(size: Size, flows: tuple[Value, Value], name: str, attended: Tenso
         backward=tuple(_kernel(size, length, backward=True) for length in parts),
     )
     return Stretch(
-        inputs=(queries.name, keys.name), outputs=(), operators=(attend,), gathers_context=True
+        inputs=(queries.name, keys.name), outputs=(), operators=(attend,), begins=GATHER_SEQUENCE
     )
 
 
@@ -176,7 +175,7 @@ def _ring(size: Size, flows: tuple[Value, Value], name: str, attended: Tensor) -
                 inputs=(*(each.name for each in before), queries.name, keys.name),
                 outputs=(made,),
                 operators=(attend,),
-                context_offset=offset,
+                begins=pass_along(offset),
                 adds=offset > 0,
             )
         )

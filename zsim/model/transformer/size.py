@@ -7,6 +7,7 @@ from zsim.dtype import DType
 from zsim.model.architecture import Architecture, Norm
 from zsim.model.generator import Draws
 from zsim.model.model import Parameter, Value
+from zsim.model.segment_exchange import SegmentExchange, gather_tokens, sum_outputs
 from zsim.model.transformer.operator import Tensor
 from zsim.strategy.execution import Float8, Norms, TokenFusion
 
@@ -109,6 +110,16 @@ class Size:
     def float8_tokens(self) -> bool:
         """Return True if linear layers of a block gather tokens in 8-bit floats."""
         return self.cut and self.sequence and self.shape.execution.float8_tokens
+
+    @property
+    def token_gather(self) -> SegmentExchange | None:
+        """Return the exchange that begins a part of a block; None without a tensor axis."""
+        return gather_tokens(narrow=self.float8_tokens) if self.cut else None
+
+    @property
+    def token_sum(self) -> SegmentExchange | None:
+        """Return the exchange that ends a part of a block; None without a tensor axis."""
+        return sum_outputs(narrow=self.float8_tokens) if self.cut else None
 
     @property
     def fused_by(self) -> TokenFusion | None:

@@ -18,7 +18,7 @@ from zsim.schedule.operation import Action, Compute, Role, View
 from zsim.specification import stand_ins
 from zsim.specification.residues import Numbers, Random, product, share
 from zsim.specification.step import PlainStep
-from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer, settled
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer, settled
 
 Makes = list[Datum | None]
 
@@ -186,7 +186,7 @@ class Kernels:
             self.random,
             settled(rule, scalars),
             [each.values for each in touched],
-            scalars[compute.scalars[0]] if isinstance(rule, Adam) and compute.scalars else None,
+            scalars[compute.scalars[0]] if rule.counts_steps and compute.scalars else None,
         )
         if self.explains and not self.segments.departures:
             self._compare_gradient(ranks, compute, gradients[0])

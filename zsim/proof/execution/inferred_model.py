@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
+from zsim.model.segment_exchange import flags_of, gather_tokens, sum_outputs
 from zsim.schedule.operation import (
     Action,
     Allocate,
@@ -114,7 +115,7 @@ class _Draft:
     inputs: tuple[str, ...]
     outputs: tuple[Value, ...]
     parameters: tuple[Parameter, ...]
-    reduces_output: bool
+    is_partial: bool
     backward: Compute | None = None
 
 
@@ -298,6 +299,7 @@ class _Reader:
             parameters=tuple(each.name for each in draft.parameters),
             saved_bytes=int(Role.SAVED in roles),
             saves_input=Role.INPUT in roles,
-            reduces_output=draft.reduces_output,
-            reduces_input_gradient=partial,
+            **flags_of(
+                gather_tokens() if partial else None, sum_outputs() if draft.is_partial else None
+            ),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import log10
 
-from zsim.calibration.paper_figures import FigureVerdict, Predicted, shown
+from zsim.calibration.verdict import Verdict
 from zsim.report.svg.canvas import FAINT, INK, Canvas
 
 SIDE, GAP, LEFT, TOP = 260.0, 96.0, 90.0, 64.0
@@ -12,9 +12,9 @@ BAND = 0.12
 """Relative error that the dashed lines mark."""
 
 
-def picture(verdicts: Sequence[FigureVerdict]) -> str:
+def picture(verdicts: Sequence[Verdict]) -> str:
     """Return all figures as SVG, with the same logarithmic scale on both axes."""
-    drawn = [each for each in verdicts if each.predicted]
+    drawn = [each for each in verdicts if each.rows]
     columns = min(COLUMNS, max(1, len(drawn)))
     rows = -(-len(drawn) // columns)
     canvas = Canvas(LEFT + columns * (SIDE + GAP), TOP + rows * (SIDE + GAP))
@@ -26,8 +26,8 @@ def picture(verdicts: Sequence[FigureVerdict]) -> str:
     return canvas.svg()
 
 
-def _square(canvas: Canvas, found: FigureVerdict, left: float, top: float) -> None:
-    every = [log10(value) for each in found.predicted for value in (each.value, each.run.published)]
+def _square(canvas: Canvas, found: Verdict, left: float, top: float) -> None:
+    every = [log10(value) for each in found.rows for value in (each.predicted, each.published)]
     room = max(0.03, 0.08 * (max(every) - min(every)))
     low, high = min(every) - room, max(every) + room
 
@@ -41,15 +41,11 @@ def _square(canvas: Canvas, found: FigureVerdict, left: float, top: float) -> No
     shift = log10(1 + BAND) / (high - low) * SIDE
     canvas.line((left, bottom - shift), (right - shift, top), dashed=True, width=0.8)
     canvas.line((left + shift, bottom), (right, top + shift), dashed=True, width=0.8)
-    canvas.words(left, top - 8, found.figure.name, size=13, bold=True)
+    canvas.words(left, top - 8, found.name, size=13, bold=True)
     for edge, anchor, x in ((low, "start", left), (high, "end", right)):
-        text = shown(10**edge, found.figure.quantity)
+        text = found.shown(10**edge)
         canvas.words(x, bottom + 16, text, size=10, anchor=anchor, colour=FAINT)
-    for each in found.predicted:
-        x, y = left + place(each.run.published), bottom - place(each.value)
-        canvas.dot(x, y, colour="#1f6fb4", hollow=each.run.fitted)
-        canvas.words(x + 6, y + 4, _label(each), size=9)
-
-
-def _label(each: Predicted) -> str:
-    return each.run.label
+    for each in found.rows:
+        x, y = left + place(each.published), bottom - place(each.predicted)
+        canvas.dot(x, y, colour="#1f6fb4", hollow=not each.is_kept)
+        canvas.words(x + 6, y + 4, each.name, size=9)

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 
-from zsim.calibration.training_verdict import PredictedRun, Quantity, TrainingVerdict
+from zsim.calibration.verdict import Verdict, VerdictRow
 from zsim.report.svg.canvas import FAINT, INK, Canvas
-from zsim.units import format_bytes, format_seconds
 
 SIZE, LEFT, TOP, LEGEND = 560.0, 84.0, 56.0, 330.0
 COLOURS = ("#1f6fb4", "#d9730d", "#2a8f4f", "#8e44ad", "#b8255f", "#6b6b00", "#3e4c59", "#0f8b8d")
@@ -15,28 +14,28 @@ BAND = 0.1
 """Relative error that the dashed lines mark."""
 
 
-def scatter(verdicts: Sequence[TrainingVerdict], title: str) -> str:
-    """Return an SVG of all comparisons of `verdicts`, which must share one quantity.
+def scatter(verdicts: Sequence[Verdict]) -> str:
+    """Return an SVG of all rows of `verdicts`, which must share one quantity.
 
     Hollow dots are runs of sweeps that may have been used to fit constants.
     """
-    every = [each for found in verdicts for each in found.comparisons]
-    quantity = verdicts[0].quantity
-    axis = _Axis([value for each in every for value in (each.published, each.predicted)])
+    every = [(found.name, row) for found in verdicts for row in found.rows]
+    axis = _Axis([value for _, row in every for value in (row.published, row.predicted)])
     canvas = Canvas(LEFT + SIZE + LEGEND, TOP + SIZE + 60)
+    title = f"{verdicts[0].quantity}: predicted, published"
     canvas.words(LEFT, 30, title, size=16, bold=True)
-    _frame(canvas, axis, quantity)
-    groups: dict[str, list[PredictedRun]] = {}
-    for each in every:
-        groups.setdefault(f"{each.run.file}, {each.run.hardware}", []).append(each)
+    _frame(canvas, axis, verdicts[0])
+    groups: dict[str, list[VerdictRow]] = {}
+    for file, row in every:
+        groups.setdefault(f"{file}, {row.groups['hardware']}", []).append(row)
     for number, (name, group) in enumerate(sorted(groups.items())):
         colour = COLOURS[number % len(COLOURS)]
-        for each in sorted(group, key=lambda one: one.run.judged):
+        for each in sorted(group, key=lambda one: one.is_kept):
             canvas.dot(
                 LEFT + axis.place(each.published),
                 TOP + SIZE - axis.place(each.predicted),
                 colour=colour,
-                hollow=not each.run.judged,
+                hollow=not each.is_kept,
             )
         y = TOP + 14 + 40 * number
         file, _, hardware = name.partition(", ")
@@ -69,15 +68,14 @@ class _Axis:
                     yield step * 10.0**power
 
 
-def _frame(canvas: Canvas, axis: _Axis, quantity: Quantity) -> None:
+def _frame(canvas: Canvas, axis: _Axis, found: Verdict) -> None:
     bottom, right = TOP + SIZE, LEFT + SIZE
-    show = format_seconds if quantity is Quantity.STEP_TIME else _bytes
     for mark in axis.marks():
         place = axis.place(mark)
         canvas.line((LEFT + place, TOP), (LEFT + place, bottom), colour="#e4e7eb", width=0.8)
         canvas.line((LEFT, bottom - place), (right, bottom - place), colour="#e4e7eb", width=0.8)
-        canvas.words(LEFT + place, bottom + 18, show(mark), size=11, anchor="middle")
-        canvas.words(LEFT - 8, bottom - place + 4, show(mark), size=11, anchor="end")
+        canvas.words(LEFT + place, bottom + 18, found.shown(mark), size=11, anchor="middle")
+        canvas.words(LEFT - 8, bottom - place + 4, found.shown(mark), size=11, anchor="end")
     canvas.line((LEFT, bottom), (right, TOP), colour=INK, width=1.0)
     shift = log10(1 + BAND) / (axis.high - axis.low) * SIZE
     for start, end in (
@@ -87,9 +85,7 @@ def _frame(canvas: Canvas, axis: _Axis, quantity: Quantity) -> None:
         canvas.line(start, end, dashed=True, width=0.8)
     for start, end in (((LEFT, TOP), (LEFT, bottom)), ((LEFT, bottom), (right, bottom))):
         canvas.line(start, end, colour=INK, width=1.0)
-    canvas.words(LEFT + SIZE / 2, bottom + 42, f"{quantity}, published", size=13, anchor="middle")
-    canvas.words(LEFT, TOP - 8, f"{quantity}, predicted; dashed: 10 % off", size=13)
-
-
-def _bytes(value: float) -> str:
-    return format_bytes(round(value))
+    canvas.words(
+        LEFT + SIZE / 2, bottom + 42, f"{found.quantity}, published", size=13, anchor="middle"
+    )
+    canvas.words(LEFT, TOP - 8, f"{found.quantity}, predicted; dashed: 10 % off", size=13)

@@ -1,0 +1,168 @@
+"""Exchanges between segments: what ranks of an axis send each other before or after one runs.
+
+A segment begins or ends with an exchange. Backward runs the adjoint: of the exchange that ends a
+segment, before its backward; of the one that begins it, after.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TypedDict
+
+
+class ExchangeAxis(StrEnum):
+    """Mesh axes whose ranks exchange values inside a unit."""
+
+    TENSOR = "tensor"
+    CONTEXT = "context"
+
+
+class ExchangeKind(StrEnum):
+    """What becomes of a value of each rank.
+
+    SUM adds up partial values; each rank keeps all of the sum, or its part if the value is sharded.
+    GATHER joins the parts of all ranks; a value that every rank holds stays as it is. OWN keeps a
+    rank's part of a value that all have, without communication. PASS takes the value of the rank
+    `offset` places before, and its adjoint sends the gradient back.
+    """
+
+    SUM = "sum"
+    GATHER = "gather"
+    OWN = "own"
+    PASS = "pass"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentExchange:
+    """One exchange of values over an axis.
+
+    Attributes:
+        kind: what happens in forward.
+        axis: the axis of the ranks that exchange.
+        adjoint: what happens to the gradient in backward.
+        offset: places between sender and receiver of a PASS; 0 for a rank's own value.
+        narrow: gathered tokens are first cast to 8-bit floats, in either direction.
+        stays: the next segment's forward reads the gathered values, too, without another gather.
+    """
+
+    kind: ExchangeKind
+    axis: ExchangeAxis
+    adjoint: ExchangeKind
+    offset: int = 0
+    narrow: bool = False
+    stays: bool = False
+
+    def over(self, axis: ExchangeAxis, kind: ExchangeKind) -> bool:
+        """Return True if it is of this kind and axis."""
+        return self.axis is axis and self.kind is kind
+
+
+def gather_tokens(*, narrow: bool = False, stays: bool = False) -> SegmentExchange:
+    """Return the gather of a segment's inputs over the tensor axis; their gradients are summed."""
+    return SegmentExchange(
+        kind=ExchangeKind.GATHER,
+        axis=ExchangeAxis.TENSOR,
+        adjoint=ExchangeKind.SUM,
+        narrow=narrow,
+        stays=stays,
+    )
+
+
+def sum_outputs(*, narrow: bool = False) -> SegmentExchange:
+    """Return the sum of a segment's outputs over the tensor axis; their gradients are gathered."""
+    return SegmentExchange(
+        kind=ExchangeKind.SUM,
+        axis=ExchangeAxis.TENSOR,
+        adjoint=ExchangeKind.GATHER,
+        narrow=narrow,
+    )
+
+
+GATHER_ALIKE = SegmentExchange(
+    kind=ExchangeKind.GATHER, axis=ExchangeAxis.TENSOR, adjoint=ExchangeKind.OWN
+)
+"""A gather before a segment that every rank of the tensor axis runs on the same values."""
+
+GATHER_SEQUENCE = SegmentExchange(
+    kind=ExchangeKind.GATHER, axis=ExchangeAxis.CONTEXT, adjoint=ExchangeKind.SUM
+)
+"""A gather of the last input from all ranks that share a sequence."""
+
+
+def pass_along(offset: int) -> SegmentExchange:
+    """Return the pass of the last input from the rank `offset` places before in the sequence."""
+    return SegmentExchange(
+        kind=ExchangeKind.PASS,
+        axis=ExchangeAxis.CONTEXT,
+        adjoint=ExchangeKind.PASS,
+        offset=offset,
+    )
+
+
+def sums_gradients(begins: SegmentExchange | None) -> bool:
+    """Return True if input gradients of a segment are partial sums over the tensor axis."""
+    if begins is None or begins.axis is not ExchangeAxis.TENSOR:
+        return False
+    return begins.adjoint is ExchangeKind.SUM
+
+
+def is_narrow(*exchanges: SegmentExchange | None) -> bool:
+    """Return True if one of the exchanges casts what it gathers to 8-bit floats."""
+    return any(each is not None and each.narrow for each in exchanges)
+
+
+class ExchangeFlags(TypedDict):
+    """The form of both exchanges in a file: fields of a segment, as documented there."""
+
+    reduces_output: bool
+    reduces_input_gradient: bool
+    gathers_input: bool
+    leaves_whole: bool
+    casts_tokens: bool
+    gathers_context: bool
+    context_offset: int | None
+
+
+def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> ExchangeFlags:
+    """Return the form of both exchanges of a segment in a file."""
+    context = None
+    if begins is not None and begins.axis is ExchangeAxis.CONTEXT:
+        context = begins
+    passes = context is not None and context.kind is ExchangeKind.PASS
+    return ExchangeFlags(
+        reduces_output=ends is not None,
+        reduces_input_gradient=sums_gradients(begins),
+        gathers_input=begins is not None and begins.adjoint is ExchangeKind.OWN,
+        leaves_whole=begins is not None and begins.stays,
+        casts_tokens=is_narrow(begins, ends),
+        gathers_context=context is not None and not passes,
+        context_offset=context.offset if context is not None and passes else None,
+    )
+
+
+@cache  # models have thousands of segments with a few exchanges
+def exchanges_of(
+    flags: tuple[bool, bool, bool, bool, bool, bool, int | None],
+) -> tuple[SegmentExchange | None, SegmentExchange | None]:
+    """Return the exchanges that begin and end a segment, from the values of `ExchangeFlags`.
+
+    Raises:
+        ValueError: it begins with several.
+    """
+    sums_output, sums_gradient, alike, stays, narrow, shared, offset = flags
+    found: list[SegmentExchange] = []
+    if sums_gradient:
+        found.append(gather_tokens(narrow=narrow, stays=stays))
+    if alike:
+        found.append(GATHER_ALIKE)
+    if shared:
+        found.append(GATHER_SEQUENCE)
+    if offset is not None:
+        found.append(pass_along(offset))
+    if len(found) > 1:
+        words = " and ".join(f"{each.kind} over {each.axis}" for each in found)
+        raise ValueError(f"segment: begins with {words}, must begin with one exchange")
+    return (
+        found[0] if found else None,
+        sum_outputs(narrow=narrow) if sums_output else None,
+    )
