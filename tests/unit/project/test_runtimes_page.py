@@ -1,6 +1,6 @@
-"""docs/runtimes.md says what happens: its pictures are drawn again, its figures computed again.
+"""Draw the pictures of docs/runtimes.md and docs/runtimes/ again, and compute the table again.
 
-After a change that means to change them, run the commands that stand below the pictures.
+After an intended change, run the commands below the pictures.
 """
 
 import json
@@ -14,15 +14,20 @@ from zsim.runtimes.lookup import runtimes
 from zsim.units import format_bytes, format_seconds
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "runtimes.md").read_text("utf-8")
+DOCS = ROOT / "docs"
+PAGES = {
+    path: path.read_text("utf-8")
+    for path in (DOCS / "runtimes.md", *sorted((DOCS / "runtimes").glob("*.md")))
+}
+TEXT = "".join(PAGES.values())
 
 PICTURES = {
     path: words.split()
-    for words, path in re.findall(r"^zsim (run .+) --timeline (docs/.+\.svg)$", PAGE, re.MULTILINE)
+    for words, path in re.findall(r"^zsim (run .+) --timeline (docs/.+\.svg)$", TEXT, re.MULTILINE)
 }
 """Each picture's path, and the command that draws it."""
 
-ROWS = re.findall(r"^\| (.+) \| `(--set .+)` \| (.+) \| (.+) \| (.+) \|$", PAGE, flags=re.MULTILINE)
+ROWS = re.findall(r"^\| (.+) \| `(--set .+)` \| (.+) \| (.+) \| (.+) \|$", TEXT, flags=re.MULTILINE)
 """The table of figures: order, settings, step time, peak, exposed communication."""
 
 
@@ -33,8 +38,12 @@ def test_every_runtime_is_shown() -> None:
 
 
 def test_every_picture_has_its_command() -> None:
-    shown = {f"docs/{path}" for path in re.findall(r"!\[.+\]\((.+)\)", PAGE)}
-    there = {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "runtimes").iterdir()}
+    shown = {
+        str((page.parent / path).relative_to(ROOT))
+        for page, text in PAGES.items()
+        for path in re.findall(r"!\[.+\]\((.+)\)", text)
+    }
+    there = {str(path.relative_to(ROOT)) for path in (DOCS / "runtimes").glob("*.svg")}
     assert shown == set(PICTURES) == there
 
 
@@ -75,5 +84,10 @@ def test_the_table_has_what_its_commands_say(capsys: pytest.CaptureFixture[str])
 
 
 def test_every_link_leads_somewhere() -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", PAGE)
-    assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
+    links = [
+        (page, target)
+        for page, text in PAGES.items()
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
+    ]
+    assert links
+    assert [target for page, target in links if not (page.parent / target).exists()] == []
