@@ -10,7 +10,6 @@ from pathlib import Path
 
 from zsim.api.answer import Progress, tell_nobody
 from zsim.api.validation import Validation
-from zsim.calibration.clusters_left_out import by_another, clusters_of, left_out
 from zsim.calibration.network_verdict import (
     SIZE_CLASSES,
     JudgedMeasurement,
@@ -54,6 +53,8 @@ def validate_left_out(
     Raises:
         MistakeError: there is nothing to read.
     """
+    from zsim.calibration.clusters_left_out import by_another, clusters_of, left_out  # scipy
+
     tables = measurements(Path(folder))
     rows = [row for found, _ in tables.values() for row in found]
     asked = clusters_of(rows)

@@ -82,7 +82,7 @@ def test_a_share_of_half_a_thousandth_is_printed_and_a_smaller_one_is_not() -> N
     result = zsim.run("tiny", {"offload.optimizer": "host"}, check=False)
     waits = (("kernels", 0.001), ("copies", 0.000_999))  # of 2 s 0.0005, printed as 0.1%
     vars(result)["summary"] = replace(result.summary, step_time_s=2.0, exposed_on_host=waits)
-    assert dict(result.facts())["exposed offload"] == "kernels 1 ms (0.1%)"
+    assert dict(result.facts())["offload"] == "exposed: kernels 1 ms (0.1%)"
 
 
 def test_a_run_on_one_gpu_says_nothing_of_communication() -> None:

@@ -77,7 +77,7 @@ def test_predictions_stand_beside_what_was_measured(ask: Ask, tables: Path) -> N
     assert (found["rows"], found["modelled"], found["unmodelled"]) == (6, 6, [])
     for key in ("median_abs_error", "mean_abs_error", "p90_abs_error"):
         assert 0 <= found[key] < 1
-    assert set(found["hardware"]["h100"]) == {"64 KiB to 16 MiB", "16 MiB and more"}
+    assert set(found["hardware"]) == {"h100, 64 KiB to 16 MiB", "h100, 16 MiB and more"}
     code, out, _ = ask("validate", "network", "--data", tables)
     assert code == Code.DONE
     assert "collectives_h100_one_node: 6 of 6 rows are modelled" in out
@@ -116,10 +116,12 @@ def test_every_cluster_is_left_out_once_and_predicted_by_the_others(ask: Ask, ta
     code, out, _ = ask("validate", "network", "--data", tables, "--left-out", "--json")
     assert code == Code.DONE
     found = json.loads(out)
-    assert set(found["clusters"]) == {"h100/xla", "h100/8x_h100_node"}
-    assert found["all"]["16 MiB and more"]["rows"] == 6
-    assert found["all"]["16 MiB and more"]["median_abs_error"] < 0.01
-    assert found["by_another_cluster"]["16 MiB and more"]["median_abs_error"] < 1e-9
+    every, another = found["files"].pop("all"), found["files"].pop("by another cluster")
+    assert set(found["files"]) == {"h100/xla", "h100/8x_h100_node"}
+    large = "one node, 16 MiB and more"
+    assert every["sizes"][large]["modelled"] == 6
+    assert every["sizes"][large]["median_abs_error"] < 0.01
+    assert another["sizes"][large]["median_abs_error"] < 1e-9
     code, out, _ = ask("validate", "network", "--data", tables, "--left-out")
     assert code == Code.DONE
     assert "each cluster left out" in out

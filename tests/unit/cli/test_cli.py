@@ -301,8 +301,8 @@ def test_list_of_one_kind_has_that_alone(ask: Ask) -> None:
     assert ask("list", "modles") == (
         2,
         "",
-        "zsim: kind: 'modles' must be one of scenarios, studies, models, topologies, nodes, "
-        "fabrics, gpus, runtimes, backends; did you mean models?\n",
+        "zsim: kind: 'modles': did you mean models? It must be one of scenarios, studies, models, "
+        "topologies, nodes, fabrics, gpus, runtimes, backends\n",
     )
 
 

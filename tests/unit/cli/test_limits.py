@@ -70,7 +70,7 @@ def test_a_larger_budget_can_be_asked_for_and_a_smaller_one(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("setting", "why"),
     {
-        "memori=1 GB": "--limit: 'memori' must be one of operations, ranks, runs, file, config",
+        "memori=1 GB": "--limit: 'memori': did you mean memory? It must be one of operations, ",
         "time=soon": "--limit: time: 'soon' is not a quantity such as '2.5 us'",
         "time=-1": "--limit: time: '-1' must be more than 0 and less than 1e18",
         "operations=inf": "--limit: operations: 'inf' must be a whole number",

@@ -307,7 +307,7 @@ def test_a_sweep_whose_workers_die_fails_and_says_how_to_go_on(
 
 
 MISTAKES: dict[tuple[str, ...], str] = {
-    ("sweep", "abacus"): "study: 'abacus' must be a file or one of ",
+    ("sweep", "abacus"): "study: 'abacus' must be a file, or a name that zsim list studies prints",
     ("sweep", "cut.toml", "--workers", "0"): "'0' must be a whole number, at least 1",
     ("sweep", "cut.toml", "--store", "."): "--store: .: must be a regular file",
     ("sweep", "cut.toml", "--store", "cut.toml"): "--store: cut.toml: file is not a database",
@@ -357,7 +357,7 @@ def test_a_base_that_is_missing_is_named(ask: Ask) -> None:
     Path("cut.toml").write_text(STUDY.replace('"tiny"', '"tinny"'), "utf-8")
     code, _, error = ask("sweep", "cut.toml")
     assert code == 2
-    assert error.startswith("zsim: cut.toml: base.scenario: 'tinny' must be a file or one of ")
+    assert error.startswith("zsim: cut.toml: base.scenario: 'tinny': did you mean tiny? It ")
 
 
 @pytest.mark.one_commit_in(6)

@@ -97,6 +97,7 @@ def test_the_table_of_evidence_is_what_validation_measures(
     found = json.loads(capsys.readouterr().out)
     expected = [
         ("step time", found["step_time"][0]),
+        ("step time, runtimes that another publication has", found["step_time"][3]),
         ("ratio of two step times, one choice changed", found["ratio"][1]),
     ]
     for name, each in expected:

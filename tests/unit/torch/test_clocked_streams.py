@@ -4,7 +4,6 @@ On host threads and file ranges as on streams of a device.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -19,6 +18,7 @@ from zsim.proof import ORDER, check
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.operation import Branch, HostWait, Operation
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
