@@ -249,18 +249,20 @@ class BestResult(BestPages, AnswerInFacts):
         if best is None:
             return [("best", "none fits"), *nearest(self.tried), ("search", searched)]
         found, step = best.outcome, self.sequences * self.sequence_length
+        seconds = format_seconds(found.step_time_s)
         lines = [
-            ("best", f"{risk_text(best.outcome)}{best.name()}"),
+            ("best", f"{risk_text(best.outcome)}{best.description()}: {seconds} a step"),
+            *([("options", best.options())] if best.options() else []),
             *better_unsure(self),
             (
                 "step time",
-                f"{format_seconds(found.step_time_s)} for {step:,} tokens ({self.sequences:,} "
+                f"{seconds} for {step:,} tokens ({self.sequences:,} "
                 f"sequences): {step / found.step_time_s:,.0f} tokens/s, "
                 f"MFU {utilization_text(self.mfu(best), self.mfu(best, causal=True))}",
             ),
             (
                 "memory",
-                f"{format_bytes(found.memory_bytes)} reserved, "
+                f"reserves {format_bytes(found.memory_bytes)} of "
                 f"{format_bytes(found.usable_bytes)} usable on {self.gpu}; fits with probability "
                 f"{probability_text(found.fit_probability)}",
             ),
@@ -285,7 +287,7 @@ class BestResult(BestPages, AnswerInFacts):
             (
                 "ties",
                 f"{len(self.ties)} settings in {groups} group{'s' * (groups > 1)} are within the "
-                f"error of their ratio to the best",
+                f"error of the best",
             )
         ]
 
@@ -328,8 +330,8 @@ class BestResult(BestPages, AnswerInFacts):
         verdict = "" if each.outcome.is_sure else f", fits with probability {risk}"
         if each is self.best:
             return f"best{verdict}"
-        verdict = f", tie{verdict}" if self.is_tie(each) else verdict
-        verdict += ", next to no memory left" if each.outcome.is_tight else ""
+        verdict = f", within the error{verdict}" if self.is_tie(each) else verdict
+        verdict += ", almost no memory left" if each.outcome.is_tight else ""
         verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
         return f"{self.more(each):+.1%}{verdict}"
 

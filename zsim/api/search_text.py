@@ -96,14 +96,14 @@ def unfinished_text(state: SearchState, *, has_best: bool, is_sure: bool) -> str
     """Return a warning that a setting better by more than 5 % may be missed; empty if not."""
     if not state.is_stopped and (not state.open_settings or state.gap <= MOST_GAP):
         return ""
-    why = f"{state.operations:,} operations were simulated, --search-operations allows more"
+    why = f"continue with --search-operations {max(2 * state.operations, 1)}"
     if state.is_stopped:
-        why = "it stopped for the processor time that it took"
-    left = f"{state.open_settings:,} settings were not reached"
+        why = "it reached its limit of processor time"
+    left = f"{state.open_settings:,} settings were not simulated"
     if not has_best:
         left = f"nothing fits so far, {left}"
     elif is_sure:
-        left = f"{left} and may be up to {state.gap:.1%} better"
+        left = f"up to {state.gap:.1%} better may exist, {left}"
     return f"search unfinished: {left}; {why}"
 
 

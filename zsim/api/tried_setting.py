@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from zsim.api.setting_trial import SettingOutcome
+from zsim.runtimes.lookup import runtimes
 
 LONGER = 1.05
 """Minimum ratio of published to predicted times at which the text mentions it."""
@@ -53,33 +54,46 @@ class TriedSetting:
         return f"published ones took {self.outcome.slower:.2g} times as long"
 
     def name(self) -> str:
-        """Return the setting as one line of text."""
-        runtime = self.changes["zero.emulate"]
-        parts = [f"{runtime} stage {self.changes['zero.stage']}"]
-        for key, word in AXES.items():
-            if (degree := self.changes.get(key, 1)) != 1:
-                parts.append(f"{word} {degree}")
+        """Return the setting as one line of text, its runtime options last."""
+        options = self.options()
+        return f"{self.description()}; {options}" if options else self.description()
+
+    def description(self) -> str:
+        """Return the choices that people make: runtime, ZeRO stage, degrees, batch, checkpoints."""
+        runtime, stage = str(self.changes["zero.emulate"]), self.changes["zero.stage"]
+        parts = [runtimes()[runtime].options.__name__, f"ZeRO-{stage}"]
+        parts += [
+            words.format(degree)
+            for key, words in AXES.items()
+            if (degree := self.changes.get(key, 1)) != 1
+        ]
         micro, times = (self.changes[f"train.{key}"] for key in BATCHES)
-        parts.append(f"batch {micro} x {times}")
+        parts.append(f"micro-batch {micro}" + (f" x {times}" if times != 1 else ""))
         if (fabric := self.changes.get("cluster.fabric")) is not None:
             parts.insert(0, str(fabric))
-        parts.append(f"checkpoints {self.changes['activations.checkpointing']}")
-        prefix = f"zero.{runtime}."
-        parts += [
+        checkpointing = str(self.changes["activations.checkpointing"])
+        return ", ".join(
+            [*parts, CHECKPOINTING.get(checkpointing, f"{checkpointing} checkpointing")]
+        )
+
+    def options(self) -> str:
+        """Return the options of the runtime that differ from its defaults; "" without any."""
+        prefix = f"zero.{self.changes['zero.emulate']}."
+        return ", ".join(
             f"{key.removeprefix(prefix)}={_word(value)}"
             for key, value in self.changes.items()
             if key.startswith(prefix)
-        ]
-        return ", ".join(parts)
+        )
 
 
 AXES = {
-    "parallel.tensor": "tensor",
-    "parallel.pipeline": "pipeline",
-    "parallel.replicate": "replicas",
-    "parallel.data": "data",
-    "parallel.context": "context",
+    "parallel.tensor": "{}-way tensor parallel",
+    "parallel.pipeline": "{} pipeline stages",
+    "parallel.replicate": "{} replicas",
+    "parallel.data": "{}-way data parallel",
+    "parallel.context": "{}-way context parallel",
 }
+CHECKPOINTING = {"none": "no checkpointing", "operations": "selective checkpointing"}
 BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
 
 

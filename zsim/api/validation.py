@@ -45,9 +45,9 @@ class Validation(Answer):
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim validate --json` prints."""
         files: defaultdict[str, dict[str, object]] = defaultdict(dict)
+        several = len({each.quantity for each in self.every}) > 1
         for found in self.every:
             told = _object(found, rows=self.is_paper)
-            several = sum(each.name == found.name for each in self.every) > 1
             files[found.name] |= {found.quantity: told} if several else told
         return {"files": files, **self.more}
 

@@ -18,6 +18,7 @@ from zsim.api.tried_setting import TriedSetting
 from zsim.mistake import MistakeError, UnwrittenError
 from zsim.planner.space import SettingGroup
 from zsim.prediction.error_rule import SURE
+from zsim.units import format_seconds
 
 SMALL = ("model.layers=3", "model.sequence_length=256", "model.vocab_size=1000")
 """A model of the right width with few layers: it is simulated in little time."""
@@ -201,10 +202,11 @@ def test_a_faster_setting_that_may_not_fit_is_said_second_and_is_not_the_answer(
         assert both.unsure is edge
         facts = both.facts()
         risk = probability_text(edge.outcome.fit_probability)
-        assert facts[0] == ("best", first.name())
-        assert facts[1][0] == "faster"
-        assert facts[1][1].startswith(f"{edge.name()}: 20.0% faster but may not fit: ")
-        assert f"probability {risk}, " in facts[1][1]
+        seconds = format_seconds(first.outcome.step_time_s)
+        assert facts[0] == ("best", f"{first.description()}: {seconds} a step")
+        faster = dict(facts)["faster"]
+        assert faster.startswith(f"{edge.name()}: 20.0% faster but may not fit: ")
+        assert f"probability {risk}, " in faster
         assert f"-20.0%, fits with probability {risk}" in both.text().replace("\n", " ")
         sure = f"nothing among these settings that fits with at least {SURE:.0%} is better"
         assert dict(facts)["optimality"] == sure
@@ -212,7 +214,7 @@ def test_a_faster_setting_that_may_not_fit_is_said_second_and_is_not_the_answer(
         assert answer["best"]["settings"] == dict(first.changes)
         assert answer["unsure"]["settings"] == dict(edge.changes)
     both.report(tmp_path / "both.html")
-    assert facts[1][1] in unescape((tmp_path / "both.html").read_text("utf-8"))
+    assert faster in unescape((tmp_path / "both.html").read_text("utf-8"))
     both.save(tmp_path / "both.toml")
     assert zsim.load(tmp_path / "both.toml").title.endswith(first.name())
 
@@ -234,9 +236,7 @@ def test_a_better_setting_that_may_not_fit_is_better_in_what_is_minimized(
     edge = replace(filled(found.answers[0], 0.995, faster=1.25), gpus=2)
     both = replace(found, tried=[first, edge], objective=objective)
     words = {"cost": "20.0% cheaper", "energy": "20.0% less energy"}
-    name, line = both.facts()[1]
-    assert name == "better"
-    assert words.get(objective, "2 GPUs instead of 4") in line
+    assert words.get(objective, "2 GPUs instead of 4") in dict(both.facts())["better"]
 
 
 def test_the_saved_scenario_takes_as_long_as_was_said(found: BestResult, tmp_path: Path) -> None:
@@ -255,9 +255,10 @@ def test_a_headline_says_first_that_no_setting_surely_fits(found: BestResult) ->
         alone = replace(found, tried=[best])
         risk = best.outcome.fit_probability
         line = dict(alone.facts())["best"]
-        assert line.endswith(best.name())
+        answer = f"{best.description()}: {format_seconds(best.outcome.step_time_s)} a step"
+        assert line.endswith(answer)
         assert line.startswith("may not fit: probability ") is (risk < SURE)
-        assert (line == best.name()) is (risk >= SURE)
+        assert (line == answer) is (risk >= SURE)
         assert (f"{probability_text(risk)}, and no setting tried reaches 95%" in line) is (
             risk < SURE
         )

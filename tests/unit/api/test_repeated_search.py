@@ -175,7 +175,7 @@ def test_a_search_that_stops_for_its_time_says_so_first(monkeypatch: pytest.Monk
     found = best_of(asked, workers=1, stop_s=250.0)
     first, second = found.text().splitlines()[:2]
     assert first.startswith("search unfinished: ")
-    assert first.endswith("it stopped for the processor time that it took")
+    assert first.endswith("it reached its limit of processor time")
     assert second == found.title
     assert found.best is not None
     show = getattr(found, "_repr_html_")  # noqa: B009  (notebooks call it by its name)
