@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
 from made_sections import made, table
 from rests_on import rests_on
@@ -19,8 +18,6 @@ from zsim.calibration.verdict import errors_of
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.prediction.evidence import JudgedRun, judged_runs
 from zsim.runtimes.lookup import host_costs_of, runtimes
-
-Size = TypeVar("Size", int, str)
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
 COMMAND = "python tests/support/evidence_page.py"
@@ -57,16 +54,12 @@ def by_publication(error: Callable[[JudgedRun], float | None]) -> str:
     return table(("publication", *COLUMNS), [*rows, ("all", *errors(everything))])
 
 
-def by_kind(
-    titles: Sequence[str],
-    kind: Callable[[JudgedRun], tuple[Size, str]],
-    shown: Callable[[Size], str] = str,
-) -> str:
-    """Return the table of errors of step times by a key of two parts, in the order of the keys."""
-    found: defaultdict[tuple[Size, str], list[float]] = defaultdict(list)
+def by_kind(titles: Sequence[str], kind: Callable[[JudgedRun], tuple[int, str, str]]) -> str:
+    """Return the table of errors of step times by kind: its place among kinds, and two cells."""
+    found: defaultdict[tuple[int, str, str], list[float]] = defaultdict(list)
     for run in judged_runs():
         found[kind(run)].append(run.step_error)
-    rows = [(shown(key[0]), key[1], *errors(found[key])) for key in sorted(found)]
+    rows = [(*each[1:], *errors(found[each])) for each in sorted(found)]
     return table((*titles, *COLUMNS), rows)
 
 
@@ -74,25 +67,26 @@ def by_runtime() -> str:
     """Return the table of errors by runtime, with and without a pipeline."""
     return by_kind(
         ("runtime", "pipeline"),
-        lambda run: (run.features.runtime, "yes" if run.features.pipeline > 1 else "no"),
+        lambda run: (0, run.features.runtime, "yes" if run.features.pipeline > 1 else "no"),
     )
 
 
 def by_tensor_degree() -> str:
     """Return the table of errors by tensor degree."""
-    return by_kind(("tensor ranks:", "runtime"), lambda run: (run.features.tensor, runtime_of(run)))
+    return by_kind(
+        ("tensor ranks:", "runtime"),
+        lambda run: (run.features.tensor, str(run.features.tensor), runtime_of(run)),
+    )
 
 
 def by_nodes() -> str:
     """Return the table of errors by the number of nodes."""
-    return by_kind(
-        ("nodes:", "runtime"),
-        lambda run: (
-            next((most for most in CLASSES if run.features.nodes <= most), MORE),
-            runtime_of(run),
-        ),
-        lambda most: CLASSES.get(most, f"more than {max(CLASSES)}"),
-    )
+
+    def kind(run: JudgedRun) -> tuple[int, str, str]:
+        most = next((most for most in CLASSES if run.features.nodes <= most), MORE)
+        return most, CLASSES.get(most, f"more than {max(CLASSES)}"), runtime_of(run)
+
+    return by_kind(("nodes:", "runtime"), kind)
 
 
 def runtime_of(run: JudgedRun) -> str:
