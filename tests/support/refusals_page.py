@@ -3,15 +3,15 @@
 Sections between marks are made from refusals of zsim and zsim_torch; all else is written by hand.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 
 import torch
+from made_sections import made, table
 from refusals import (
     AXES,
     PIPELINE,
@@ -39,7 +39,6 @@ from zsim_torch.supervise.process_group import DeviceChoice
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "not_modelled.md"
 COMMAND = "python tests/support/refusals_page.py"
-MARK = re.compile(r"^<!-- made: ([\w ]+) -->\n(.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)
 
 
 def shown(setting: Setting) -> str:
@@ -51,13 +50,6 @@ def shown(setting: Setting) -> str:
     if isinstance(value, list):
         return f"`{key}`"
     return f"`{key}={str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table in Markdown."""
-    names = list(columns)
-    lines = [names, ["---"] * len(names), *rows]
-    return "".join(f"| {' | '.join(each)} |\n" for each in lines)
 
 
 def of_runtime(runtime: str | None) -> str:
@@ -189,21 +181,5 @@ def makers() -> dict[str, Callable[[], str]]:
     }
 
 
-def sections(page: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each section of a page that is made."""
-    for name, text in MARK.findall(page):
-        yield name, text.strip("\n") + "\n"
-
-
-def made(page: str) -> str:
-    """Return `page` with new sections."""
-
-    def again(found: re.Match[str]) -> str:
-        name = found.group(1)
-        return f"<!-- made: {name} -->\n\n{makers()[name]()}\n<!-- end -->"
-
-    return MARK.sub(again, page)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(made(PAGE.read_text("utf-8")), "utf-8")
+    PAGE.write_text(made(PAGE.read_text("utf-8"), makers()), "utf-8")

@@ -18,9 +18,9 @@ NEAR = 0.1
 TIGHT = 0.97
 """Fraction of the usable memory above which a run is at the edge of memory.
 
-The median error of predicted peaks is 3 % (docs/validation.md). Of five published runs of 8B that
-are predicted to use more, three took three to eight times as long as predicted: an allocator
-without free memory releases its cache and starts again.
+A smaller margin is within the error of predicted peaks (docs/evidence.md). Of five published
+runs of 8B that are predicted to use more, three took three to eight times as long as predicted: an
+allocator without free memory releases its cache and starts again.
 """
 
 AXES = ("data", "tensor", "pipeline", "replicate")

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evidence_page import COMMAND, PAGE, SLOW, block
+from made_sections import sections
 
 from zsim.api.error_validation import ErrorValidation, validate_error
 from zsim.api.judged_figures import figure_runs
@@ -79,6 +81,11 @@ def test_tables_are_printed_with_what_their_columns_mean(validated: ErrorValidat
     assert max(map(len, lines)) <= 100
     text = " ".join(lines)
     assert all(word in text for word in ("inside: ", "half-width: ", "Brier score"))
+
+
+def test_the_page_of_evidence_shows_what_is_printed(validated: ErrorValidation) -> None:
+    shown = dict(sections(PAGE.read_text("utf-8")))["coverage"]
+    assert shown == block(SLOW["coverage"], validated.text()), f"run: {COMMAND}"
 
 
 @pytest.mark.one_commit_in(4)

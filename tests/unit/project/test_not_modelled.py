@@ -1,7 +1,8 @@
 """docs/reference/not_modelled.md lists the refusals of the code."""
 
 import pytest
-from refusals_page import COMMAND, PAGE, makers, of_runtime, sections
+from made_sections import sections
+from refusals_page import COMMAND, PAGE, makers, of_runtime
 
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp1.options import FSDP1
