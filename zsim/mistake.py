@@ -26,9 +26,12 @@ def one_line(message: str) -> str:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Tell whether memory that ran out is behind `error`, as Python and its libraries say it."""
+    """Return True if `error`, or an error behind it, says that memory ran out."""
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == ENOMEM:
+            return True
+        # The dynamic loader, which gives no error number.
+        if isinstance(error, ImportError) and "failed to map segment" in str(error):
             return True
         # CPython 3.11 where the exception itself found no memory.
         if isinstance(error, SystemError) and "without exception set" in str(error):

@@ -52,7 +52,7 @@ def test_no_source_file_names_the_planted_rule() -> None:
 
 def test_a_scenario_with_the_rule_is_simulated(asked: dict[str, Answer]) -> None:
     assert asked["run"].returncode == 0, asked["run"].stderr
-    assert "moment" in asked["run"].stdout
+    assert "optimizer " in asked["run"].stdout
 
 
 def test_its_schedule_is_written_and_proved_with_values(

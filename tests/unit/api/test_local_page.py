@@ -77,7 +77,7 @@ def test_a_price_is_told_as_money(client: Client) -> None:
 @pytest.mark.parametrize(
     ("choices", "line"),
     [
-        ({"model": "gpt-9"}, "Model: 'gpt-9' must be one of "),
+        ({"model": "gpt-9"}, "Model: 'gpt-9': did you mean gpt2-xl? It must be one of "),
         ({"count": "12"}, "Number of GPUs: 12 must be at most 8, or a multiple of it"),
         ({"count": "x"}, "Number of GPUs: 'x' must be a whole number, at least 1"),
         ({"gpu": "p5"}, "Number of GPUs: 2 must be a multiple of 8, the GPUs of p5"),

@@ -1,6 +1,7 @@
 """A run that does not fit says when, what had the memory, and which changes help: they are run."""
 
 import json
+import re
 
 import pytest
 
@@ -52,9 +53,9 @@ def test_the_answer_is_no_in_at_most_15_lines(capsys: pytest.CaptureFixture[str]
     title = next(at for at, line in enumerate(lines) if line.startswith("fits"))
     assert len(lines) <= title + 14
     assert max(map(len, lines)) <= 100
-    assert lines[title].startswith("fits                    no: ")
-    assert any(line.startswith("it would fit with       ") for line in lines)
-    assert any(line.startswith("out of memory at        forward of ") for line in lines)
+    assert re.match("fits +no: tensors need ", lines[title])
+    assert any(line.startswith("it would fit with  ") for line in lines)
+    assert any(re.match("out of memory at +forward of ", line) for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_words import excess, hits_in, our_files, texts, usual_rates
 
-EXCESS_MAX = 650
+EXCESS_MAX = 270
 """Occurrences per 100,000 words above three times the usual rates; only ever to be lowered."""
 
 
