@@ -1,6 +1,6 @@
 """Bytes that rotary positions and copies of keys move, as PyTorch dispatches them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -67,7 +67,7 @@ class Moved(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
 
 
 @contextmanager
-def counting(elements: int) -> Iterator[Moved]:
+def counting(elements: int) -> Generator[Moved]:
     with Moved(elements) as found:
         yield found
 
