@@ -179,8 +179,8 @@ def forecast(
 def simulated_micro_batches(tables: Mapping[str, object]) -> tuple[int, int]:
     """Return the number of micro-batches to simulate, and the number that take turns as a group.
 
-    Stages of a pipeline with several chunks take as many at a time as there are stages. If stages
-    receive each micro-batch into separate memory, none is left out.
+    Pipeline stages with several chunks process groups of as many micro-batches as there are
+    stages. If stages receive each micro-batch into separate memory, all are simulated.
     """
     parallel, zero = tables.get("parallel"), tables.get("zero")
     stages = parallel.get("pipeline", 1) if isinstance(parallel, dict) else 1

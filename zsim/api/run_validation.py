@@ -1,4 +1,4 @@
-"""Published runs of training beside their predictions: step times, or peaks of memory."""
+"""Compare published training runs with their predictions: step times, or peaks of memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -116,7 +116,7 @@ def _verdict(
 
 
 def _fit_fact(found: MemoryFit) -> Fact:
-    """Return what is said of runs that fit, and of those that ended without a result."""
+    """Return the shares of failed and of finished runs whose fit is predicted wrongly."""
     refused = found.refused / found.without if found.without else 1.0
     wrong = len(found.wrong) / found.results if found.results else 0.0
     line = (

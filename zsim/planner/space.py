@@ -91,7 +91,7 @@ class SettingGroup:
 
     @property
     def gathering_less(self) -> tuple[int, ...]:
-        """Settings with one knob that may gather less over the tensor axis, which is on the way."""
+        """Settings with one knob that may gather less over the tensor axis."""
         return self._with_one_of(self._search.gathers_less)
 
     def _with_one_of(self, options: frozenset[str]) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ class SettingGroup:
 
     @property
     def family(self) -> str:
-        """Name of the groups whose times are as far above their bounds: those of like traffic."""
+        """Key of groups with similar traffic, whose times exceed bounds by similar factors."""
         runtime, stage = self.runtime, self.changes["zero.stage"]
         known = ("tensor", "pipeline", "context")
         axes = [self.changes.get(f"parallel.{axis}", 1) != 1 for axis in known]
@@ -277,7 +277,7 @@ class SettingSpace:
                 yield SettingGroup(fleet=fleet, changes={**changes, **moved}, knobs=knobs[:1])
 
     def _on_host(self, runtime: str, mode: str, degrees: Degrees) -> Changes:
-        """Return what moves checkpoints to the host; nothing if there are none, or they may not."""
+        """Return the options for checkpoints on the host; empty if there are none or fixed ones."""
         moved = _keyed(runtime, search_of(runtime).checkpoints_on_host)
         is_said = any(key in self.fixed for key in moved)
         return {} if mode != "full" or degrees.pipeline > 1 or is_said else moved
@@ -294,7 +294,7 @@ class SettingSpace:
             yield RefusedSettings(why=why, count=count)
 
     def _modes_of(self, runtime: str, tensor: int) -> Sequence[Changes]:
-        """Return the ways in which a tensor axis works, unless a setting says which."""
+        """Return the modes of a tensor axis; only the default if a fixed value selects one."""
         search = search_of(runtime)
         compiled = search.compiled_tensor_modes if self.compiles else ()
         modes = [_keyed(runtime, each) for each in (*search.tensor_modes, *compiled)]
@@ -333,7 +333,7 @@ class SettingSpace:
     def _knobs(
         self, fleet: Fleet, runtime: str, stage: int, degrees: Degrees
     ) -> tuple[Changes, ...]:
-        """Return every choice of the knobs, those that change least first."""
+        """Return all combinations of knob values, those with the fewest changes first."""
         search = search_of(runtime)
         found = search.knobs(
             SearchedAxes(

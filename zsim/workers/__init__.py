@@ -1,1 +1,1 @@
-"""Processes that compute for this one, and limits of what runs take."""
+"""Worker processes, and limits on the memory and time of runs."""

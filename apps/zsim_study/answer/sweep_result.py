@@ -273,7 +273,7 @@ class _Sweeping:
         self.store.put()  # retry rows that a full disk refused before
 
     def _kept(self, known: Mapping[str, StudyOutcome]) -> str:
-        """Return how many runs are stored, and how to get the rest."""
+        """Return the number of stored runs, and the command that continues the study."""
         keys, lost = set(self.keys.values()), self.store.not_written
         done = f"{len(keys & known.keys()) - lost:,} of {len(keys):,} runs"
         if self.path == IN_MEMORY:

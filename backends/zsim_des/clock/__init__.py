@@ -1,1 +1,1 @@
-"""The order in which what is ready at one time goes on."""
+"""The clock of a simulation: its alarms, and the queue of walkers that are ready."""

@@ -36,7 +36,7 @@ class Clock:
         heappush(self._alarms, (time_ps, late, number, act))
 
     def ring_all(self) -> None:
-        """Ring all alarms, also those that alarms set."""
+        """Ring all alarms, including alarms that others set."""
         alarms = self._alarms
         while alarms:
             self.now, _, _, act = heappop(alarms)

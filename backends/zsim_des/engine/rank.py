@@ -1,7 +1,7 @@
 """The simulated ranks: the host and the streams of one rank class, which wait for each other.
 
-A host issues its program as fast as it can, stretch by stretch, until it must wait. Neither hosts
-nor streams are processes of their own: an agenda wakes those that wait, and they continue.
+A host issues its program as fast as it can, stretch by stretch, until it must wait. Hosts and
+streams are not processes: an agenda wakes the waiting ones, and they continue.
 """
 
 from collections.abc import Iterator, Sequence

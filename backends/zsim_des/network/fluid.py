@@ -218,7 +218,7 @@ class Network:
             self.env.at(max(next_ps, now_ps), lambda: self._alarm(version))
 
     def _arm_alone(self, flow: Flow, size_bytes: int) -> None:
-        """Set the alarm for an activity that has just joined, and that no other is beside."""
+        """Set the alarm for a new activity that shares its links with no other."""
         self._version = version = self._version + 1
         key = (flow.shape, size_bytes)
         found = self._alone.get(key)

@@ -56,14 +56,24 @@ def test_nine_of_ten_are_inside_with_their_publication_left_out(found: dict[str,
     for each in (everything, one_choice):
         assert 0.85 <= each["inside_groups"] <= 0.95, each["kind"]
     kinds = {each["kind"]: each for each in found["step_time"]}
-    # Rows too, where the runtime is not new: of nanotron one publication alone has all rows.
     known = kinds["known runtime"]
     assert 0.85 <= known["inside"] <= 0.95
     assert known["rows"] == sum(run.features.runtime != "Nanotron" for run in judged_runs())
     widths = {kind: each["half_width"] for kind, each in kinds.items()}
     assert widths["without"] <= 0.22
-    assert widths["with a pipeline, known runtime"] <= 0.28
+    assert widths["with a pipeline"] <= 0.28
     assert one_choice["half_width"] < everything["half_width"]
+
+
+@pytest.mark.xfail(
+    reason="one publication has all rows of nanotron, and most of its pipelines take three times "
+    "as long as predicted: no published column says why"
+)
+@pytest.mark.parametrize(("table", "place"), [("step_time", 0), ("ratio", 1)])
+def test_nine_of_ten_rows_of_any_runtime_are_inside(
+    found: dict[str, Any], table: str, place: int
+) -> None:
+    assert 0.85 <= found[table][place]["inside"] <= 0.95
 
 
 def test_probabilities_of_fitting_are_those_with_which_runs_fitted(found: dict[str, Any]) -> None:

@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
+import zsim_record
+import zsim_torch
+
 SCRIPTS = Path(__file__).parents[3] / "support" / "scripts"
 TEST = """
 import pytest
+
+import zsim_record
+import zsim_torch
 import torch
 
 
@@ -49,3 +55,9 @@ def test_eighty_layers_on_a_thousand_ranks_are_recorded_in_a_minute() -> None:
     assert took["operations"] > 30_000
     assert took["cpu_s"] < 60
     assert took["resident_bytes"] < 10**9
+
+
+def test_the_former_name_of_the_recorder_warns_and_works() -> None:
+    with pytest.warns(DeprecationWarning, match=r"zsim_record\.recording"):
+        former = zsim_torch.recording
+    assert former is zsim_record.recording
