@@ -21,9 +21,15 @@ def one_of(
         unlisted: names that are allowed, too, but are not listed.
         listed_by: command that prints the names, such as "zsim list models", instead of a list.
     """
-    names = {name.lower(): name for name in (*known, *unlisted)}
-    close = get_close_matches(given.lower(), names, n=1)
+    close = close_name(given, (*known, *unlisted))
     listed = f"a name that {listed_by} prints" if listed_by else f"one of {', '.join(known)}"
     if close:
-        return f"{given!r}: did you mean {names[close[0]]}? It must be {or_else}{listed}"
+        return f"{given!r}: did you mean {close}? It must be {or_else}{listed}"
     return f"{given!r} must be {or_else}{listed}"
+
+
+def close_name(given: str, known: Collection[str]) -> str | None:
+    """Return the known name that `given` resembles most, whatever its case; None if none."""
+    names = {name.lower(): name for name in known}
+    close = get_close_matches(given.lower(), names, n=1)
+    return names[close[0]] if close else None
