@@ -2,21 +2,12 @@
 
 from collections.abc import Iterator, Set
 
-from zsim.proof import (
-    alignment,
-    formats,
-    generators,
-    memory,
-    places,
-    scalars,
-    scales,
-    values,
-    volume,
-)
+from zsim.proof import scalars, values
+from zsim.proof.families import of_stage
+from zsim.proof.family import Stage
 from zsim.proof.values import Shown
 from zsim.schedule.operation import Action, Compute, Fill
 from zsim.schedule.schedule import Place, Schedule
-from zsim.units import format_bytes
 
 
 def says(
@@ -32,7 +23,7 @@ def says(
     """
     proved, not_shown = [], list(_unpromised(schedule))
     if ordered:
-        proved.append("order")
+        proved += ["order", *_words(Stage.ORDER, schedule, broken)]
     if shown is None:
         why = "not asked for" if ordered else "the order of operations is refuted"
         not_shown.insert(0, f"values: {why}")
@@ -42,32 +33,16 @@ def says(
         elif values.INVARIANT not in broken:
             proved.append(f"values ({', '.join(_values(schedule, shown))})")
             not_shown += [f"taken as given: {each}" for each in shown.assumed]
-        counts = not all(each.given for each in schedule.scalars)
-        if scalars.INVARIANT not in broken and counts:
-            proved.append("host scalars")
-        if formats.INVARIANT not in broken and schedule.contract.strategy is not None:
-            proved.append("number formats")
-        if scales.INVARIANT not in broken and _casts(schedule):
-            proved.append("scales of 8-bit floats")
-        if places.INVARIANT not in broken:
-            proved.append("places")
-        if generators.INVARIANT not in broken and schedule.generators:
-            proved.append("random numbers")
-    peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
-    if peaks and memory.INVARIANT not in broken:
-        proved.append(f"memory {format_bytes(max(peaks))}")
-    if schedule.contract.wire_bytes is not None and volume.INVARIANT not in broken:
-        proved.append("volume")
-    if alignment.INVARIANT not in broken and any(each.alignment > 1 for each in schedule.layouts):
-        proved.append("alignment")
+        proved += _words(Stage.VALUES, schedule, broken)
+    proved += _words(Stage.PROMISES, schedule, broken)
     return tuple(proved), tuple(not_shown)
 
 
-def _casts(schedule: Schedule) -> bool:
-    """Return True if weights or tokens are cast to 8-bit floats before they are gathered."""
-    strategy = schedule.contract.strategy
-    tokens = strategy is not None and strategy.casts_tokens
-    return tokens or any(each.float8 for each in schedule.contract.parameters)
+def _words(stage: Stage, schedule: Schedule, broken: Set[str]) -> Iterator[str]:
+    """Yield the words of the families of a stage that have no finding."""
+    for family in of_stage(stage):
+        if family.name not in broken and (words := family.proves(schedule)) is not None:
+            yield words
 
 
 def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:

@@ -52,5 +52,6 @@ def shape_fields(text: str) -> Fields:
             raise ScenarioError(f"model.hf_config: model_type {shown(kind)} is {why}")
     if not isinstance(kind, str) or kind not in READERS:
         known = ", ".join(READERS)
-        raise ScenarioError(f"model.hf_config: model_type {shown(kind)} must be one of {known}")
+        said = "missing;" if kind is None else shown(kind)
+        raise ScenarioError(f"model.hf_config: model_type {said} must be one of {known}")
     return READERS[kind](config)

@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[str, str]] = {
         json.dumps({"model_type": "bert"}),
         "model.hf_config: model_type 'bert' must be one of gpt2, gpt_neox, mpt, llama, mistral",
     ),
-    "no architecture": ("{}", "model.hf_config: model_type None must be one of gpt2"),
+    "no architecture": ("{}", "model.hf_config: model_type missing; must be one of gpt2"),
     "a list": ("[]", "model.hf_config: must be an object"),
     "no JSON": ("layers = 3", "model.hf_config: not JSON: Expecting value"),
     "a missing key": (
