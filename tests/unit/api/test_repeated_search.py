@@ -275,9 +275,14 @@ def test_a_search_knows_as_answers_the_settings_that_fit_in_time(
     tell = Search.tell
     monkeypatch.setattr(Search, "tell", noted)
     monkeypatch.setattr(best_search, "tried", one_of_four)
-    limits = {"tokens": 10**6, "within_s": 10.0}  # a step of 2,048 tokens has 20 ms
     asked = question_of(
-        "llama3.2-1b", "4xh100", (*SMALL, *FEW), batch_tokens=2048, among=("fsdp2",), **limits
+        "llama3.2-1b",
+        "4xh100",
+        (*SMALL, *FEW),
+        batch_tokens=2048,
+        among=("fsdp2",),
+        tokens=10**6,
+        within_s=10.0,  # 20 ms for each of 488 steps
     )
     found = best_of(asked, workers=1, operations=400_000)
     made = [(each.outcome.fits, each.outcome.step_time_s) for each in found.tried]
