@@ -29,7 +29,16 @@ def one_of(
 
 
 def close_name(given: str, known: Collection[str]) -> str | None:
-    """Return the known name that `given` resembles most, whatever its case; None if none."""
+    """Return the known name that `given` resembles or is part of, in any case; None if none."""
     names = {name.lower(): name for name in known}
-    close = get_close_matches(given.lower(), names, n=1)
+    word = given.lower()
+    close = get_close_matches(word, names, n=1) or _containing(word, names)
     return names[close[0]] if close else None
+
+
+def _containing(word: str, names: Collection[str]) -> list[str]:
+    """Return the shortest of `names` that start with `word`, or else have it inside."""
+    if len(word) < 2:
+        return []
+    found = [name for name in names if word in name]
+    return sorted(found, key=lambda name: (not name.startswith(word), len(name), name))[:1]

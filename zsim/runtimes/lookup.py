@@ -100,8 +100,8 @@ def config_text(asked: ConfigQuestion, *, suffix: str = "") -> str:
         if kind.suffix == suffix
     }
     if asked.runtime in of_suffix:
-        write = of_suffix[asked.runtime].write
-        return part(write, name=f"{asked.runtime}.config.kinds.write")(asked)
+        kind = of_suffix[asked.runtime]
+        return part(kind.write, name=f"{asked.runtime}.config.kinds.write")(asked)
     if of_suffix:
         owner, kind = next(iter(of_suffix.items()))
         raise MistakeError(f"--config: {kind.program} trains with {owner}, not {asked.runtime}")
