@@ -16,8 +16,7 @@ from zsim.proof import values
 from zsim.proof.context import Context
 from zsim.proof.execution.fewer_micro_batches import FewerMicroBatches, with_fewer
 from zsim.proof.execution.inferred_model import training_of
-from zsim.proof.families import of_stage
-from zsim.proof.family import Stage
+from zsim.proof.families import ProofStage, of_stage
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
@@ -130,7 +129,7 @@ def judge(
         whole = as_a_whole(edited, model, monkeypatch)
         if whole.findings:
             context = Context.of(edited, model)
-            assert any(each.examine(context) for each in of_stage(Stage.ORDER)), edit.text
+            assert any(each.examine(context) for each in of_stage(ProofStage.ORDER)), edit.text
     return told_apart
 
 

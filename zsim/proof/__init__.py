@@ -12,10 +12,8 @@ from zsim.gc_paused import uncollected
 from zsim.model.model import Model
 from zsim.proof import values
 from zsim.proof.context import Context
-from zsim.proof.families import of_stage
-from zsim.proof.family import Stage
+from zsim.proof.families import ProofStage, of_stage, says
 from zsim.proof.finding import Finding
-from zsim.proof.statement import says
 from zsim.proof.values import Shown
 from zsim.schedule.schedule import Schedule
 
@@ -46,19 +44,19 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
     """
     with uncollected():
         context = Context.of(schedule, model)
-        found = _findings(Stage.ORDER, context)
+        found = _findings(ProofStage.ORDER, context)
         ordered, shown = not found, None
         if ordered and compares:
             shown = values.shown(context)
             found += shown.findings
-            found += _findings(Stage.VALUES, context, but=values.INVARIANT)
-        found += _findings(Stage.PROMISES, context)
+            found += _findings(ProofStage.VALUES, context, but=values.INVARIANT)
+        found += _findings(ProofStage.PROMISES, context)
         broken = {finding.invariant for finding in found}
         proved, not_shown = says(schedule, shown, broken, ordered=ordered)
         return Proof(findings=tuple(found), values=shown, proved=proved, not_shown=not_shown)
 
 
-def _findings(stage: Stage, context: Context, *, but: str = "") -> list[Finding]:
+def _findings(stage: ProofStage, context: Context, *, but: str = "") -> list[Finding]:
     """Return the findings of the families of a stage but one."""
     examined = (each.examine(context) for each in of_stage(stage) if each.name != but)
     return [finding for found in examined for finding in found]

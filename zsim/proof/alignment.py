@@ -39,11 +39,6 @@ def examine(context: Context) -> list[Finding]:
     return found
 
 
-def proves(schedule: Schedule) -> str | None:
-    """Return the words if a layout promises an alignment."""
-    return "alignment" if any(each.alignment > 1 for each in schedule.layouts) else None
-
-
 def _finding(role: str, where: str, why: str) -> Finding:
     return Finding(invariant=INVARIANT, role=role, operation=where, why=why)
 

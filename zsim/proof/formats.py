@@ -59,11 +59,6 @@ def examine(context: Context) -> list[Finding]:
     return found
 
 
-def proves(schedule: Schedule) -> str | None:
-    """Return the words if the contract names a strategy."""
-    return None if schedule.contract.strategy is None else "number formats"
-
-
 def _width(dtype: DType) -> int:
     return dtype.size_bytes
 

@@ -22,7 +22,7 @@ from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.schedule.mesh import Mesh
 from zsim.schedule.operation import Action, Compute, Operation, walk
-from zsim.schedule.schedule import RankRole, Schedule
+from zsim.schedule.schedule import RankRole
 
 INVARIANT = "generators"
 TENSOR = "tensor"
@@ -48,11 +48,6 @@ def examine(context: Context) -> list[Finding]:
         for finding in _program(context, each, segments, drawing)
     ]
     return [*found, *_roles(context)]
-
-
-def proves(schedule: Schedule) -> str | None:
-    """Return the words if something is drawn."""
-    return "random numbers" if schedule.generators else None
 
 
 def _finding(role: str, operation: str, why: str) -> Finding:

@@ -31,8 +31,7 @@ from zsim.schedule.access import accesses
 from zsim.schedule.happens_before import Way
 from zsim.schedule.operation import Action, Allocate, Compute, Free, FreeMode, Role
 from zsim.schedule.program_index import ALLOCATE, FREE, WHOLE, Numbered
-from zsim.schedule.schedule import Kind, Schedule
-from zsim.units import format_bytes
+from zsim.schedule.schedule import Kind
 
 INVARIANT = "memory"
 SIZED = (Kind.SAVED, Kind.WORKSPACE)
@@ -78,12 +77,6 @@ def examine(context: Context) -> list[Finding]:
         found += _kinds(each)
         found += _states(context, each)
     return found
-
-
-def proves(schedule: Schedule) -> str | None:
-    """Return the words if the contract promises a peak, with the largest."""
-    peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
-    return f"memory {format_bytes(max(peaks))}" if peaks else None
 
 
 def _by_pool(each: NumberedProgram) -> dict[str, PartNumbers]:

@@ -21,7 +21,7 @@ from zsim.schedule.operation import (
     StreamOperation,
     Write,
 )
-from zsim.schedule.schedule import Place, Program, Schedule
+from zsim.schedule.schedule import Place, Program
 from zsim.schedule.validate import HOST_ACTIONS
 
 INVARIANT = "places"
@@ -37,12 +37,6 @@ def examine(context: Context) -> list[Finding]:
     if set(place_of.values()) == {Place.DEVICE} and not threads:
         return []
     return [finding for each in schedule.programs for finding in _of(each, place_of, threads)]
-
-
-def proves(schedule: Schedule) -> str | None:
-    """Return the words."""
-    del schedule
-    return "places"
 
 
 def _of(program: Program, place_of: dict[str, Place], threads: frozenset[str]) -> Iterator[Finding]:

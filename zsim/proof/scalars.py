@@ -137,12 +137,6 @@ def examine(context: Context) -> list[Finding]:
     return found
 
 
-def proves(schedule: Schedule) -> str | None:
-    """Return the words if hosts count anything."""
-    counts = not all(each.given for each in schedule.scalars)
-    return "host scalars" if counts else None
-
-
 class _Counted:
     """Checks the scalars of one program."""
 

@@ -58,14 +58,6 @@ def examine(context: Context) -> list[Finding]:
     ]
 
 
-def proves(schedule: Schedule) -> str | None:
-    """Return the words if weights or tokens are cast to 8-bit floats before they are gathered."""
-    strategy = schedule.contract.strategy
-    tokens = strategy is not None and strategy.casts_tokens
-    casts = tokens or any(each.float8 for each in schedule.contract.parameters)
-    return "scales of 8-bit floats" if casts else None
-
-
 class _Scales:
     """Checks the scales of one program."""
 

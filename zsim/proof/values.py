@@ -70,12 +70,6 @@ def examine(context: Context) -> list[Finding]:
     return list(shown(context).findings)
 
 
-def proves(schedule: Schedule) -> str | None:
-    """Return None: the proof describes the values that were run."""
-    del schedule
-    return None
-
-
 def shown(context: Context, *, unfolded: bool = False) -> Shown:
     """Run a step and compare it with plain training; without a contract, only run it."""
     seed = seed_of(context.schedule)

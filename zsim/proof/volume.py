@@ -19,7 +19,7 @@ from zsim.runtimes.registry import file_bytes, host_bytes, wire_bytes
 from zsim.schedule.host_traffic import file_bytes as moved_by
 from zsim.schedule.host_traffic import host_bytes as copied_by
 from zsim.schedule.program_index import Numbered
-from zsim.schedule.schedule import HostBytes, Schedule
+from zsim.schedule.schedule import HostBytes
 
 INVARIANT = "volume"
 Line = tuple[str, str, bool]
@@ -57,11 +57,6 @@ def examine(context: Context) -> list[Finding]:
                         )
                     )
     return found
-
-
-def proves(schedule: Schedule) -> str | None:
-    """Return the words if the contract promises bytes."""
-    return None if schedule.contract.wire_bytes is None else "volume"
 
 
 def _contract(context: Context) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """An invariant that zsim does not have: no collective moves more bytes at once than a limit."""
 
 from zsim.proof.context import Context
-from zsim.proof.family import Family, Stage
+from zsim.proof.families import Family, ProofStage
 from zsim.proof.finding import Finding
 from zsim.schedule.operation import CollectiveOperation, walk
 from zsim.schedule.schedule import Schedule
@@ -32,4 +32,4 @@ def proves(schedule: Schedule) -> str | None:
     return f"messages of at most {LIMIT_BYTES:,} bytes" if schedule.mesh.axes else None
 
 
-MESSAGES = Family(name=NAME, stage=Stage.PROMISES, examine=examine, proves=proves)
+MESSAGES = Family(name=NAME, stage=ProofStage.PROMISES, examine=examine, proves=proves)

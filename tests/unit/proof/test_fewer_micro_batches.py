@@ -37,8 +37,7 @@ from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import training_of
 from zsim.proof.execution.micro_batch_list import counted_fields, identity
 from zsim.proof.execution.repetition import UNUSED
-from zsim.proof.families import of_stage
-from zsim.proof.family import Stage
+from zsim.proof.families import ProofStage, of_stage
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
@@ -67,7 +66,7 @@ ORDERS: list[Order] = [lambda schedule: schedule, numbered_backwards]
 def need_wrong(schedule: Schedule, model: Model) -> None:
     """Check that values alone show what is wrong, be it in the whole schedule or in a part."""
     context = Context.of(schedule, model)
-    assert not any(each.examine(context) for each in of_stage(Stage.ORDER))
+    assert not any(each.examine(context) for each in of_stage(ProofStage.ORDER))
     assert values.shown(context).findings
 
 
