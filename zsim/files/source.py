@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from zsim.network.link_load import Decision
     from zsim.scenario.resolved_scenario import ResolvedScenario
     from zsim.scenario.tables import Scenario
+    from zsim.scenario.trainer_files import Completed
 
 
 FILES = (".toml", ".json", ".yaml", ".yml", ".py")
@@ -294,7 +295,7 @@ def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Sce
 def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     """Return `scenario` with the content of the files that it names, and a line about them.
 
-    The line lists ignored options, and a sequence length taken from a model's file.
+    The line lists ignored options, assumed values, and a sequence length of a model's file.
 
     Raises:
         MistakeError: a file cannot be read.
@@ -317,14 +318,17 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     while (key := scenario.zero.file_key) is not None:  # a file may name another one
         path = getattr(scenario.zero, key)
         text = _config_text(name, f"zero.{key}", path)
-        scenario, left = _completed(key, scenario, text)
-        if left:
-            ignored.append(f"{path}: not modelled: {', '.join(left)}")
+        found = _completed(key, scenario, text)
+        scenario = found.scenario
+        if found.assumed:
+            ignored.append(f"{path}: not given: {', '.join(found.assumed)}")
+        if found.ignored:
+            ignored.append(f"{path}: not modelled: {', '.join(found.ignored)}")
     return scenario, "; ".join(ignored)
 
 
-def _completed(key: str, scenario: "Scenario", text: str) -> "tuple[Scenario, tuple[str, ...]]":
-    """Return `scenario` completed from the file of a trainer, and its ignored options.
+def _completed(key: str, scenario: "Scenario", text: str) -> "Completed":
+    """Return `scenario` completed from the file of a trainer, with its ignored options.
 
     Raises:
         MistakeError: the reader needs a package that is not installed.
@@ -333,11 +337,13 @@ def _completed(key: str, scenario: "Scenario", text: str) -> "tuple[Scenario, tu
     from zsim.scenario import trainer_files
 
     try:
-        return trainer_files.configured(scenario, text, model_catalogue(), key=key)
+        found = trainer_files.configured(scenario, text, model_catalogue(), key=key)
     except ModuleNotFoundError as error:
         hint = ": pip install 'zsim[yaml]'" if error.name == "yaml" else ""
         needs = f"needs {error.name}, which is not installed{hint}"
         raise MistakeError(f"zero.{key}: {needs}") from None
+    trainer_files.need_machines(found, topology, key=key)
+    return found
 
 
 def settled(

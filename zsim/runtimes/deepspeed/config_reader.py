@@ -11,7 +11,13 @@ from functools import partial
 from typing import Any, cast
 
 from zsim.bounded_text import bounded_json
-from zsim.runtimes.deepspeed.config_autos import AUTO, fill_autos, full_names, take_autos
+from zsim.runtimes.deepspeed.config_autos import (
+    AUTO,
+    fill_arguments,
+    fill_autos,
+    full_names,
+    take_autos,
+)
 from zsim.runtimes.deepspeed.config_values import read_at_least_one, read_device, read_format
 from zsim.runtimes.deepspeed.ignored_options import is_silent, reasons
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
@@ -38,6 +44,12 @@ Options = dict[str, object]
 """Options by dotted name; options that were read are removed."""
 
 Betas = tuple[float, float]
+
+NO_STAGE = (
+    "is data parallelism without ZeRO, which is not modelled; give 1, 2 or 3, or write zero.stage = "
+    "0 without this file"
+)
+"""Refusal of stage 0."""
 
 Read = Callable[[object], object]
 """Converts the value of an option to zsim's; raises ValueError with the allowed values."""
@@ -75,6 +87,8 @@ def read(given: GivenTables, text: str) -> ReadTables:
         raise TrainerFileError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')
     full_names(options)
     autos = take_autos(options)
+    assumed = fill_arguments(options, autos, tables["train"])
+    assumed += _assumed_precision(options, autos, tables["train"])
     _deprecated(options)
     said = _plain(options)
     precision = _precision(options, said, tables["train"])
@@ -101,7 +115,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
         and _applies(name, precision, recomputes=recomputes)
     }
     ignored = need_followed(FIELD, left.items(), reasons(left))
-    return ReadTables(tables=tables, said=said, ignored=ignored)
+    return ReadTables(tables=tables, said=said, ignored=ignored, assumed=tuple(assumed))
 
 
 def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
@@ -257,6 +271,18 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     return precision
 
 
+def _assumed_precision(
+    options: Options, autos: list[str], train: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the formats that are "auto" if neither another option nor the scenario decides."""
+    names = [f"{each}.enabled" for each in ("bf16", "fp16")]
+    is_given = "precision" in train or any(options.get(each) is True for each in names)
+    auto = [each for each in names if each in autos]
+    if is_given or not auto:
+        return ()
+    return (f"{' and '.join(auto)} {'are' if auto[1:] else 'is'} false (train.precision gives one)",)
+
+
 def _narrow(options: Options) -> str | None:
     """Return the option that puts masters and moments in bf16, too; None if neither is.
 
@@ -334,7 +360,8 @@ def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
         return cast("int", zero["stage"])
     stage = 0 if what is None else cast("int", what.value)
     if stage not in DeepSpeed.stages:
-        raise TrainerFileError(f"{FIELD}: {ZERO}.stage: {stage} is not modelled, only 1, 2 and 3")
+        why = f"{stage} must be 1, 2 or 3" if stage else f"{'0' if what else 'missing; 0'} {NO_STAGE}"
+        raise TrainerFileError(f"{FIELD}: {ZERO}.stage: {why}")
     return stage
 
 
