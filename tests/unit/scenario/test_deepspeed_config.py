@@ -386,3 +386,25 @@ def test_any_configuration_is_read_or_refused_in_one_line(config: Config, settin
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     with pytest.raises(ScenarioError, match=r"^zero\.deepspeed_config: [^\n]*\Z"):
         configured(parse(TEXT), f"[{text}")
+
+
+def test_comments_and_last_commas_are_read_as_in_hjson() -> None:
+    text = """{
+  // a comment, with "quotes" and a comma,
+  "zero_optimization": {"stage": 2,},  # "stage": 3
+  "train_micro_batch_size_per_gpu": 3, "monitor // not # one": [1,],
+}"""
+    found = configured(parse(TEXT), text)
+    assert (found.scenario.zero.stage, found.scenario.train.micro_batch_size) == (2, 3)
+    assert "monitor // not # one" in found.ignored[0]
+
+
+def test_a_name_of_a_template_is_named() -> None:
+    with pytest.raises(ScenarioError, match=r'not JSON: line 2: "BATCH_SIZE" must be replaced by'):
+        configured(parse(TEXT), '{"zero_optimization": {"stage": 2},\n"a": BATCH_SIZE}')
+
+
+def test_quotes_and_commas_without_end_are_refused_in_linear_time() -> None:
+    for text in ('"\\' * 100_000, "," * 300_000, "{" + ", " * 300_000, "#" * 300_000):
+        with pytest.raises(ScenarioError, match="not JSON"):
+            configured(parse(TEXT), text)

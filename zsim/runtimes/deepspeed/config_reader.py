@@ -6,6 +6,8 @@ batch sizes are needed; accumulation is 1 if not given, as in DeepSpeed. Other o
 effect, reported or refused (`zsim.runtimes.deepspeed.ignored_options`).
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
@@ -57,6 +59,9 @@ Read = Callable[[object], object]
 FIELD = "zero.deepspeed_config"
 ZERO = "zero_optimization"
 OPTIMIZER, PARAM = f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param"
+COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|(?://|#)[^\n]*+|,(?=\s*+[}\]])')
+"""Strings, comments and last commas; DeepSpeed reads its file as Hjson, which has the latter two."""
+PLACEHOLDER = re.compile(r"[$<{]*+[A-Z][A-Z0-9_]++")
 AIO_FIELD = "zero.deepspeed.aio"
 OPTIMIZER_FIELD, PARAM_FIELD = "zero.deepspeed.offload_optimizer", "zero.deepspeed.offload_param"
 SECTIONS = (
@@ -129,9 +134,9 @@ def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
 def _options(text: str) -> Options:
     """Return options of a ds_config.json by dotted name; null counts as not given."""
     try:
-        found = bounded_json(text)
+        found = bounded_json(COMMENT.sub(r"\1", text))
     except ValueError as error:
-        raise TrainerFileError(f"{FIELD}: not JSON: {error}") from None
+        raise TrainerFileError(f"{FIELD}: not JSON: {_why(error)}") from None
     if not isinstance(found, dict):
         raise TrainerFileError(f"{FIELD}: must be an object, as ds_config.json is")
     options = _given("", cast("Options", found))
@@ -140,6 +145,15 @@ def _options(text: str) -> Options:
     for section in SECTIONS:
         options |= _section(options, section)
     return options | _section(options, "optimizer.params")
+
+
+def _why(error: ValueError) -> str:
+    """Return the problem; a name of a template in place of a value is shown."""
+    if isinstance(error, json.JSONDecodeError):
+        name = PLACEHOLDER.match(error.doc, error.pos)
+        if name is not None and error.pos:
+            return f"line {error.lineno}: {shown(name[0])} must be replaced by a value"
+    return str(error)
 
 
 def _section(options: Options, name: str) -> Options:
