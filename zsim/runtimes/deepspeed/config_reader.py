@@ -294,7 +294,9 @@ def _assumed_precision(
     auto = [each for each in names if each in autos]
     if is_given or not auto:
         return ()
-    return (f"{' and '.join(auto)} {'are' if auto[1:] else 'is'} false (train.precision gives one)",)
+    return (
+        f"{' and '.join(auto)} {'are' if auto[1:] else 'is'} false (train.precision gives one)",
+    )
 
 
 def _narrow(options: Options) -> str | None:
@@ -374,7 +376,9 @@ def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
         return cast("int", zero["stage"])
     stage = 0 if what is None else cast("int", what.value)
     if stage not in DeepSpeed.stages:
-        why = f"{stage} must be 1, 2 or 3" if stage else f"{'0' if what else 'missing; 0'} {NO_STAGE}"
+        why = (
+            f"{stage} must be 1, 2 or 3" if stage else f"{'0' if what else 'missing; 0'} {NO_STAGE}"
+        )
         raise TrainerFileError(f"{FIELD}: {ZERO}.stage: {why}")
     return stage
 
