@@ -56,8 +56,11 @@ def configured(
     }
     tables["zero"].pop(key, None)
     is_sized = scenario.cluster.nodes is not None or scenario.parallel.data is not None
+    given = GivenTables(
+        tables=tables, shape_of=shape_of, is_sized=is_sized, nodes=scenario.cluster.nodes
+    )
     try:
-        found = read(GivenTables(tables=tables, shape_of=shape_of, is_sized=is_sized), text)
+        found = read(given, text)
     except TrainerFileError as error:
         raise ScenarioError(*error.args) from None
     completed = _validated(scenario, found, source=f"zero.{key}")

@@ -103,7 +103,7 @@ def _kind(options: SectionOptions) -> str:
 OWN_DDP = "zero.stage = 0 without this file is zsim's own DDP"
 OTHER_KINDS: Mapping[str, str] = {
     "MULTI_GPU": f"is DDP, which is not modelled, only FSDP and DEEPSPEED; {OWN_DDP}",
-    "NO": "is one GPU; write a scenario with parallel.data = 1 and zero.stage = 0 without this file",
+    "NO": "is one GPU; write parallel.data = 1 and zero.stage = 0 without this file",
     "MEGATRON_LM": "is not read, only FSDP and DEEPSPEED; write zero.megatron_arguments",
 }
 """Other values of `DistributedType`; those of accelerators are not modelled."""
@@ -117,7 +117,8 @@ def _replicas(options: SectionOptions, given: GivenTables) -> int:
     """
     found = given.value("parallel", "replicate")
     machines = options.left.get("num_machines")
-    if found is None and isinstance(machines, int) and not given.is_sized:
+    is_of_file = not given.is_sized or given.nodes == machines
+    if found is None and isinstance(machines, int) and is_of_file:
         return machines
     return 1 if found is None else int(found)
 
@@ -143,7 +144,7 @@ def _full_names(options: SectionOptions) -> None:
     if options.left.pop("fp16", False) is True:  # before mixed_precision
         options.left.setdefault("mixed_precision", "fp16")
     if (backend := options.left.pop("dynamo_backend", None)) is not None:
-        options.left.setdefault("dynamo_config.dynamo_backend", "NO" if not backend else backend)
+        options.left.setdefault("dynamo_config.dynamo_backend", backend or "NO")
     for section, prefix in (("fsdp_config", "fsdp"), ("dynamo_config", "dynamo_")):
         for name in [each for each in options.left if each.startswith(f"{section}.")]:
             key = name.removeprefix(f"{section}.")
@@ -240,7 +241,7 @@ def _fsdp1(options: SectionOptions, section: str, replicas: int) -> None:
     cuts, name = _sharding(options, section)
     is_hybrid = cuts.startswith("HYBRID")
     if is_hybrid and replicas == 1 and "parallel.replicate" not in options.said:
-        why = "needs num_machines, or parallel.replicate, such as one replica a node"
+        why = "needs parallel.replicate, such as one replica a node"
         raise options.wrong(name, cuts, why)
     if not is_hybrid or "parallel.replicate" not in options.said:
         count = replicas if is_hybrid else 1

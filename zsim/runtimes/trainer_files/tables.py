@@ -33,11 +33,13 @@ class GivenTables:
             `parallel`, `zero`, `activations` and `train`.
         shape_of: returns the keys of `[model]` of a model that ships, by its name.
         is_sized: the scenario gives the number of GPUs, which then overrides that of the file.
+        nodes: number of nodes that the scenario gives; None if it gives none.
     """
 
     tables: Mapping[str, Mapping[str, Any]]
     shape_of: Callable[[str], Mapping[str, object]]
     is_sized: bool = False
+    nodes: int | None = None
 
     def value(self, table: str, key: str, default: object = None) -> Any:  # noqa: ANN401  (any)
         """Return the value of a key, or its default."""
