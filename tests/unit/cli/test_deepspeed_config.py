@@ -140,8 +140,9 @@ def test_it_is_looked_for_beside_the_scenario_and_from_here(
         ),
         (
             b"{}",
-            "zero.deepspeed_config: zero_optimization.stage: missing; 0 is data parallelism without "
-            "ZeRO, which is not modelled; give 1, 2 or 3, or write zero.stage = 0 without this file",
+            "zero.deepspeed_config: zero_optimization.stage: missing; 0 is data parallelism "
+            "without ZeRO, which is not modelled; give 1, 2 or 3, or write zero.stage = 0 without "
+            "this file",
         ),
     ],
 )

@@ -132,7 +132,7 @@ def test_words_of_version_1_may_be_numbers(
     assert options["backward_prefetch"] == prefetch[1]
     assert found.parallel.data == (8 if hybrid else 16)
     if hybrid:
-        assert "needs num_machines, or parallel.replicate" in refusal(text)
+        assert "needs parallel.replicate" in refusal(text)
 
 
 def test_how_many_gpus_there_are_is_the_scenarios_where_it_says_so() -> None:
@@ -210,7 +210,7 @@ def test_the_file_of_deepspeed_is_read_after_it(
     [
         ("num_processes: 8", "distributed_type: missing; must be FSDP or DEEPSPEED"),
         ("distributed_type: MULTI_GPU", '"MULTI_GPU" is DDP, which is not modelled, only FSDP and'),
-        ("distributed_type: NO", '"NO" is one GPU; write a scenario with parallel.data = 1'),
+        ("distributed_type: NO", '"NO" is one GPU; write parallel.data = 1'),
         ("distributed_type: MEGATRON_LM", '"MEGATRON_LM" is not read, only FSDP and DEEPSPEED; w'),
         ("distributed_type: XLA", 'distributed_type: "XLA" must be FSDP or DEEPSPEED'),
         ("distributed_type: {a: 1}", "distributed_type: missing; must be FSDP or DEEPSPEED"),
@@ -313,8 +313,9 @@ def test_hybrid_sharding_has_a_replica_on_each_machine() -> None:
     found = read(HYBRID).parallel
     assert (found.replicate, found.data) == (2, 8)
     assert read(HYBRID, "parallel.replicate=4").parallel.data == 4
+    assert read(HYBRID, "cluster.nodes=2").parallel.replicate == 2
     for size in ("cluster.nodes=3", "parallel.data=8"):  # then not the machines of the file
-        assert "needs num_machines, or parallel.replicate" in refusal(HYBRID, size)
+        assert "needs parallel.replicate" in refusal(HYBRID, size)
 
 
 @pytest.mark.parametrize(

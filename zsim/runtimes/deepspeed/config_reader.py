@@ -48,8 +48,8 @@ Options = dict[str, object]
 Betas = tuple[float, float]
 
 NO_STAGE = (
-    "is data parallelism without ZeRO, which is not modelled; give 1, 2 or 3, or write zero.stage = "
-    "0 without this file"
+    "is data parallelism without ZeRO, which is not modelled; give 1, 2 or 3, or write "
+    "zero.stage = 0 without this file"
 )
 """Refusal of stage 0."""
 
@@ -60,7 +60,7 @@ FIELD = "zero.deepspeed_config"
 ZERO = "zero_optimization"
 OPTIMIZER, PARAM = f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param"
 COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|(?://|#)[^\n]*+|,(?=\s*+[}\]])')
-"""Strings, comments and last commas; DeepSpeed reads its file as Hjson, which has the latter two."""
+"""Strings, comments and last commas: DeepSpeed reads its file as Hjson."""
 PLACEHOLDER = re.compile(r"[$<{]*+[A-Z][A-Z0-9_]++")
 AIO_FIELD = "zero.deepspeed.aio"
 OPTIMIZER_FIELD, PARAM_FIELD = "zero.deepspeed.offload_optimizer", "zero.deepspeed.offload_param"
