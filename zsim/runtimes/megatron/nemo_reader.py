@@ -6,7 +6,6 @@ NeMo trains with Megatron Core: each key is converted to the equivalent argument
 as `${model.encoder_seq_length}` are resolved. Recipes of NeMo 2 are Python code, and not read.
 """
 
-import re
 from collections.abc import Mapping
 from functools import partial
 
@@ -105,7 +104,6 @@ WITHOUT_EFFECT = (
 
 OFF_VALUES: tuple[object, ...] = (False, [], "")
 OPTIMIZER = "mcore_distributed_optim"
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def read(given: GivenTables, text: str) -> ReadTables:
@@ -119,7 +117,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
     if "model.num_layers" not in options.left:
         why = "model.num_layers: missing; only GPT configurations of NeMo 1 are read, not recipes"
         raise TrainerFileError(f"{FIELD}: {why}")
-    _follow_references(options)
+    options.follow_references()
     ranks = _world(options)
     taken = _Taken(options)
     _precision(taken)
@@ -198,22 +196,6 @@ def _plain(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
-
-
-def _follow_references(options: SectionOptions) -> None:
-    """Replace references to other keys by their values; leave expressions unchanged."""
-    for _ in range(3):  # a reference can point to a reference
-        for name, value in options.left.items():
-            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if match is None:
-                continue
-            target = match[1]
-            if target.startswith("."):
-                up = len(target) - len(target.lstrip("."))
-                parts = name.split(".")[:-up]
-                target = ".".join([*parts, target.lstrip(".")])
-            if target in options.left:
-                options.left[name] = options.left[target]
 
 
 def _world(options: SectionOptions) -> int | None:
