@@ -13,6 +13,7 @@ RUNTIME = Runtime(
     config=Config(
         readers={
             "accelerate_config": "zsim.runtimes.fsdp2.accelerate_reader:read",
+            "axolotl_config": "zsim.runtimes.fsdp2.axolotl_reader:read",
             "torchtitan_config": "zsim.runtimes.fsdp2.torchtitan_reader:read",
         },
         write="zsim.runtimes.fsdp2.config_writer:write",

@@ -60,7 +60,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
             contradicts the scenario.
     """
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
-    _full_names(options)
+    full_names(options)
     tables = given.copied("parallel", "zero", "activations", "train")
     kind = _kind(options)
     if options.flag("use_cpu"):
@@ -68,7 +68,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
     if kind == "FSDP":
         _precision(options)
         _axes(options)
-        _fsdp(options, _replicas(options, given))
+        set_fsdp(options, _replicas(options, given))
         options.drop(("deepspeed_config.", "megatron_lm_config.", "fp8_config."))
     else:
         _deepspeed(options, clips="clip_norm" in tables["train"])
@@ -136,7 +136,7 @@ def _need_ranks(options: SectionOptions, ranks: int | None) -> None:
         raise options.wrong("num_processes", ranks, f"must be {mesh}, the ranks of its mesh")
 
 
-def _full_names(options: SectionOptions) -> None:
+def full_names(options: SectionOptions) -> None:
     """Add the section's prefix to options, as in `_validate_launch_command`, and update old names.
 
     `fsdp_backward_prefetch_policy`, used before 0.26, has no effect since; it is read as before.
@@ -201,7 +201,7 @@ def _axes(options: SectionOptions) -> None:
         raise options.wrong(stages, degree, "is not modelled, only 1")
 
 
-def _fsdp(options: SectionOptions, replicas: int) -> None:
+def set_fsdp(options: SectionOptions, replicas: int) -> None:
     """Set FSDP of version `fsdp_version`, wrapped around every block."""
     section = "fsdp_config"
     version = options.whole(f"{section}.fsdp_version", 1)
