@@ -123,10 +123,37 @@ def tables_or_schedule(name: str) -> dict[str, Any] | str:
     from zsim.scenario.toml import tables_of
 
     text = _text(name)
+    need_scenario(name, text)
     if _is_schedule(name, text):
         return text
     with mistakes(ScenarioError, prefix=f"{name}: "):
         return tables_of(text)
+
+
+MODEL_FILE = ('"model_type"', '"hidden_size"')
+"""Words of a model's config.json."""
+
+
+def need_scenario(name: str, text: str) -> None:
+    """Raise MistakeError if the file `name` is of another kind than a scenario or a schedule.
+
+    Raises:
+        MistakeError: it is the file of a trainer or a model; the line tells where to name it.
+    """
+    from zsim.runtimes.lookup import kind_of_file
+
+    if name in scenarios() or "[zero" in text or "zero." in text or '"zsim"' in text:
+        return
+    if (key := kind_of_file(text)) is not None:
+        raise MistakeError(
+            f"{name}: is the file of a trainer; name it in a scenario: [zero] {key} = "
+            f'"{Path(name).name}" (docs/how_to/exchange.md)'
+        )
+    if all(word in text for word in MODEL_FILE):
+        raise MistakeError(
+            f"{name}: is the file of a model: zsim best {name} --gpus 8xh100 finds a setting for "
+            f"it, zsim run SCENARIO --set model.hf_config={name} runs it in a scenario"
+        )
 
 
 def _text(name: str) -> str:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from zsim.bounded_text import bounded_json
 from zsim.config_error import line
+from zsim.runtimes.lookup import kind_of_file
 from zsim.scenario.hugging_face_architectures import READERS, REFUSED
 from zsim.scenario.hugging_face_values import Config, Fields
 from zsim.scenario.tables import ModelTable, Scenario, ScenarioError
@@ -50,6 +51,8 @@ def shape_fields(text: str) -> Fields:
     for why, kinds in REFUSED.items():
         if kind in kinds:
             raise ScenarioError(f"model.hf_config: model_type {kind!r} is {why}")
+    if kind is None and (key := kind_of_file(text)) is not None:
+        raise ScenarioError(f"model.hf_config: is the file of a trainer; name it as zero.{key}")
     if not isinstance(kind, str) or kind not in READERS:
         known = ", ".join(READERS)
         raise ScenarioError(f"model.hf_config: model_type {kind!r} must be one of {known}")

@@ -104,6 +104,25 @@ def refusal(text: str, *changes: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "from nemo.collections import llm\nrecipe = llm.llama3_8b.pretrain_recipe()\n",
+            "is Python",
+        ),
+        ("import nemo_run as run\n", "is Python, a recipe of NeMo 2, which is not read; write the"),
+        ("model:\n  _target_: nemo.collections.llm.LlamaModel\n", "model._target_: is of a recipe"),
+        ("_factory_: llama3_8b\ntrainer: {num_nodes: 1}\n", "_factory_: is of a recipe of NeMo 2"),
+    ],
+)
+def test_recipes_of_nemo_2_are_refused_by_name(text: str, why: str) -> None:
+    said = refusal(text)
+    assert said.startswith("zero.nemo_config: ")
+    assert why in said
+    assert said.endswith("zero.megatron_arguments")
+
+
 def test_it_is_the_scenario_of_megatrons_arguments() -> None:
     arguments = parse(TEXT.replace("nemo_config", "megatron_arguments"), ["parallel.data=8"])
     same, *_ = with_arguments(arguments, SAME)

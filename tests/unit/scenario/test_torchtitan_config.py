@@ -275,7 +275,10 @@ def test_what_would_change_the_step_and_is_not_modelled_is_refused_at_once() -> 
         ("training.max_norm = 0", "training.max_norm: 0 must be more than 0"),
         ("fault_tolerance.enable = true", "is not modelled"),
         ("[model", "not TOML: "),
-        ("from torchtitan.trainer import Trainer", "configurations in Python, of torchtitan since"),
+        (
+            "from torchtitan.trainer import Trainer",
+            "is Python, as torchtitan's configurations since 0.2.2 are",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line_with_the_option(text: str, why: str) -> None:

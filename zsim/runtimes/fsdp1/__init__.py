@@ -11,6 +11,9 @@ RUNTIME = Runtime(
     search="zsim.runtimes.fsdp1.search:SEARCH",
     config=Config(
         readers={"foundry_config": "zsim.runtimes.fsdp1.foundry_reader:read"},
+        marks={
+            "foundry_config": (("global_train_batch_size:",), ("device_train_microbatch_size:",))
+        },
         write="zsim.runtimes.fsdp1.config_writer:write",
     ),
 )

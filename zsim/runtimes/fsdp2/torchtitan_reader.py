@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from zsim.bounded_text import bounded_toml
 from zsim.runtimes.fsdp2.options import PipelineSchedule
+from zsim.runtimes.trainer_files.python_text import is_python
 from zsim.runtimes.trainer_files.section_options import SectionOptions
 from zsim.runtimes.trainer_files.tables import (
     GivenTables,
@@ -146,12 +147,15 @@ def read(given: GivenTables, text: str) -> ReadTables:
 
 
 def _tree(text: str) -> dict[str, object]:
+    if is_python(text):
+        raise TrainerFileError(
+            f"{FIELD}: is Python, as torchtitan's configurations since 0.2.2 are, which are not "
+            "read; write the same options as TOML ([training] local_batch_size = 1)"
+        )
     try:
         return bounded_toml(text)
     except ValueError as error:
-        what = "; configurations in Python, of torchtitan since 0.2.2, are not read"
-        is_python = "import " in text
-        raise TrainerFileError(f"{FIELD}: not TOML: {error}{what if is_python else ''}") from None
+        raise TrainerFileError(f"{FIELD}: not TOML: {error}") from None
 
 
 def _runtime(options: SectionOptions, stages: int) -> None:

@@ -13,6 +13,7 @@ from zsim.model.transformer.overlapped_layers import SPLITS
 from zsim.runtimes.megatron.arguments_reader import with_arguments
 from zsim.runtimes.trainer_files.named_arguments import Arguments
 from zsim.runtimes.trainer_files.option_values import read_flag, read_pair, read_whole
+from zsim.runtimes.trainer_files.python_text import is_python
 from zsim.runtimes.trainer_files.section_options import SectionOptions
 from zsim.runtimes.trainer_files.tables import GivenTables, ReadTables, TrainerFileError
 from zsim.runtimes.trainer_files.unfollowed import need_followed
@@ -102,6 +103,7 @@ WITHOUT_EFFECT = (
 )
 """Prefixes of keys that change neither time nor memory of a step in zsim."""
 
+RECIPE = "which is not read; write the arguments of Megatron-LM as zero.megatron_arguments"
 OFF_VALUES: tuple[object, ...] = (False, [], "")
 OPTIMIZER = "mcore_distributed_optim"
 
@@ -113,7 +115,12 @@ def read(given: GivenTables, text: str) -> ReadTables:
         TrainerFileError: it is not a configuration, requests something that is not modelled, or
             contradicts the scenario.
     """
+    if is_python(text):
+        raise TrainerFileError(f"{FIELD}: is Python, a recipe of NeMo 2, {RECIPE}")
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
+    built = [name for name in options.left if name.endswith(("_target_", "_factory_"))]
+    if built:
+        raise TrainerFileError(f"{FIELD}: {built[0]}: is of a recipe of NeMo 2, {RECIPE}")
     if "model.num_layers" not in options.left:
         why = "model.num_layers: missing; only GPT configurations of NeMo 1 are read, not recipes"
         raise TrainerFileError(f"{FIELD}: {why}")

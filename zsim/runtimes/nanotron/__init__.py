@@ -11,6 +11,7 @@ RUNTIME = Runtime(
     search="zsim.runtimes.nanotron.search:SEARCH",
     config=Config(
         readers={"nanotron_config": "zsim.runtimes.nanotron.config_reader:read"},
+        marks={"nanotron_config": (("parallelism:", "tokens:", "model_config:"),)},
         write="zsim.runtimes.nanotron.config_writer:write",
     ),
     host_costs="zsim.runtimes.nanotron:host_costs.toml",
