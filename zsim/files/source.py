@@ -328,7 +328,7 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
         MistakeError: a file cannot be read.
         ScenarioError: the content of a file cannot be used.
     """
-    from zsim.scenario.hugging_face import configured
+    from zsim.scenario.hugging_face import configured, length_source
     from zsim.scenario.model_catalogue import named
 
     if scenario.model.name is not None:
@@ -336,11 +336,12 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     ignored: list[str] = []
     if (path := scenario.model.hf_config) is not None:
         is_given = scenario.model.sequence_length is not None
-        scenario = configured(scenario, _config_text(name, "model.hf_config", path))
+        text = _config_text(name, "model.hf_config", path)
+        scenario = configured(scenario, text)
         if not is_given:
             ignored.append(
                 f"{path}: model.sequence_length: not given, {scenario.model.sequence_length:,} is "
-                "taken, the longest of the model"
+                f"taken, {length_source(text, scenario.model.sequence_length)}"
             )
     while (key := scenario.zero.file_key) is not None:  # a file may name another one
         path = getattr(scenario.zero, key)

@@ -34,6 +34,27 @@ def configured(scenario: Scenario, text: str) -> Scenario:
     return scenario.model_copy(update={"model": read})
 
 
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+)
+"""Keys of the longest sequence of a model."""
+
+
+def length_source(text: str, length: int | None) -> str:
+    """Return where the `length` that was read from `text`, a config.json, comes from."""
+    config = cast("Config", bounded_json(text))
+    inner = config.get("text_config")
+    tables = [config, cast("Config", inner)] if isinstance(inner, dict) else [config]
+    for name in LENGTHS:
+        if any(each.get(name) == length for each in tables):
+            return f"{name} of the file, its longest; trainings are often shorter"
+    return "the default of its model_type; trainings are often shorter"
+
+
 def shape_fields(text: str) -> Fields:
     """Return the fields of `[model]` that a config.json gives.
 
