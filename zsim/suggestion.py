@@ -22,8 +22,17 @@ def one_of(
         listed_by: command that prints the names, such as "zsim list models", instead of a list.
     """
     names = {name.lower(): name for name in (*known, *unlisted)}
-    close = get_close_matches(given.lower(), names, n=1)
+    word = given.lower()
+    close = get_close_matches(word, names, n=1) or _containing(word, names)
     listed = f"a name that {listed_by} prints" if listed_by else f"one of {', '.join(known)}"
     if close:
         return f"{given!r}: did you mean {names[close[0]]}? It must be {or_else}{listed}"
     return f"{given!r} must be {or_else}{listed}"
+
+
+def _containing(word: str, names: Collection[str]) -> list[str]:
+    """Return the shortest of `names` that start with `word`, or else have it inside."""
+    if len(word) < 2:
+        return []
+    found = [name for name in names if word in name]
+    return sorted(found, key=lambda name: (not name.startswith(word), len(name), name))[:1]
