@@ -257,7 +257,10 @@ def test_what_would_change_the_step_and_is_not_modelled_is_refused_at_once() -> 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", 'model.flavor: "debugmodel" of llama3 is not known, only 8B, 70B, 405B; give'),
+        (
+            '[model]\nflavor = "1B"\n',
+            'model.flavor: "1B" of llama3 is not known, only 8B, 70B, 405B; give',
+        ),
         ('model.name = "deepseek_v3"', 'model.name: "deepseek_v3" is not modelled, only llama3'),
         ("parallelism.data_parallel_shard_degree = 0", "0 must be at least 1, or -1"),
         ("training.local_batch_size = 0", "0 must be a whole number from 1 to"),
@@ -374,3 +377,9 @@ def test_pipelines_that_are_not_modelled_are_one_line(option: str, why: str) -> 
     found = refusal(with_options(option))
     assert why in found
     assert "\n" not in found
+
+
+def test_the_default_flavor_of_llama_is_its_debugging_model() -> None:
+    found = read("[training]\nseq_len = 256\n").model
+    assert (found.layers, found.hidden_size, found.vocab_size) == (6, 256, 2048)
+    assert found.sequence_length == 256

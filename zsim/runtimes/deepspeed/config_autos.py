@@ -78,7 +78,7 @@ def fill_arguments(
 
     Return the batch sizes that were filled so, each with its value and its key in a scenario.
     """
-    given = SIZES & train.keys()
+    given: set[str] = {*SIZES} & train.keys()
     given |= {"global_batch_size"} if "train_batch_size" in options else set()
     given |= {ARGUMENTS[name][0] for name in (MICRO, ACCUMULATION) if name in options}
     if "train_batch_size" in autos and MICRO not in options:

@@ -41,6 +41,16 @@ FLAVORS: Mapping[str, Mapping[str, str]] = {
 }
 """Models that ship with zsim, by name and flavor (`models/*/__init__.py`)."""
 
+DEBUG: Mapping[str, object] = {
+    "architecture": "llama",
+    "layers": 6,
+    "hidden_size": 256,
+    "attention_heads": 16,
+    "intermediate_size": 768,
+    "vocab_size": 2048,
+}
+"""Shape of `debugmodel` of llama3, the default flavor."""
+
 OLD_NAMES = {
     "training.compile": "compile.enable",
     "training.deterministic": "debug.deterministic",
@@ -222,8 +232,9 @@ def _model(
         raise options.wrong("model.name", name, why)
     flavors = FLAVORS[name]
     length = "training.seq_len"
-    if flavor in flavors:
-        for key, value in shape_of(flavors[flavor]).items():
+    is_debug = (name, flavor) == ("llama3", "debugmodel") and not has_shape
+    if is_debug or flavor in flavors:
+        for key, value in (DEBUG if is_debug else shape_of(flavors[flavor])).items():
             if key != "sequence_length":
                 options.say(f"model.{key}", value, "model.flavor")
     elif not has_shape:
