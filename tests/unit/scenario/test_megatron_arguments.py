@@ -423,3 +423,26 @@ def test_rotary_positions_are_read_under_their_old_names(words: str) -> None:
 def test_a_gate_of_megatron_deepspeed_is_followed(gate: str) -> None:
     found = read(f"{SHAPE} --glu-activation {gate} --ffn-hidden-size 96").model
     assert (found.activation, found.intermediate_size) == (gate, 96)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "width"),
+    # `validate_args`: two thirds of four hidden sizes, and of that the multiple of 64 below.
+    [(64, 128), (96, 256), (4096, 10880)],
+)
+def test_a_gated_mlp_without_a_width_has_two_thirds_of_four_hidden_sizes(
+    hidden: int, width: int
+) -> None:
+    words = f"{SHAPE} --hidden-size {hidden}"
+    assert read(f"{words} --swiglu").model.intermediate_size == width
+    assert read(words).model.intermediate_size in {None, 4 * hidden}
+    given_width = read(f"{words} --swiglu --ffn-hidden-size 192").model.intermediate_size
+    assert given_width == 192
+
+
+def test_a_bucket_without_a_size_has_a_million_elements_for_each_rank_and_at_least_40() -> None:
+    overlapped = Megatron(overlap_grad_reduce=True)
+    found = {data: overlapped.bucket_elements(data=data) for data in (1, 40, 41, 512)}
+    assert found == {1: 40_000_000, 40: 40_000_000, 41: 41_000_000, 512: 512_000_000}
+    assert overlapped.but(bucket_size=1000).bucket_elements(data=512) == 1000
+    assert Megatron(overlap_grad_reduce=False).bucket_elements(data=512) is None
