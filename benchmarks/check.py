@@ -14,7 +14,8 @@ import time
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
-from zsim.proof import FAMILIES, check, values
+from zsim.proof import check, values
+from zsim.proof.families import FAMILIES
 from zsim.proof.context import Context
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule

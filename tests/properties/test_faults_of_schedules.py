@@ -15,7 +15,8 @@ from faults.of_schedules.registry import JUDGED, ScheduleFault
 from faults.table import cells
 
 from zsim.model.model import Model
-from zsim.proof import FAMILIES, check
+from zsim.proof import check
+from zsim.proof.families import FAMILIES
 from zsim.strategy.strategy import Strategy
 
 Drawn = tuple[Model, Strategy]

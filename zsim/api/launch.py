@@ -8,12 +8,11 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
-from typing import Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import summary
 from zsim.api.answer import Progress, tell_nobody
-from zsim.api.proof_result import ProofResult
 from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
@@ -33,11 +32,12 @@ from zsim.cluster.cluster import Cluster, unknown_cluster
 from zsim.files.source import Source
 from zsim.limits import TimeLimitError
 from zsim.mistake import MistakeError, mistakes
-from zsim.proof import Finding
-from zsim.proof import check as findings_of
 from zsim.trace.trace import Trace
-from zsim.workers.forked import ForkedAnswer
 from zsim.workers.memory_bound import unbounded_memory
+
+if TYPE_CHECKING:
+    from zsim.api.proof_result import ProofResult
+    from zsim.proof.finding import Finding
 
 __all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
 
@@ -54,7 +54,7 @@ Ran = tuple[Trace, Trace | None, float]
 class RefutedError(ValueError):
     """The proof of a schedule has findings, so it is not run; `proof` has all findings."""
 
-    def __init__(self, proof: ProofResult) -> None:
+    def __init__(self, proof: "ProofResult") -> None:
         self.proof = proof
         first = proof.findings[0]
         super().__init__(f"{proof.schedule.name}: {first.invariant}: {first.where}: {first.why}")
@@ -176,19 +176,23 @@ def _source(
     return loaded, loaded.source
 
 
-def _findings(source: Source, job: Job, traits: BackendTraits) -> tuple[Finding, ...]:
+def _findings(source: Source, job: Job, traits: BackendTraits) -> "tuple[Finding, ...]":
     """Return the findings of the proof of a schedule.
 
     Values are compared only for real backends and schedules from elsewhere. No simulated figure
     depends on values, and tests cover the values of zsim's own schedules.
     """
+    from zsim.proof import check as findings_of
+
     compares = source.scenario is None or traits.is_real
     return findings_of(job.schedule, job.model, compares=compares)
 
 
-def _need_none(job: Job, findings: tuple[Finding, ...]) -> None:
+def _need_none(job: Job, findings: "tuple[Finding, ...]") -> None:
     """Raise RefutedError if there are findings."""
     if findings:
+        from zsim.api.proof_result import ProofResult
+
         raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
 
 
@@ -199,12 +203,14 @@ def _is_large(job: Job) -> bool:
 
 
 def _beside(
-    proof: Callable[[], tuple[Finding, ...]], made: Backend, job: Job, ran: Callable[[], Ran]
+    proof: "Callable[[], tuple[Finding, ...]]", made: Backend, job: Job, ran: Callable[[], Ran]
 ) -> Ran:
     """Simulate while a forked process proves the schedule; discard the result if the proof fails.
 
     If the simulation fails, the schedule may be the reason, so findings are raised first.
     """
+    from zsim.workers.forked import ForkedAnswer
+
     with ForkedAnswer(proof) as forked:
         _need_accepted(made, job)
         try:

@@ -7,32 +7,19 @@ contract.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model
-from zsim.proof import (
-    alignment,
-    formats,
-    generators,
-    host_order,
-    lifetime,
-    matching,
-    memory,
-    places,
-    progress,
-    races,
-    scalars,
-    scales,
-    values,
-    volume,
-)
+from zsim.proof import alignment, host_order, lifetime, matching, memory, progress, races, volume
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.statement import says
-from zsim.proof.values import Shown
 from zsim.schedule.schedule import Schedule
 
-__all__ = ["FAMILIES", "Finding", "Proof", "check", "prove"]
+if TYPE_CHECKING:
+    from zsim.proof.values import Shown
+
+__all__ = ["Finding", "Proof", "check", "prove"]
 
 ORDER = {
     matching.INVARIANT: matching.examine,
@@ -43,25 +30,12 @@ ORDER = {
 }
 """Families that a run in the order of issue relies on; progress has two names."""
 
-VALUES = {
-    values.INVARIANT: values.examine,
-    scalars.INVARIANT: scalars.examine,
-    formats.INVARIANT: formats.examine,
-    scales.INVARIANT: scales.examine,
-    places.INVARIANT: places.examine,
-    generators.INVARIANT: generators.examine,
-}
-"""Families that compare with the specification."""
-
 PROMISES = {
     memory.INVARIANT: memory.examine,
     volume.INVARIANT: volume.examine,
     alignment.INVARIANT: alignment.examine,
 }
 """Families that compare with the promises of the contract."""
-
-FAMILIES = {**ORDER, **VALUES, **PROMISES}
-"""Every family by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +50,7 @@ class Proof:
     """
 
     findings: tuple[Finding, ...]
-    values: Shown | None
+    values: "Shown | None"
     proved: tuple[str, ...]
     not_shown: tuple[str, ...]
 
@@ -86,20 +60,11 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
 
     Without `compares`, prove only order and promises, on which times and memory depend.
     """
+    from zsim.proof.statement import says
+
     with uncollected():
         context = Context.of(schedule, model)
-        found = [finding for examine in ORDER.values() for finding in examine(context)]
-        ordered, shown = not found, None
-        if ordered and compares:
-            shown = values.shown(context)
-            found += shown.findings
-            found += scalars.examine(context)
-            found += formats.examine(context)
-            found += scales.examine(context)
-            found += places.examine(context)
-            found += generators.examine(context)
-        for examine in PROMISES.values():
-            found += examine(context)
+        found, shown, ordered = _examined(context, compares=compares)
         broken = {finding.invariant for finding in found}
         proved, not_shown = says(schedule, shown, broken, ordered=ordered)
         return Proof(findings=tuple(found), values=shown, proved=proved, not_shown=not_shown)
@@ -112,4 +77,19 @@ def check(
 
     Without `compares`, check only order and promises, on which times and memory depend.
     """
-    return prove(schedule, model, compares=compares).findings
+    with uncollected():
+        found, _, _ = _examined(Context.of(schedule, model), compares=compares)
+        return tuple(found)
+
+
+def _examined(context: Context, *, compares: bool) -> "tuple[list[Finding], Shown | None, bool]":
+    """Return all findings, the result of the proof of values, and whether order is proved."""
+    found = [finding for examine in ORDER.values() for finding in examine(context)]
+    ordered, shown = not found, None
+    if ordered and compares:
+        from zsim.proof.families import compared
+
+        shown, found = compared(context)
+    for examine in PROMISES.values():
+        found += examine(context)
+    return found, shown, ordered
