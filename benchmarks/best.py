@@ -11,7 +11,7 @@ import resource
 import sys
 
 import zsim
-from zsim.api.best_search import OPERATIONS
+from zsim_plan.answer.best_search import OPERATIONS
 
 MODEL, GPUS = "llama3.1-70b", "128xh100"
 CHANGES: dict[str, object] = {}

@@ -14,9 +14,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest
 if TYPE_CHECKING:
-    from zsim.api.best_search import best as best
     from zsim.api.comparison import compare as compare
-    from zsim.api.largest_result import largest as largest
     from zsim.api.launch import run as run
     from zsim.api.limited import limited as limited
     from zsim.api.proof_result import check as check
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
     from zsim.schedule.schedule import Schedule as Schedule
     from zsim.strategy.strategy import Strategy as Strategy
     from zsim.trace.trace import Trace as Trace
+    from zsim_plan.answer.best_search import best as best
+    from zsim_plan.answer.largest_result import largest as largest
     from zsim_record.machine_measurement import measure as measure
     from zsim_study.answer.sweep_result import sweep as sweep
 
@@ -41,9 +41,9 @@ _INDEX = {
     "Schedule": "zsim.schedule.schedule:Schedule",
     "Strategy": "zsim.strategy.strategy:Strategy",
     "Trace": "zsim.trace.trace:Trace",
-    "best": "zsim.api.best_search:best",
+    "best": "zsim_plan.answer.best_search:best",
     "compare": "zsim.api.comparison:compare",
-    "largest": "zsim.api.largest_result:largest",
+    "largest": "zsim_plan.answer.largest_result:largest",
     "limited": "zsim.api.limited:limited",
     "load": "zsim.api.scenario:load",
     "measure": "zsim_record.machine_measurement:measure",

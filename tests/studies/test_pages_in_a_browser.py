@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from drawn_study import drawn_study
 
-from zsim.api.local_page import LocalServer
 from zsim.cli.main import answer
 from zsim.files.html_page import render
+from zsim_plan.page.local_page import LocalServer
 from zsim_study.page.study_page import study_page
 
 pytestmark = [

@@ -12,12 +12,12 @@ from statistics import median
 from made_sections import made, table
 from rests_on import rests_on
 
-from zsim.api.choice_validation import validate_best
-from zsim.api.error_validation import validate_error
-from zsim.calibration.verdict import errors_of
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.prediction.evidence import JudgedRun, judged_runs
 from zsim.runtimes.lookup import host_costs_of, runtimes
+from zsim_lab.answer.choice_validation import validate_best
+from zsim_lab.answer.error_validation import validate_error
+from zsim_lab.verdict.verdict import errors_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
 COMMAND = "python tests/support/evidence_page.py"

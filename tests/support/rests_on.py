@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from zsim.calibration.constants import IN_TRAINING, IN_TRAINING_REST_ON
-from zsim.calibration.training_fit import AS_ALONE
 from zsim.cluster.profile.files import Profiles
 from zsim.cluster.profile.kernels import FittedKernels
+from zsim_lab.fit.constants import IN_TRAINING, IN_TRAINING_REST_ON
+from zsim_lab.fit.training_fit import AS_ALONE
 
 
 def rests_on(

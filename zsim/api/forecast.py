@@ -12,9 +12,8 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from zsim.api.counted_work import count_work
+from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFailedError
-from zsim.calibration.published import Published
-from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.mistake import MistakeError
 from zsim.runtimes.lookup import runtimes
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -98,11 +97,6 @@ def forecasts(
             found[key] = each
             told(len(found), len(asked))
     return [found.get(key) for key in keys]
-
-
-def asked(run: Published, quantity: Quantity) -> Asked:
-    """Return `run` with the quantity to predict; for a failed run, only whether it fits."""
-    return run.ways, None if run.failed else quantity
 
 
 def _asked(each: Asked) -> RunForecast | str:

@@ -4,13 +4,14 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.metadata import EntryPoint
 from io import TextIOWrapper
 from typing import Annotated, Protocol, cast
 
 import typer
 
+from zsim.cli.notice import noticed
 from zsim.cli.option import Code
 from zsim.entry_point import EntryPointError, entries
 from zsim.mistake import (
@@ -31,6 +32,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HELP = {"-h", "--help"}
 GROUP = "zsim.commands"
 """Entry points of commands of apps: the name of each, and its function."""
+
+TALKING = {"", "record", "serve"}
+"""Commands that print while they work."""
 
 CORE = {
     "run": "zsim.cli.run:run",
@@ -214,4 +218,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # names may not be printable on this terminal
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(answer(sys.argv[1:]))
+    words = sys.argv[1:]
+    name = _command(words)
+    with nullcontext() if name in TALKING else noticed(name):
+        code = answer(words)
+    sys.exit(code)

@@ -3,7 +3,7 @@
 A matrix product is cut into tiles, which run on the processors in waves. The last wave may be half
 empty, and each tile first fills a pipeline over its inner extent. Libraries choose the tile, and
 cut the inner extent if there are few tiles, so the fastest of several choices counts. Operands of
-odd extents are loaded in smaller pieces (`zsim/calibration/gpu_kinds.py`). NVIDIA describes
+odd extents are loaded in smaller pieces (`apps/zsim_lab/rows/gpu_kinds.py`). NVIDIA describes
 it in "Matrix Multiplication Background User's Guide", on tile and wave quantization; the available
 tiles and their efficiency are fitted. Attention is spread in the same manner, in rows of 128
 queries, with heads padded to a multiple of 32 elements (Dao 2023, "FlashAttention-2", section 3.2,

@@ -14,14 +14,12 @@ from zsim.files.written import need_folder
 from zsim.mistake import MistakeError
 from zsim.report.drawing import NARROW, WIDE, drawn
 from zsim.report.page import Page
-from zsim.report.setting_page import FormAnswer, SettingPage
 from zsim.report.svg.figure import Figure, LaneBars
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE = "page.html.jinja"
-FORM, ANSWER = "form_page.html.jinja", "form_answer.html.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def need_html(option: str, path: Path) -> None:
         raise MistakeError(f"{option}: {path}: must end in .html")
     need_folder(option, path)
     try:
-        _template(TEMPLATE)
+        html_template(TEMPLATE)
     except ImportError as error:
         raise MistakeError(f"{option}: needs {error.name} (pip install 'zsim[report]')") from None
 
@@ -59,23 +57,12 @@ def render(page: Page, *, made: date | None = None) -> str:
         for at, each in enumerate(page.sections)
         if each.pairs is not None
     }
-    return _template(TEMPLATE).render(
+    return html_template(TEMPLATE).render(
         page=page,
         drawings=[_drawings(each.figure) for each in page.sections],
         pairs=_in_script(pairs),
         footer=f"Made by zsim {version('zsim')}{f' on {made}' if made else ''}.",
     )
-
-
-def render_form(page: SettingPage) -> str:
-    """Return the page on which a setting is chosen, with the answer for the first setting."""
-    answer = render_answer(page.answer)
-    return _template(FORM).render(page=page, answer=answer, version=version("zsim"))
-
-
-def render_answer(found: FormAnswer) -> str:
-    """Return the part of that page that changes with the setting."""
-    return _template(ANSWER).render(answer=found).strip()
 
 
 def _drawings(figure: Figure | None) -> list[PageDrawing]:
@@ -96,11 +83,17 @@ def _in_script(value: object) -> str:
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 
-def _template(name: str) -> "Template":
+def html_template(name: str, package: str = "zsim.files") -> "Template":
+    """Return the Jinja template `name` of `package`; it may include those of `zsim.files`.
+
+    Raises:
+        ImportError: jinja2 is not installed.
+    """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     def text_of(name: str) -> str:
-        return files("zsim.files").joinpath(name).read_text("utf-8")
+        own, shared = files(package) / name, files("zsim.files") / name
+        return (own if own.is_file() else shared).read_text("utf-8")
 
     loader = FunctionLoader(text_of)
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(name)

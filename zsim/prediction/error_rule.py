@@ -4,7 +4,7 @@ The error is the logarithm of the ratio of predicted to published value. Its sca
 exponential of a sum over columns, from a ridge regression of the logarithm of absolute errors. A
 score is an error divided by its scale. 90 % of scores are within `quantile`, with the weights of
 hierarchical conformal prediction (Dunn, Wasserman, Ramdas 2023, "Distribution-Free Prediction Sets
-for Two-Layer Hierarchical Models", arXiv 1809.07441). `zsim.calibration.error_fit` fits it; the
+for Two-Layer Hierarchical Models", arXiv 1809.07441). `zsim_lab.fit.error_fit` fits it; the
 package has the fitted numbers in `error_rules.json`.
 """
 

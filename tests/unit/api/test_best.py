@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.api.best_question import BestOptions, Question, question_of
-from zsim.api.best_result import BestResult
-from zsim.api.best_search import best_of
 from zsim.api.error_text import probability_text
-from zsim.api.setting_trial import tried
-from zsim.api.tried_setting import TriedSetting
 from zsim.mistake import MistakeError, UnwrittenError
-from zsim.planner.space import SettingGroup
 from zsim.prediction.error_rule import SURE
 from zsim.units import format_seconds
+from zsim_plan.answer.best_question import BestOptions, Question, question_of
+from zsim_plan.answer.best_result import BestResult
+from zsim_plan.answer.best_search import best_of
+from zsim_plan.answer.setting_trial import tried
+from zsim_plan.answer.tried_setting import TriedSetting
+from zsim_plan.search.space import SettingGroup
 
 SMALL = ("model.layers=3", "model.sequence_length=256", "model.vocab_size=1000")
 """A model of the right width with few layers: it is simulated in little time."""

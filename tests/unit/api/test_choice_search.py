@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
-from zsim.api.choice_search import NOTHING, Rank, Row, predict_first
-from zsim.calibration.published import Published
-from zsim.calibration.setting_choice import PublishedSetting, choices
+from zsim_lab.answer.choice_search import NOTHING, Rank, Row, predict_first
+from zsim_lab.rows.published import Published
+from zsim_lab.verdict.setting_choice import PublishedSetting, choices
 
 RUN = Published(
     file="drawn",

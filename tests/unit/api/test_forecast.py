@@ -6,7 +6,7 @@ import pytest
 
 import zsim
 from zsim.api.forecast import forecast, simulated_micro_batches
-from zsim.calibration.training_verdict import RunForecast
+from zsim.api.run_forecast import RunForecast
 from zsim.schedule import schedule_writer
 
 

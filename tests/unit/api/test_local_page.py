@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from werkzeug.test import Client, TestResponse
 
 import zsim
-from zsim.api import local_page, page_server
-from zsim.api.local_page import ADDRESS, PORT, LocalPage, LocalServer
-from zsim.api.setting_form import OWN, chosen_setting, form_fields, offloads
-from zsim.files.html_page import render_answer
-from zsim.report.setting_page import FormAnswer
 from zsim.runtimes.lookup import runtimes
+from zsim_plan.page import local_page, page_server
+from zsim_plan.page.form_page import render_answer
+from zsim_plan.page.local_page import ADDRESS, PORT, LocalPage, LocalServer
+from zsim_plan.page.setting_form import OWN, chosen_setting, form_fields, offloads
+from zsim_plan.page.setting_page import FormAnswer
 
 SMALL = {"model": "gpt2", "count": "2", "accumulate": "1", "tokens": "1B"}
 HERE = {"REMOTE_ADDR": ADDRESS}

@@ -12,17 +12,17 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 
 import zsim
-from zsim.api import best_search
-from zsim.api.best_question import Question, question_of
-from zsim.api.best_result import BestResult
-from zsim.api.best_search import best_of
 from zsim.api.counted_work import counted_work
 from zsim.api.forecast import forecast
-from zsim.api.setting_trial import SettingOutcome, tried
-from zsim.api.tried_setting import TriedSetting
-from zsim.cli import best as best_command
 from zsim.cli.main import answer
-from zsim.planner.space import SettingGroup
+from zsim_plan.answer import best_search
+from zsim_plan.answer.best_question import Question, question_of
+from zsim_plan.answer.best_result import BestResult
+from zsim_plan.answer.best_search import best_of
+from zsim_plan.answer.setting_trial import SettingOutcome, tried
+from zsim_plan.answer.tried_setting import TriedSetting
+from zsim_plan.commands import best as best_command
+from zsim_plan.search.space import SettingGroup
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -10,11 +10,11 @@ import pytest
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.scenario import load
 from zsim.mistake import MistakeError
-from zsim.planner.fleet import Fleet
-from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
 from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.lookup import config_text, runtimes
 from zsim.scenario.changes import changed
+from zsim_plan.search.fleet import Fleet
+from zsim_plan.search.space import RuntimeSpace, SettingGroup, SettingSpace
 
 SEQUENCES, LENGTH = 64, 16_384
 

@@ -10,13 +10,10 @@ from hypothesis.strategies import DrawFn, composite
 
 from zsim.api.forecast import RUN_FAULTS, forecast, settled_source
 from zsim.api.gpu_fleet import gpu_fleet
-from zsim.api.setting_trial import Bounder, SettingOutcome, tried
-from zsim.calibration.setting_choice import TIGHT
-from zsim.calibration.training_verdict import RunForecast
+from zsim.api.run_forecast import RunForecast
 from zsim.compute.roofline import touched_bytes
 from zsim.files.source import settled
-from zsim.planner.fleet import Fleet
-from zsim.planner.space import RuntimeSpace, SettingGroup, SettingSpace
+from zsim.prediction.memory_margin import TIGHT
 from zsim.runtimes.lookup import runtimes, search_of
 from zsim.runtimes.registry import copied_bytes
 from zsim.scenario.changes import changed
@@ -24,6 +21,9 @@ from zsim.scenario.tables import from_tables
 from zsim.schedule.host_traffic import leaves_device
 from zsim.schedule.operation import Copy
 from zsim.schedule.schedule import Place
+from zsim_plan.answer.setting_trial import Bounder, SettingOutcome, tried
+from zsim_plan.search.fleet import Fleet
+from zsim_plan.search.space import RuntimeSpace, SettingGroup, SettingSpace
 
 FLEETS = ("8xh100", "16xh100", "4xa100", "16xv100", "4x4090", "16xa100", "32xv100")
 

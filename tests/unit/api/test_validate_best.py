@@ -4,7 +4,7 @@ import pytest
 from evidence_page import COMMAND, PAGE, SLOW, block
 from made_sections import sections
 
-from zsim.api.choice_validation import ChoiceValidation, validate_best
+from zsim_lab.answer.choice_validation import ChoiceValidation, validate_best
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from zsim.backend.document import (
     encode,
     encode_trace,
 )
-from zsim.calibration.constants import START
 from zsim.cluster.cluster import Cluster, Fabric, Gpu, Link, Tier
 from zsim.cluster.fabric_kind import FAT_TREE, FabricKind
 from zsim.memory.host_setup import HostSetup
@@ -39,6 +38,7 @@ from zsim.trace.trace import (
     Trace,
     Transfer,
 )
+from zsim_lab.fit.constants import START
 
 CLUSTER = Cluster(
     name="four",

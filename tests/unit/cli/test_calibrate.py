@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from asked import Ask
 
-from zsim.calibration.constants import START
-from zsim.calibration.network_verdict import SIZE_CLASSES
 from zsim.cli.option import Code
 from zsim.cluster.profile.files import parse
 from zsim.files.installed import network_profiles
@@ -19,6 +17,8 @@ from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.algorithm.installed_algorithms import check
 from zsim.network.tuner import alone_s
+from zsim_lab.fit.constants import START
+from zsim_lab.verdict.network_verdict import SIZE_CLASSES
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from zsim.calibration.training_fit import AS_ALONE
 from zsim.cli.main import answer
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import parse
 from zsim.files.installed import fitted_for, fitted_kernels, topology
+from zsim_lab.fit.training_fit import AS_ALONE
 
 
 def run(capsys: pytest.CaptureFixture[str], *settings: str) -> dict[str, object]:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.api.calibration import CalibrationResult
 from zsim.api.topology_result import read_topology
 from zsim.files import written
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.mistake import UnwrittenError
+from zsim_lab.answer.calibration import CalibrationResult
 
 STUDY = {
     "question": "Which?",

@@ -10,10 +10,10 @@ import pytest
 import zsim
 import zsim_topologies
 from zsim.api.error_text import probability_text
-from zsim.api.largest_result import DIGITS, LargestResult
 from zsim.cli.main import answer
 from zsim.cluster.files import Part
 from zsim.prediction.error_rule import SURE
+from zsim_plan.answer.largest_result import DIGITS, LargestResult
 
 PRINTED = {0: "2.0", 1: "7.6", 2: "14.4", 3: "128.0"}
 """Rajbhandari et al. 2020 (arXiv 1910.02054v3), Table 2, first row: billions by stage, 64 GPUs."""

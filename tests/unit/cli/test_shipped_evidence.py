@@ -11,16 +11,17 @@ from statistics import median
 import pytest
 from kernel_evidence import ROUNDED, own_evidence
 
-from zsim.api.forecast import asked, forecasts
-from zsim.api.training_calibration import FITTED
-from zsim.calibration import b200_kernels, kernel_fit
-from zsim.calibration.collective_rows import SCALING, stated_fabric
-from zsim.calibration.network_verdict import SIZE_CLASSES, judged, size_class
-from zsim.calibration.training_verdict import Quantity, RunForecast
-from zsim.calibration.verdict import errors_of
+from zsim.api.forecast import forecasts
+from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.cluster.profile.in_training import ALONE, Evidence
 from zsim.files.installed import fitted_kernels, network_profiles
-from zsim.files.measurements import all_tables, runs_of
+from zsim_lab.answer.training_calibration import FITTED
+from zsim_lab.fit import b200_kernels, kernel_fit
+from zsim_lab.rows.collective_rows import SCALING, stated_fabric
+from zsim_lab.rows.measurements import all_tables, runs_of
+from zsim_lab.verdict.network_verdict import SIZE_CLASSES, judged, size_class
+from zsim_lab.verdict.training_verdict import asked
+from zsim_lab.verdict.verdict import errors_of
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import pytest
 from evidence_page import COMMAND, PAGE, SLOW, block
 from made_sections import sections
 
-from zsim.api.error_validation import ErrorValidation, validate_error
-from zsim.api.judged_figures import figure_runs
 from zsim.cli.main import answer
 from zsim.prediction.error_rule import FILE, parsed_rules
 from zsim.prediction.evidence import judged_runs, parse, parsed_outcomes
+from zsim_lab.answer.error_validation import ErrorValidation, validate_error
+from zsim_lab.answer.judged_figures import figure_runs
 
 INTERNEVO = {
     "model": "InternLM 7B (configs/7B_sft.py)",

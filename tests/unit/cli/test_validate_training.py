@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from zsim.api.forecast import FEW, forecast
-from zsim.api.training_calibration import judged_run
+from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.backend.backend import Job
-from zsim.calibration.published import Published
-from zsim.calibration.training_tables import TABLES
-from zsim.calibration.training_verdict import Quantity, RunForecast, verdict
 from zsim.cli.main import answer
 from zsim.files.installed import fitted_kernels
 from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
 from zsim_des import SimBackend
+from zsim_lab.answer.training_calibration import judged_run
+from zsim_lab.rows.published import Published
+from zsim_lab.rows.training_tables import TABLES
+from zsim_lab.verdict.training_verdict import verdict
 
 MPT = {
     "model": "mpt-tiny",

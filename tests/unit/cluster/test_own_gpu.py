@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.api.best_question import question_of
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.launch import run
 from zsim.api.scenario import load
@@ -21,6 +20,7 @@ from zsim.cluster.profile.host_launch import EAGER
 from zsim.dtype import DType
 from zsim.files.installed import find, fitted_for, part_names, part_text, topology, usual_nodes
 from zsim.mistake import MistakeError
+from zsim_plan.answer.best_question import question_of
 
 TERA = 10**12
 TINY = {"cluster.topology": None, "cluster.fabric": "single_switch", "cluster.nodes": 1}

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim_topologies
-from zsim.calibration.gpu_kinds import ALIGNMENT, AMPERE
-from zsim.calibration.kernel_rows import chip_of
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import (
     FittedKernels,
@@ -24,6 +22,8 @@ from zsim.cluster.profile.row_alignment import NAMES
 from zsim.compute.fitted_model import fitted_s
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, OperandLayout, matmul
+from zsim_lab.rows.gpu_kinds import ALIGNMENT, AMPERE
+from zsim_lab.rows.kernel_rows import chip_of
 
 EXTENTS = st.integers(1, 5000)
 LAYOUTS = st.sampled_from(OperandLayout)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.calibration.gpu_kinds import CUDNN_HOPPER, FLASH2_HOPPER
 from zsim.cluster.cluster import Gpu, Rate
 from zsim.cluster.profile.fused_attention import FusedAttention
 from zsim.cluster.profile.host_launch import EAGER
@@ -24,6 +23,7 @@ from zsim.compute.fitted_model import Peaks, fitted_s, waves
 from zsim.compute.roofline import kernel_ps
 from zsim.dtype import DType
 from zsim.model.kernel import CUDNN, Kernel, KernelKind, flash_attention, matmul, streaming
+from zsim_lab.rows.gpu_kinds import CUDNN_HOPPER, FLASH2_HOPPER
 
 PEAKS = Peaks(flops=1e15, bytes=1e13)
 # Whole shares, so that times can be read off: of 10 processors each does 1e14 operations a second.

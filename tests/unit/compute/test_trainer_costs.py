@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from zsim.api.forecast import forecast, last_step_s
+from zsim.api.run_forecast import RunForecast
 from zsim.backend.backend import Job
-from zsim.calibration.constants import IN_TRAINING
-from zsim.calibration.training_verdict import RunForecast
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.files.installed import network_profiles
 from zsim.files.source import resolved
@@ -21,6 +20,7 @@ from zsim.schedule.operation import (
     View,
 )
 from zsim.schedule.replace import replace
+from zsim_lab.fit.constants import IN_TRAINING
 
 TABLES: dict[str, Any] = {
     "title": "two nodes share every matrix",

@@ -6,7 +6,6 @@ import pytest
 from drawn_clusters import NO_MODEL
 
 from zsim.backend.backend import Job
-from zsim.calibration.constants import START
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.dtype import DType
 from zsim.network.algorithm.activity import Collective, GroupShape
@@ -16,6 +15,7 @@ from zsim.network.tuner import choose
 from zsim.schedule.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
 from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
+from zsim_lab.fit.constants import START
 
 GB = 10**9
 CLUSTER = Cluster(

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.backend.backend import Job
-from zsim.calibration.constants import START
 from zsim.cluster.cluster import Cluster, ClusterError, Gpu, Link
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.link_load import Decision, LinkLoads, Ways, bandwidths
 from zsim.schedule.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
 from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
+from zsim_lab.fit.constants import START
 
 GB = 10**9
 SIZE = 3 * 2**28

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.calibration.constants import START
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.network.algorithm import direct, hierarchical
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, Protocol
@@ -17,6 +16,7 @@ from zsim.network.algorithm.nvls import Nvls
 from zsim.network.algorithm.ring import Ring
 from zsim.network.algorithm.tree import Tree
 from zsim.network.tuner import NoAlgorithmError, choose
+from zsim_lab.fit.constants import START
 
 GB = 10**9
 H100 = Bandwidths(gpu=450 * GB, node=400 * GB, pair=50 * GB)

@@ -3,12 +3,12 @@
 import pytest
 
 import zsim
-from zsim.calibration.collective_rows import SCALED, SCALING, read
 from zsim.files.installed import network_profiles
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.band import band
 from zsim.network.tuner import alone_s
+from zsim_lab.rows.collective_rows import SCALED, SCALING, read
 
 LINKS = Bandwidths(gpu=450 * 10**9, node=400 * 10**9, pair=50 * 10**9)
 

@@ -14,8 +14,6 @@ from step_errors import FEATURES, step_error
 import zsim
 from zsim.api.error_text import probability_text
 from zsim.api.run_result import RunResult
-from zsim.calibration.error_fit import ErrorFit, ErrorRow
-from zsim.calibration.error_rows import rules_of, scored
 from zsim.files.shipped_files import scenarios
 from zsim.prediction.closest_runs import FEWEST, NEAREST, closest, closest_of, distance, slower
 from zsim.prediction.error_columns import Columns, changed, ratio_columns, time_columns
@@ -26,6 +24,8 @@ from zsim.prediction.run_features import RunFeatures
 from zsim.scenario.toml import apply
 from zsim.trace.trace import StepError
 from zsim.units import format_bytes
+from zsim_lab.fit.error_fit import ErrorFit, ErrorRow
+from zsim_lab.fit.error_rows import rules_of, scored
 
 FEW = judged_runs()[::100]
 """Published runs, of which the closest is named."""

@@ -8,11 +8,11 @@ the table. `tests/unit/cli/test_shipped_evidence.py` predicts the rows again, wh
 import pytest
 from kernel_evidence import ROUNDED, own_evidence
 
-from zsim.api.judged_figures import figure_runs
-from zsim.calibration.verdict import errors_of
 from zsim.cluster.profile.in_training import Evidence
 from zsim.files.installed import fitted_kernels
 from zsim.prediction.evidence import judged_runs
+from zsim_lab.answer.judged_figures import figure_runs
+from zsim_lab.verdict.verdict import errors_of
 
 FULLY_SHARDED = ("FSDP1", "FSDP2")
 """Runtimes whose runs constants are fitted to, and judged by."""

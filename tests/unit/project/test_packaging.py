@@ -21,6 +21,8 @@ PACKAGES = {
     "zsim_des",
     "zsim_torch",
     "zsim_record",
+    "zsim_lab",
+    "zsim_plan",
     "zsim_study",
     "zsim_topologies",
     "zsim_scenarios",

@@ -16,7 +16,7 @@ from zsim.scenario.toml import parse
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = [*sorted((DOCS / "how_to").glob("*.md")), DOCS / "tutorial.md"]
-COMMAND_LINE = DOCS / "reference" / "command_line.md"
+COMMAND_LINE = sorted((DOCS / "reference").glob("command_line*.md"))
 SCENARIO, PAPER = DOCS / "scenario.md", DOCS / "zero_paper.md"
 SHORT = [DOCS / "reference" / "names.md", SCENARIO, PAPER]
 """Pages whose commands take little time."""
@@ -35,7 +35,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.mark.matrix(24)
-@pytest.mark.parametrize("page", [*PAGES, COMMAND_LINE], ids=lambda page: str(page.stem))
+@pytest.mark.parametrize("page", [*PAGES, *COMMAND_LINE], ids=lambda page: str(page.stem))
 def test_the_commands_of_a_page_print_what_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +89,7 @@ def test_the_distance_to_the_paper_is_what_the_simulation_says(
 
 
 def test_every_command_has_its_help_in_the_reference() -> None:
-    text = COMMAND_LINE.read_text("utf-8")
+    text = "".join(each.read_text("utf-8") for each in COMMAND_LINE)
     listed = re.findall(r"^  ([a-z]+) {2,}", text.split("Commands:")[1].split("```")[0], re.M)
     assert len(listed) > 8
     assert re.findall(r"^## zsim (\w+)$", text, re.M) == listed

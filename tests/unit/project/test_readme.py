@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from shown import Command, steps
 
-from zsim.api.best_question import question_of
 from zsim.api.training_budget import batch_of, tokens_of
 from zsim.cli.main import answer
+from zsim_plan.answer.best_question import question_of
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.files.html_page import render
-from zsim.planner.front import front
-from zsim.report.best_page import BestFindings, RankedSetting, best_page, memory_chart
 from zsim.report.drawing import WIDE, drawn
+from zsim_plan.answer.best_page import BestFindings, RankedSetting, best_page, memory_chart
+from zsim_plan.search.front import front
 
 SETTINGS = st.lists(
     st.tuples(st.floats(0.1, 100), st.integers(1, 80 * 10**9), st.sampled_from((8, 16))),

@@ -29,7 +29,7 @@ FIXED = (
 
 FORM = """
 import json
-from zsim.api.setting_form import chosen_setting, form_fields
+from zsim_plan.page.setting_form import chosen_setting, form_fields
 runtime = next(each for each in form_fields() if each.name == "runtime")
 chosen = chosen_setting({"runtime": "mine-3", "model": "gpt2", "count": "8", "offload": "all-host"})
 print(json.dumps({"offered": "mine-3" in runtime.values, "zero": chosen.tables()["zero"]}))

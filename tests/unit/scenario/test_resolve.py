@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import pytest
 
-from zsim.calibration.constants import START
 from zsim.cluster.cluster import Cluster, Fabric, Gpu, Link, Rate, Tier
 from zsim.cluster.fabric_kind import FAT_TREE
 from zsim.cluster.files import Part, UnknownTopologyError
@@ -23,6 +22,7 @@ from zsim.strategy.activations import Checkpointing
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
 from zsim.strategy.precision import Precision
+from zsim_lab.fit.constants import START
 
 TEXT = """
 title = "two layers"

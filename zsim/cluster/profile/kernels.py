@@ -171,7 +171,7 @@ def _attention_text(kernels: str, published: FusedAttention | None) -> list[str]
         return []
     lines = [
         "",
-        f"[{kernels}]  # not fitted: as published, see zsim/calibration/gpu_kinds.py",
+        f"[{kernels}]  # not fitted: as published, see apps/zsim_lab/rows/gpu_kinds.py",
     ]
     return [*lines, *(f"{name} = {getattr(published, name):.4g}" for name in fused_attention.NAMES)]
 
@@ -179,7 +179,7 @@ def _attention_text(kernels: str, published: FusedAttention | None) -> list[str]
 def _alignment_text(published: Alignment | None) -> list[str]:
     if published is None:
         return []
-    head = "[alignment]  # not fitted: as published, see zsim/calibration/gpu_kinds.py"
+    head = "[alignment]  # not fitted: as published, see apps/zsim_lab/rows/gpu_kinds.py"
     return ["", head, *(f"{name} = {getattr(published, name):.4g}" for name in row_alignment.NAMES)]
 
 

@@ -1,0 +1,1 @@
+"""Predictions beside published measurements: `zsim validate` and `zsim calibrate`."""

@@ -1,0 +1,1 @@
+"""Answers of `zsim validate` and `zsim calibrate` as values that print themselves."""

@@ -1,0 +1,153 @@
+"""`zsim validate WHAT`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zsim.cli.option import Code, Json
+from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.progress_bar import progress
+from zsim.mistake import MistakeError
+
+if TYPE_CHECKING:
+    from zsim_lab.answer.validation import Validation
+
+NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
+PIPELINES, ERROR, BEST = "pipelines", "error", "best"
+SHIPS = (PAPER, PIPELINES)
+"""Kinds of validation whose published figures ship with zsim."""
+NO_PICTURE = f"is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
+PARTS = 20
+KINDS = (NETWORK, TRAINING, MEMORY, *SHIPS, ERROR, BEST)
+
+
+def validate(
+    what: Annotated[
+        str, typer.Argument(metavar="|".join(KINDS), help="What is predicted.", show_default=False)
+    ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of published tables, in CSV."),
+    ] = None,
+    all_rows: Annotated[
+        bool,
+        typer.Option("--all-rows", help="Judge every row of all tables; none was fitted."),
+    ] = False,
+    left_out: Annotated[
+        bool,
+        typer.Option("--left-out", help="Fit without each cluster, and predict it; for network."),
+    ] = False,
+    json: Json = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw predicted against published; SVG, PNG or PDF."),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write the table that errors rest on, made again."),
+    ] = None,
+) -> Code:
+    """Compare predictions with published measurements."""
+    from zsim.api.output import FileKind, need_output
+
+    if to is not None and (what != ERROR or data is None):
+        raise MistakeError(f"--to: {to}: is for {ERROR} with --data")
+    if left_out and (what != NETWORK or all_rows):
+        raise MistakeError(f"--left-out: is for {NETWORK}")
+    if all_rows:
+        return _all_rows(what, data, picture, as_json=json)
+    if what not in KINDS:
+        raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
+    if what in SHIPS and data is not None:
+        raise MistakeError(f"--data: {data}: {what} takes none, its figures ship")
+    if what == ERROR:
+        return _error(data, picture, to, as_json=json)
+    if what == BEST:
+        return _best(data, picture, as_json=json)
+    if what not in SHIPS and data is None:
+        raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
+    if what == NETWORK and picture is not None:
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
+    if left_out and data is not None:
+        return _left_out(data, as_json=json)
+    need_output("--picture", picture, FileKind.PICTURE)
+    found = _validated(what, data)
+    with answer_before(outputs((picture, found.picture))):
+        print_answer(found, as_json=json)
+    return Code.DONE
+
+
+def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
+    """Compare predictions with every row of all tables in a folder."""
+    if what:
+        raise MistakeError(f"--all-rows: judges all tables, not {what} alone")
+    if data is None:
+        raise MistakeError("--data: missing; --all-rows needs a folder of published tables")
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
+    from zsim_lab.answer.run_validation import validate_all_rows
+
+    with progress(f"rows of {data}") as told:
+        found = validate_all_rows(data, progress=told if sys.stderr.isatty() else _say)
+    print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _left_out(data: Path, *, as_json: bool) -> Code:
+    """Fit the tables of collectives without one cluster, predict that cluster; repeat for all."""
+    from zsim_lab.answer.network_validation import validate_left_out
+
+    with progress(f"clusters of {data}") as told:
+        found = validate_left_out(data, progress=told)
+    print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _error(data: Path | None, picture: Path | None, to: Path | None, *, as_json: bool) -> Code:
+    """Check the printed error intervals against the shipped table, or a table rebuilt from data."""
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
+    from zsim_lab.answer.error_validation import validate_error
+
+    if data is None:
+        print_answer(validate_error(), as_json=as_json)
+        return Code.DONE
+    with progress(f"rows of {data}") as told:
+        found = validate_error(data, progress=told if sys.stderr.isatty() else _say)
+    with answer_before(outputs((to, found.write))):
+        print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _best(data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
+    """Check whether the best published settings rank first, for the shipped table or a folder."""
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
+    from zsim_lab.answer.choice_validation import validate_best
+
+    with progress("published settings") as told:
+        found = validate_best(data, progress=told if sys.stderr.isatty() else _say)
+    print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _say(done: float, total: float) -> None:
+    """Print progress on standard error at every twentieth: the work may take minutes."""
+    if int(done * PARTS / total) > int((done - 1) * PARTS / total):
+        print(f"{done:.0f} of {total:.0f} rows predicted", file=sys.stderr, flush=True)
+
+
+def _validated(what: str, data: Path | None) -> "Validation":
+    if data is None:
+        from zsim_lab.answer.paper_validation import validate_papers
+
+        return validate_papers(pipelines=what == PIPELINES)
+    if what == NETWORK:
+        from zsim_lab.answer.network_validation import validate_network
+
+        return validate_network(data)
+    from zsim_lab.answer.run_validation import Quantity, validate_training
+
+    return validate_training(data, Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY)

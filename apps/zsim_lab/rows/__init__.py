@@ -1,0 +1,1 @@
+"""Published measurements, read from tables."""

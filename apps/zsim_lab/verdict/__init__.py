@@ -1,0 +1,1 @@
+"""Predictions compared with published figures."""

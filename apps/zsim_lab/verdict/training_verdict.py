@@ -1,0 +1,80 @@
+"""Predicted runs of training beside published ones, as a verdict on each file."""
+
+from collections.abc import Sequence
+
+from zsim.api.forecast import Asked
+from zsim.api.run_forecast import Quantity, RunForecast
+from zsim.units import format_bytes, format_seconds
+from zsim_lab.rows.published import Published
+from zsim_lab.verdict.error_growth import growth
+from zsim_lab.verdict.verdict import Verdict, VerdictRow
+
+
+def asked(run: Published, quantity: Quantity) -> Asked:
+    """Return `run` with the quantity to predict; for a failed run, only whether it fits."""
+    return run.ways, None if run.failed else quantity
+
+
+def published(run: Published, quantity: Quantity) -> float | None:
+    """Return the published value of `run` in seconds or bytes; None if there is none."""
+    return run.step_time_s if quantity is Quantity.STEP_TIME else run.peak_bytes
+
+
+def predicted(run: Published, quantity: Quantity, forecast: RunForecast) -> float:
+    """Return the predicted value of `run` in seconds or bytes."""
+    if quantity is Quantity.STEP_TIME:
+        return forecast.step_time_s
+    return forecast.needed_bytes if run.reserved else forecast.peak_allocated_bytes
+
+
+def verdict(
+    file: str,
+    quantity: Quantity,
+    runs: Sequence[Published],
+    forecasts: Sequence[RunForecast | str | None],
+    *,
+    whole: bool = False,
+) -> Verdict:
+    """Compare `runs` of `file` with their forecasts; with `whole`, no row fitted a constant.
+
+    A forecast may be a string, the reason why there is none; it is None if the run is not
+    modelled.
+    """
+    found: list[VerdictRow] = []
+    left: list[tuple[int | str, str]] = []
+    without = 0
+    for run, forecast in zip(runs, forecasts, strict=True):
+        value = published(run, quantity)
+        refusal = "" if run.failed else run.refusal
+        if run.reason or refusal or isinstance(forecast, str):
+            left.append((run.line, run.reason or refusal or str(forecast)))
+        elif run.failed:
+            without += 1
+        elif value is not None and forecast is not None:
+            found.append(
+                VerdictRow(
+                    place=run.line,
+                    name=f"line {run.line} ({run.hardware}, {run.model}, "
+                    f"{run.sequence_length} tokens)",
+                    published=value,
+                    predicted=predicted(run, quantity, forecast),
+                    is_kept=(whole or run.judged) and not run.fitted,
+                    groups={"hardware": run.hardware, "parts": run.part, "extents": run.extent},
+                    source=run,
+                    way=forecast.way,
+                )
+            )
+    grown = growth(found)
+    return Verdict(
+        name=file,
+        quantity=quantity,
+        rows=tuple(found),
+        shown=format_seconds if quantity is Quantity.STEP_TIME else _bytes,
+        unmodelled=tuple(left),
+        without=without,
+        facts=() if grown is None else (grown,),
+    )
+
+
+def _bytes(value: float) -> str:
+    return format_bytes(round(value))

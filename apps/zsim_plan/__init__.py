@@ -1,0 +1,1 @@
+"""Answers about settings: `zsim best`, `zsim largest` and the page of `zsim serve`."""

@@ -1,0 +1,1 @@
+"""Searches for settings, and their answers as values that print themselves."""

@@ -1,0 +1,311 @@
+"""The question of `zsim.best`: the model, the GPUs, the batch and the objective."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Final, TypedDict, Unpack
+
+from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
+from zsim.api.scenario import Changed, as_settings
+from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
+from zsim.cluster.cluster import ClusterError
+from zsim.cluster.files import Part, TopologyError
+from zsim.files.installed import part_names, topology
+from zsim.files.source import tell_ignored, with_files
+from zsim.mistake import MistakeError, mistakes
+from zsim.runtimes.lookup import runtimes
+from zsim.scenario.changes import changed, flat
+from zsim.scenario.tables import Scenario, ScenarioError, from_tables
+from zsim.scenario.toml import setting_value, with_settings
+from zsim.suggestion import one_of
+from zsim_plan.answer.setting_trial import NAME
+from zsim_plan.search.fleet import Fleet
+from zsim_plan.search.space import RuntimeSpace, SettingSpace, powers
+
+BATCH_TOKENS: Final = 4 * 2**20
+"""Default tokens of a step: the batch of Llama 2 (arXiv 2307.09288, section 2.2)."""
+
+OBJECTIVES: Final = ("time", "cost", "energy", "gpus")
+
+FOLLOWS: Final = {
+    "train.global_batch_size": "say --batch",
+    "train.gradient_accumulation_steps": "it follows from --batch",
+    "cluster.nodes": "say --gpus",
+    "parallel.data": "it follows from --gpus",
+}
+"""Keys that cannot be set, and the option to use instead."""
+
+
+class BestOptions(TypedDict, total=False):
+    """Options of `best` in addition to the model and the GPUs.
+
+    Attributes:
+        tokens: tokens of the whole training, to compute days, money and energy.
+        within_s: limit of the training time in seconds.
+        batch_tokens: tokens of a step; default 4,194,304, or one sequence per GPU if that is more.
+        objective: "time", "cost", "energy" or "gpus"; all but "time" may use fewer GPUs.
+        price: price of a GPU hour.
+        prices: path of a file with the prices of GPUs.
+        among: names of the candidate runtimes; default all.
+        fabrics: names of the candidate fabrics between nodes; default the usual fabric of the
+            node.
+    """
+
+    tokens: int | None
+    within_s: float | None
+    batch_tokens: int | None
+    objective: str
+    price: float | None
+    prices: str | PathLike[str] | None
+    among: Sequence[str]
+    fabrics: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The question: GPUs, batch, objective and limits of a search.
+
+    Attributes:
+        tables: tables of a scenario without the keys that the search sets.
+        fleet: the available GPUs.
+        sequences: sequences of a step.
+        sequence_length: tokens of a sequence.
+        layers: layers of the model.
+        objective: one of `OBJECTIVES`.
+        tokens: tokens of the whole training; None if not given.
+        within_s: limit of the training time in seconds; None if not given.
+        price: price of a GPU; None if unknown.
+        power_w: power limit of a GPU; None if unknown.
+        fixed: values by key that the user set and the search keeps.
+        runtimes: names of the candidate runtimes.
+        fabrics: names of the candidate fabrics between nodes; empty to keep the one of `tables`.
+    """
+
+    tables: Mapping[str, Any]
+    fleet: GpuFleet
+    sequences: int
+    sequence_length: int
+    layers: int
+    objective: str
+    tokens: int | None
+    within_s: float | None
+    price: Price | None
+    power_w: int | None
+    fixed: Mapping[str, object]
+    runtimes: tuple[str, ...]
+    fabrics: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a step."""
+        return self.sequences * self.sequence_length
+
+    def value(self, step_time_s: float, gpus: int) -> float:
+        """Return the value to minimize; it grows with the step time."""
+        match self.objective:
+            case "time":
+                return step_time_s
+            case "gpus":
+                return gpus + step_time_s / (1 + step_time_s)
+            case "cost":
+                assert self.price is not None  # checked in question_of
+                return gpus * step_time_s / SECONDS_PER_HOUR * self.price.per_gpu_hour
+            case _:
+                assert self.power_w is not None
+                return gpus * step_time_s * self.power_w / JOULES_PER_KWH
+
+    def is_late(self, step_time_s: float) -> bool:
+        """Return True if the training would take longer than `within_s`."""
+        if self.within_s is None or self.tokens is None:
+            return False
+        return self.tokens / self.tokens_per_step * step_time_s > self.within_s
+
+    def fleets(self) -> tuple[Fleet, ...]:
+        """Return the candidate fleets: all GPUs for "time", else also fewer by powers of two.
+
+        A fleet of several nodes is repeated for each fabric.
+        """
+        per_node, gpus = self.fleet.cluster.gpus_per_node, self.fleet.gpus
+        counts = [gpus]
+        if self.objective != "time":
+            counts = sorted({gpus, *powers(gpus, gpus)})
+        return tuple(
+            Fleet(gpus=count, gpus_per_node=min(per_node, count), changes=changes)
+            for count in counts
+            for changes in self._fabrics_between(-(-count // per_node))
+        )
+
+    def _fabrics_between(self, nodes: int) -> tuple[dict[str, object], ...]:
+        """Return the changes that select each candidate fabric between `nodes` nodes."""
+        if nodes == 1 or not self.fabrics:
+            return ({},)
+        return tuple({FABRIC_KEY: fabric} for fabric in self.fabrics)
+
+    def space(self) -> SettingSpace:
+        """Return the space of all candidate settings."""
+        known = runtimes()
+        return SettingSpace(
+            runtimes=[
+                RuntimeSpace(
+                    name=name,
+                    stages=known[name].options.stages,
+                    has_replicas=known[name].options.has_replicas,
+                    has_pipeline=known[name].options.has_pipeline,
+                    has_context=known[name].options.has_context,
+                )
+                for name in self.runtimes
+            ],
+            fleets=self.fleets(),
+            sequences=self.sequences,
+            sequence_length=self.sequence_length,
+            layers=self.layers,
+            compiles=bool(self.tables["train"].get("compile", False)),
+            fixed=self.fixed,
+        )
+
+    def scenario(self, changes: Mapping[str, object]) -> dict[str, Any]:
+        """Return the tables of the scenario with the changes of a setting."""
+        with mistakes(ScenarioError):
+            return changed(self.tables, changes)
+
+
+def question_of(
+    model: str, gpus: str, changes: Changed = None, **options: Unpack[BestOptions]
+) -> Question:
+    """Return the question that the arguments of `best` ask.
+
+    Raises:
+        MistakeError: an option is unknown, is missing, or contradicts another.
+    """
+    objective, tokens = options.get("objective", "time"), options.get("tokens")
+    within_s, among = options.get("within_s"), options.get("among", ())
+    if objective not in OBJECTIVES:
+        raise MistakeError(f"--objective: {one_of(objective, OBJECTIVES)}")
+    if within_s is not None and tokens is None:
+        raise MistakeError("--within: needs --tokens, of which it is the time")
+    for name in among:
+        if name not in runtimes():
+            raise MistakeError(f"--runtime: {one_of(name, tuple(runtimes()))}")
+    fleet = gpu_fleet(gpus, _gpu_of(as_settings(changes)))
+    tables = _tables(model, fleet, as_settings(changes))
+    given = flat(tables)
+    for key, instead in FOLLOWS.items():
+        if key in given:
+            raise MistakeError(f"--set: {key} is not for best: {instead}")
+    said = [each.partition("=")[0].strip() for each in as_settings(changes)]
+    fabrics = _fabrics(fleet, options.get("fabrics", ()), is_set=FABRIC_KEY in said)
+    scenario = _described(tables)
+    length = scenario.model.sequence_length
+    if length is None:
+        raise MistakeError(
+            f"model: {model!r} says no sequence_length: --set model.sequence_length=N"
+        )
+    known = price_of(fleet.cluster.gpu.name, options.get("price"), options.get("prices"))
+    if objective == "cost" and known is None:
+        raise MistakeError("--objective: cost needs --price or --prices")
+    power = fleet.power_w
+    if objective == "energy" and power is None:
+        raise MistakeError(f"--objective: energy: no power of {fleet.cluster.gpu.name} is known")
+    return Question(
+        tables=tables,
+        fleet=fleet,
+        sequences=_sequences(options.get("batch_tokens"), length, fleet.gpus),
+        sequence_length=length,
+        layers=scenario.model.layers or 0,
+        objective=objective,
+        tokens=tokens,
+        within_s=within_s,
+        price=known,
+        power_w=power,
+        fixed={key: value for key, value in given.items() if key.startswith(SOUGHT)},
+        runtimes=_among(among, given),
+        fabrics=fabrics,
+    )
+
+
+SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")
+"""Keys that the search sets, unless a change fixes them."""
+
+
+FABRIC_KEY: Final = "cluster.fabric"
+GPU_KEY: Final = "cluster.gpu"
+
+
+def _gpu_of(settings: Sequence[str]) -> str | None:
+    """Return the GPU that a change names; None if there is none."""
+    found = None
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key.strip() == GPU_KEY:
+            with mistakes(ScenarioError):
+                said = setting_value(setting, value.strip())
+            found = said if isinstance(said, str) and said != "none" else None
+    return found
+
+
+def _fabrics(fleet: GpuFleet, names: Sequence[str], *, is_set: bool) -> tuple[str, ...]:
+    """Return the fabrics that are compared.
+
+    Raises:
+        MistakeError: a name is unknown, a fabric does not fit the nodes, there is only one node,
+            or a change sets the fabric.
+    """
+    if not names:
+        return ()
+    if is_set:
+        raise MistakeError(f"--set: {FABRIC_KEY} is what --fabric compares: say one of the two")
+    nodes = fleet.gpus // fleet.cluster.gpus_per_node
+    if nodes < 2:
+        raise MistakeError(f"--fabric: {fleet.title} are on one node, and meet over none")
+    for name in names:
+        if name not in part_names(Part.FABRIC):
+            raise MistakeError(f"--fabric: {one_of(name, part_names(Part.FABRIC))}")
+        with mistakes(TopologyError, ClusterError, prefix="--fabric: "):
+            topology(fleet.node, name, nodes)
+    return tuple(dict.fromkeys(names))
+
+
+def _among(among: Sequence[str], given: Mapping[str, object]) -> tuple[str, ...]:
+    emulate = given.get("zero.emulate")
+    if emulate is not None:
+        return (str(emulate),)
+    return tuple(dict.fromkeys(among)) or tuple(sorted(runtimes()))
+
+
+def _tables(model: str, fleet: GpuFleet, settings: tuple[str, ...]) -> dict[str, Any]:
+    """Return the tables of the scenario that the search completes."""
+    key = "hf_config" if model.endswith(".json") else "name"
+    base: dict[str, Any] = {
+        "title": f"{model} on {fleet.title}",
+        "model": {key: model},
+        **fleet.tables,
+        "train": {"precision": fleet.precision, "optimizer": "adam"},
+    }
+    with mistakes(ScenarioError):
+        return with_settings(base, settings)
+
+
+def _described(tables: Mapping[str, Any]) -> Scenario:
+    """Return the scenario of `tables`, with the shape of its model."""
+    with mistakes(ScenarioError):
+        scenario, told = with_files(NAME, from_tables({"zero": {"stage": 3}, **tables}))
+        tell_ignored(told)
+        return scenario
+
+
+def _sequences(batch_tokens: int | None, length: int, gpus: int) -> int:
+    """Return the sequences of a step.
+
+    Raises:
+        MistakeError: `batch_tokens` is not a multiple of `length`.
+    """
+    if batch_tokens is None:
+        return max(BATCH_TOKENS // length // gpus, 1) * gpus
+    if batch_tokens % length:
+        below = batch_tokens // length * length
+        near = f"{below:,} or {below + length:,}" if below else f"{length:,}"
+        raise MistakeError(
+            f"--batch: {batch_tokens:,} tokens must be a multiple of {length:,}, the tokens of a "
+            f"sequence, such as {near}"
+        )
+    return batch_tokens // length

@@ -1,0 +1,395 @@
+"""The result of `zsim.best`: the best setting, its ties, and why the others lost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from zsim.analysis.run_comparison import counts
+from zsim.analysis.summary import utilization_text
+from zsim.api.answer import AnswerInFacts
+from zsim.api.answer_text import facts_text, table_text
+from zsim.api.error_text import error_object, probability_text
+from zsim.api.notebook import facts_html
+from zsim.api.scenario import scenario_text
+from zsim.api.training_budget import Price, TrainingBudget
+from zsim.files.source import settled
+from zsim.files.written import need_folder, write
+from zsim.mistake import MistakeError
+from zsim.runtimes.config import ConfigQuestion
+from zsim.runtimes.lookup import config_text
+from zsim.scenario.changes import changed
+from zsim.scenario.tables import from_tables
+from zsim.units import format_bytes, format_seconds
+from zsim_plan.answer.best_report import BestPages, OrderedSettings
+from zsim_plan.answer.search_text import (
+    BETTER,
+    better_unsure,
+    nearest,
+    optimality_text,
+    risk_text,
+    searched_text,
+    unfinished_text,
+)
+from zsim_plan.answer.setting_trial import NAME
+from zsim_plan.answer.tried_setting import LONGER, TriedSetting
+from zsim_plan.search.front import front
+
+SHOWN = 10
+"""Number of settings that the text lists."""
+
+REASONS_SHOWN = 8
+"""Number of reasons that the text lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossReason:
+    """Reason why settings lost, and their number."""
+
+    kind: str
+    why: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BestResult(BestPages, AnswerInFacts):
+    """The best of all settings that were considered.
+
+    Attributes:
+        title: the model and the GPUs.
+        objective: the quantity to minimize: "time", "cost", "energy" or "gpus".
+        settings: number of settings that were considered.
+        tried: settings that were simulated, the best first.
+        losses: why the others lost.
+        gap: by which fraction of its value a missed setting may be better.
+        open_settings: number of settings not simulated that may still be better.
+        left_out: number of settings with offload that were skipped, since others fit without it.
+        operations: operations of all schedules written or simulated; they limit the search.
+        is_stopped: True if the search reached its limit of processor time.
+        tables: tables of the scenario without a setting.
+        sequences: sequences of a step, each of `sequence_length` tokens.
+        gpu, power_w: name and power limit of the GPU.
+        tokens: tokens of the whole training; None if not given.
+        price: price of a GPU; None if unknown.
+        bounded_s: lower bound of the step time of all settings that may fit.
+        by_fabric: step time in seconds of the best setting on each fabric that was compared.
+        wall_time_s: duration of the search; the only attribute that depends on the machine.
+    """
+
+    title: str
+    objective: str
+    settings: int
+    tried: Sequence[TriedSetting]
+    losses: tuple[LossReason, ...]
+    gap: float
+    open_settings: int
+    left_out: int = 0
+    operations: int = 0
+    is_stopped: bool = False
+    tables: Mapping[str, Any]
+    sequences: int
+    sequence_length: int
+    gpu: str
+    tokens: int | None = None
+    price: Price | None = None
+    power_w: int | None = None
+    bounded_s: float = 0.0
+    by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
+    wall_time_s: float = 0.0
+
+    @cached_property
+    def answers(self) -> tuple[TriedSetting, ...]:
+        """Settings that were simulated and fit, the best first."""
+        return tuple(each for each in self.tried if each.is_answer)
+
+    @property
+    def best(self) -> TriedSetting | None:
+        """The best setting that surely fits, else the best that may fit; None if none fits."""
+        return self.answers[0] if self.answers else None
+
+    @property
+    def unsure(self) -> TriedSetting | None:
+        """The best setting that is better than `best`, but may not fit; None if there is none."""
+        better = [each for each in self.answers if self.more(each) < 0]
+        return min(better, key=self.more, default=None)
+
+    @cached_property
+    def ten(self) -> tuple[TriedSetting, ...]:
+        """The best setting of each of the ten best groups (runtime, degrees, batch, checkpoints).
+
+        If a plain FSDP2 group fits, it is one of the ten.
+        """
+        of_group: dict[int, TriedSetting] = {}
+        for each in self.answers:
+            of_group.setdefault(each.group, each)
+        best = list(of_group.values())
+        plain = {each.group for each in self.answers if each.is_plain}
+        first = next((place for place, each in enumerate(best) if each.group in plain), 0)
+        shown = best[:SHOWN] if first < SHOWN else [*best[: SHOWN - 1], best[first]]
+        return tuple(shown)
+
+    @cached_property
+    def front(self) -> tuple[TriedSetting, ...]:
+        """Pareto front of step time, memory and GPUs, the fastest first."""
+        figures = [
+            (each.outcome.step_time_s, float(each.outcome.memory_bytes), float(each.gpus))
+            for each in self.answers
+        ]
+        return tuple(self.answers[place] for place in front(figures))
+
+    def ordered(self) -> OrderedSettings:
+        """Return the settings that the page shows."""
+        return OrderedSettings(answers=self.answers, ten=self.ten, ties=self.ties)
+
+    def more(self, other: TriedSetting) -> float:
+        """Return by which fraction `other` is worse than the best."""
+        assert self.best is not None
+        assert self.best.value
+        assert other.value is not None
+        return other.value / self.best.value - 1
+
+    def is_tie(self, other: TriedSetting) -> bool | None:
+        """Return True if `other` is within the error of its ratio to the best; None if unknown."""
+        assert self.best is not None
+        found = counts(self.more(other), self.best.outcome.error, other.outcome.error)
+        return None if found is None else not found
+
+    @cached_property
+    def ties(self) -> tuple[TriedSetting, ...]:
+        """Settings whose difference from the best is within the error of the ratio."""
+        return tuple(each for each in self.answers[1:] if self.is_tie(each))
+
+    def scenario(self, setting: TriedSetting) -> dict[str, Any]:
+        """Return the tables of the scenario with `setting`, which `zsim.load` accepts."""
+        title = f"{self.title}: {setting.name()}"
+        return changed({**self.tables, "title": title}, setting.changes)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the best setting as a scenario.
+
+        Raises:
+            MistakeError: nothing fits, or the folder of `path` does not exist.
+            UnwrittenError: the file cannot be written.
+        """
+        if self.best is None:
+            raise MistakeError(f"--save: {path}: no setting fits")
+        need_folder("--save", Path(path))
+        write(Path(path), scenario_text(self.scenario(self.best)))
+
+    def config_text(self, setting: TriedSetting, *, suffix: str = "") -> str:
+        """Return a setting as the configuration of its runtime, or as a file with a suffix.
+
+        Raises:
+            MistakeError: there is no such configuration, or it cannot express the setting.
+        """
+        parallel = {"context": 1, **self.tables.get("parallel", {})}
+        shared = ("context", "context_exchange")
+        kept = {f"parallel.{key}": parallel[key] for key in shared if key in parallel}
+        asked = ConfigQuestion(
+            changes={**kept, **setting.changes},
+            precision=str(self.tables["train"]["precision"]),
+            sequences=self.sequences,
+            sequence_length=self.sequence_length,
+            clip_norm=self.tables["train"].get("clip_norm"),
+            model=self.tables["model"].get("name", ""),
+            train=self.tables["train"],
+        )
+        return config_text(asked, suffix=suffix)
+
+    def save_config(self, path: str | PathLike[str]) -> None:
+        """Write the best setting as the configuration of its runtime; .toml means torchtitan.
+
+        Raises:
+            MistakeError: nothing fits, the folder of `path` does not exist, or zsim cannot write
+                such a configuration.
+            UnwrittenError: the file cannot be written.
+        """
+        if self.best is None:
+            raise MistakeError(f"--config: {path}: no setting fits")
+        need_folder("--config", Path(path))
+        text = self.config_text(self.best, suffix=Path(path).suffix)
+        write(Path(path), text)
+
+    def budget(self, setting: TriedSetting) -> TrainingBudget | None:
+        """Return the days, cost and energy of the training; None if its tokens are unknown."""
+        if self.tokens is None:
+            return None
+        steps = self.tokens / (self.sequences * self.sequence_length)
+        return TrainingBudget(
+            tokens=self.tokens,
+            seconds=steps * setting.outcome.step_time_s,
+            gpus=setting.gpus,
+            price=self.price,
+            gpu_power_w=self.power_w,
+        )
+
+    def mfu(self, setting: TriedSetting, *, causal: bool = False) -> float:
+        """Return the model FLOPs utilization; `causal` leaves out the FLOPs of masked attention."""
+        resolved, _ = settled(NAME, from_tables(self.scenario(setting)))
+        model, strategy = resolved.make_model(), resolved.strategy
+        flops = model.forward_flops + model.backward_flops - (model.masked_flops if causal else 0)
+        batches = strategy.replicas * strategy.train.gradient_accumulation_steps
+        peak = resolved.cluster.gpu.rate(strategy.train.precision.compute).peak
+        return flops * batches / setting.outcome.step_time_s / (setting.gpus * peak)
+
+    def gain(self, other: TriedSetting) -> str:
+        """Return the text of the gain of `other` over the best setting, such as "2.9% faster"."""
+        assert self.best is not None
+        if self.objective == "gpus" and other.gpus < self.best.gpus:
+            return f"{other.gpus:,} GPUs instead of {self.best.gpus:,}"
+        return f"{-self.more(other):.1%} {BETTER[self.objective]}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the names and texts of the first lines that `zsim best` prints."""
+        best = self.best
+        has_best, simulated = best is not None, len(self.tried)
+        searched = searched_text(self, simulated=simulated, has_best=has_best)
+        if best is None:
+            return [("best", "none fits"), *nearest(self.tried), ("search", searched)]
+        found, step = best.outcome, self.sequences * self.sequence_length
+        seconds = format_seconds(found.step_time_s)
+        lines = [
+            ("best", f"{risk_text(best.outcome)}{best.description()}: {seconds} a step"),
+            *([("options", best.options())] if best.options() else []),
+            *better_unsure(self),
+            (
+                "step time",
+                f"{seconds} for {step:,} tokens ({self.sequences:,} "
+                f"sequences): {step / found.step_time_s:,.0f} tokens/s, "
+                f"MFU {utilization_text(self.mfu(best), self.mfu(best, causal=True))}",
+            ),
+            (
+                "memory",
+                f"reserves {format_bytes(found.memory_bytes)} of "
+                f"{format_bytes(found.usable_bytes)} usable on {self.gpu}; fits with probability "
+                f"{probability_text(found.fit_probability)}",
+            ),
+        ]
+        if self.by_fabric:
+            times = [f"{format_seconds(each)} over {name}" for name, each in self.by_fabric.items()]
+            lines.append(("fabrics", f"a step of this setting takes {', '.join(times)}"))
+        if found.slower >= LONGER:
+            lines.append(("expected", f"{best.longer()} as predicted, in the median"))
+        if (budget := self.budget(best)) is not None:
+            lines.append(("training", budget.text()))
+        is_beaten = self.unsure is not None
+        optimality = optimality_text(self, is_sure=found.is_sure, unsure_is_better=is_beaten)
+        lines += [("optimality", optimality), ("search", searched), *self._tied()]
+        return [*lines, ("error", found.error_text)]
+
+    def _tied(self) -> list[tuple[str, str]]:
+        if not self.ties:
+            return []
+        groups = len({each.group for each in self.ties})
+        return [
+            (
+                "ties",
+                f"{len(self.ties)} settings in {groups} group{'s' * (groups > 1)} are within the "
+                f"error of the best",
+            )
+        ]
+
+    @property
+    def unfinished(self) -> str:
+        """Warning that a setting better by more than 5 % may be missed; empty if not."""
+        is_sure = self.best is not None and self.best.outcome.is_sure
+        return unfinished_text(self, has_best=self.best is not None, is_sure=is_sure)
+
+    def text(self) -> str:
+        """Return the facts, the ten best, the Pareto front, and why the others lost."""
+        parts = [self.unfinished] if self.unfinished else []
+        parts.append(super().text())
+        if self.ten:
+            of = f"the {len(self.answers):,} settings that were simulated and fit"
+            head = f"Best of {of}, one of each group with its best knobs:"
+            parts += ["", head, self._table(self.ten)]
+        if len(self.front) > 1:
+            parts += ["", "Less memory takes more time:", self._table(self.front[:SHOWN])]
+        if self.losses:
+            parts += ["", "Why the others lost:", self._losses_text()]
+        return "\n".join(parts)
+
+    def _table(self, settings: Sequence[TriedSetting]) -> str:
+        rows = [
+            (
+                each.name(),
+                f"{each.gpus:,}",
+                format_seconds(each.outcome.step_time_s),
+                format_bytes(each.outcome.memory_bytes),
+                self._beside(each),
+            )
+            for each in settings
+        ]
+        columns = ("setting", "GPUs", "step", "memory", "to the best")
+        return table_text(columns, rows, words=(0, 4))
+
+    def _beside(self, each: TriedSetting) -> str:
+        risk = probability_text(each.outcome.fit_probability)
+        verdict = "" if each.outcome.is_sure else f", fits with probability {risk}"
+        if each is self.best:
+            return f"best{verdict}"
+        verdict = f", within the error{verdict}" if self.is_tie(each) else verdict
+        verdict += ", almost no memory left" if each.outcome.is_tight else ""
+        verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
+        return f"{self.more(each):+.1%}{verdict}"
+
+    def _losses_text(self) -> str:
+        shown = list(self.losses[:REASONS_SHOWN])
+        rest = sum(each.count for each in self.losses[REASONS_SHOWN:])
+        if rest:
+            shown.append(LossReason("others", "other reasons, all in --json", rest))
+        return facts_text((f"{each.count:,} {each.kind}", each.why) for each in shown)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the object that `zsim best --json` prints."""
+        best = self.best
+        return {
+            "title": self.title,
+            "objective": self.objective,
+            "best": None if best is None else self._object(best),
+            "unsure": None if self.unsure is None else self._object(self.unsure),
+            "unfinished": self.unfinished or None,
+            "gap": self.gap,
+            "by_fabric": dict(self.by_fabric),
+            "settings": self.settings,
+            "simulated": len(self.tried),
+            "operations": self.operations,
+            "not_reached": self.open_settings,
+            "left_out": self.left_out,
+            "tokens_per_step": self.sequences * self.sequence_length,
+            "ten": [self._object(each) for each in self.ten],
+            "front": [self._object(each) for each in self.front],
+            "ties": [dict(each.changes) for each in self.ties],
+            "losses": [
+                {"kind": each.kind, "why": each.why, "settings": each.count} for each in self.losses
+            ],
+        }
+
+    def _object(self, each: TriedSetting) -> dict[str, object]:
+        budget = self.budget(each)
+        return {
+            "settings": dict(each.changes),
+            "gpus": each.gpus,
+            "step_time_s": each.outcome.step_time_s,
+            "peak_reserved_bytes": each.outcome.memory_bytes,
+            "usable_memory_bytes": each.outcome.usable_bytes,
+            "value": each.value,
+            "error": error_object(
+                each.outcome.error, each.outcome.step_time_s, each.outcome.error_text
+            ),
+            "fit_probability": each.outcome.fit_probability,
+            "published_took_times_as_long": each.outcome.slower,
+            "leaves_no_memory": each.outcome.is_tight,
+            "tie": None if each is self.best else self.is_tie(each),
+            "budget": None if budget is None else budget.to_dict(),
+        }
+
+    def _repr_html_(self) -> str:
+        warning = [("unfinished", self.unfinished)] if self.unfinished else []
+        return facts_html(self.title, [*warning, *self.facts()])
+
+    def __repr__(self) -> str:
+        name = None if self.best is None else self.best.name()
+        return f"BestResult(title={self.title!r}, best={name!r}, gap={self.gap:.3f})"

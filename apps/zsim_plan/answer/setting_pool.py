@@ -1,0 +1,106 @@
+"""Groups of settings with lower bounds, for the search of the best setting."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from zsim_plan.answer.best_question import Question
+from zsim_plan.answer.setting_bound import SettingBound
+from zsim_plan.answer.setting_trial import Bounder
+from zsim_plan.search.search import SettingBranch
+from zsim_plan.search.space import RefusedSettings, SettingGroup
+
+
+@dataclass(slots=True)
+class SettingPool:
+    """Groups of settings with their bounds, and refused groups.
+
+    Groups that keep states or checkpoints off the device are held back until `release`. A bound
+    holds for the defaults of its group; `lowered` computes that of all its knobs.
+    """
+
+    question: Question
+    groups: list[SettingGroup] = field(default_factory=list[SettingGroup])
+    bounds: list[SettingBound] = field(default_factory=list[SettingBound])
+    refused: Counter[str] = field(default_factory=Counter[str])
+    settings: int = 0
+    held_back: list[SettingGroup] = field(default_factory=list[SettingGroup])
+    _bounder: Bounder = field(default_factory=Bounder)
+    _lowered: set[int] = field(default_factory=set[int])
+    _full: dict[object, SettingBound] = field(default_factory=dict[object, SettingBound])
+
+    def __post_init__(self) -> None:
+        for each in self.question.space().groups():
+            if isinstance(each, RefusedSettings):
+                self.refused[each.why] += each.count
+                self.settings += each.count
+                continue
+            self.settings += len(each.knobs)
+            if each.moves_states:
+                self.held_back.append(each)
+            else:
+                self._bound(each)
+
+    def release(self) -> None:
+        """Add the groups that were held back, with their bounds."""
+        held_back, self.held_back = self.held_back, []
+        for each in held_back:
+            self._bound(each)
+
+    def _bound(self, group: SettingGroup) -> None:
+        """Add a group with its bound, or count the reason why it cannot run."""
+        full, key = self._full, _without_batch(group)
+        smaller = full.get(key) or full.get(_without_batch(group, chunks=False))
+        bound = smaller or self._bounder.bound_of_defaults(group, self._tables(group))
+        if bound.is_full:  # the bound on memory grows with micro-batch and chunks
+            full[key] = bound
+        if not bound.why_not and self.question.is_late(bound.kernels_s):
+            bound = SettingBound(why_not="takes longer than --within even by its bound")
+        if bound.why_not:
+            self.refused[bound.why_not] += len(group.knobs)
+        else:
+            self.groups.append(group)
+            self.bounds.append(bound)
+
+    def lowered(self, place: int) -> SettingBound | None:
+        """Return the bound of all settings of a group; None if it was requested before."""
+        if place in self._lowered:
+            return None
+        self._lowered.add(place)
+        group, default = self.groups[place], self.bounds[place]
+        return self._bounder.least_of_all(default, group, self._tables(group))
+
+    def branches(self, start: int = 0) -> list[SettingBranch]:
+        """Return the groups from index `start` as branches of a search."""
+        value = self.question.value
+        return [
+            SettingBranch(
+                bound=value(bound.step_time_s * bound.slower, group.fleet.gpus),
+                floor=value(bound.kernels_s * bound.slower, group.fleet.gpus),
+                memory_bytes=bound.memory_bytes,
+                settings=len(group.knobs),
+                family=f"{group.family} {group.fleet.gpus} {dict(group.fleet.changes)}",
+                likely=group.likely,
+                larger=group.larger,
+            )
+            for group, bound in zip(self.groups[start:], self.bounds[start:], strict=True)
+        ]
+
+    def tables(self, place: int, number: int) -> dict[str, Any]:
+        """Return the scenario tables of a setting of a group."""
+        return self.question.scenario(self.groups[place].setting(number))
+
+    def _tables(self, group: SettingGroup) -> Callable[[int], dict[str, Any]]:
+        return lambda number: self.question.scenario(group.setting(number))
+
+
+def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
+    """Return a key that is equal for groups that differ only in the micro-batch.
+
+    Without `chunks` the layers of their chunks may differ, too.
+    """
+    changes = group.changes if chunks else group.without_chunks
+    return group.fleet.gpus, tuple(
+        (key, value) for key, value in changes.items() if not key.startswith("train.")
+    )

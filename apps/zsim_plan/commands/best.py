@@ -1,0 +1,208 @@
+"""`zsim best MODEL --gpus 128xh100`."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Annotated
+
+import typer
+
+from zsim.cli.option import (
+    Code,
+    Json,
+    Price,
+    Prices,
+    Settings,
+    Tokens,
+    at_least,
+    completed,
+)
+from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.progress_bar import progress
+from zsim.mistake import MistakeError
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A model by name (zsim list models), or a config.json of Hugging Face.",
+        show_default=False,
+        autocompletion=completed("model_names"),
+    ),
+]
+
+
+Gpus = Annotated[
+    str,
+    typer.Option(
+        metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 8xmine.toml.", show_default=False
+    ),
+]
+Within = Annotated[
+    str | None, typer.Option(metavar="TIME", help='Time that these may take: "30 days".')
+]
+Batch = Annotated[
+    str | None,
+    typer.Option(metavar="TOKENS", help="Tokens of a step: 4M is 4 x 2^20. Default: 4M, or more."),
+]
+Objective = Annotated[
+    str, typer.Option(metavar="WHAT", help="The least time, cost, energy or gpus.")
+]
+Runtime = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Choose among these runtimes. Many are allowed."),
+]
+Fabric = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Choose among these fabrics between nodes (zsim list fabrics). Many are allowed.",
+        autocompletion=completed("fabric_names"),
+    ),
+]
+OPERATIONS = 3_000_000
+"""Default limit on simulated operations; the same as in `zsim_plan.answer.best_search`."""
+
+SearchOperations = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        parser=at_least(1),
+        help="Simulate no other setting after this many operations of schedules.",
+    ),
+]
+
+
+def _no_seconds(given: str | None) -> None:
+    """Reject the former option --search-time.
+
+    Raises:
+        MistakeError: the option is given.
+    """
+    if given is not None:
+        raise MistakeError(
+            "--search-time: seconds depend on the machine and no longer limit a search; use "
+            f"--search-operations N (default: {OPERATIONS:,})"
+        )
+
+
+SearchTime = Annotated[str | None, typer.Option(hidden=True, callback=_no_seconds)]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
+]
+Save = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml."),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Write it as the configuration of its runtime; .toml is torchtitan's."
+    ),
+]
+Report = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Write a page about the answer: .html.")
+]
+Picture = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Draw the settings: .svg, .png or .pdf.")
+]
+Figure = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="What --picture draws time against: memory or cost. Default: memory.",
+    ),
+]
+
+
+def best(
+    model: Model,
+    gpus: Gpus,
+    tokens: Tokens = None,
+    within: Within = None,
+    batch: Batch = None,
+    objective: Objective = "time",
+    price: Price = None,
+    prices: Prices = None,
+    runtime: Runtime = None,
+    fabric: Fabric = None,
+    settings: Settings = None,
+    search_operations: SearchOperations = OPERATIONS,
+    search_time: SearchTime = None,
+    workers: Workers = None,
+    save: Save = None,
+    config: Config = None,
+    report: Report = None,
+    picture: Picture = None,
+    figure: Figure = None,
+    json: Json = False,
+) -> Code:
+    """Find the best setting for a model on GPUs."""
+    from zsim.api.training_budget import batch_of, duration_of, tokens_of
+    from zsim_plan.answer.best_search import best as best_of
+
+    del search_time  # its callback rejects it
+    _need_outputs(save, config, report)
+    _need_picture(picture, figure)
+    many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
+    once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
+    once["--price"] = f"{price:g}" if price is not None else None
+    once["--objective"] = objective if objective != "time" else None
+    once["--search-operations"] = _other_than(OPERATIONS, search_operations)
+    command = _command(model, gpus, many, once)
+    with progress(f"the best setting of {model}") as told:
+        found = best_of(
+            model,
+            gpus,
+            settings,
+            tokens=tokens_of(tokens),
+            within_s=duration_of(within, "--within"),
+            batch_tokens=batch_of(batch),
+            objective=objective,
+            price=price,
+            prices=prices,
+            among=runtime or (),
+            fabrics=fabric or (),
+            operations=search_operations,
+            workers=workers,
+            progress=told,
+        )
+    files = outputs((report, partial(found.report, command=command)))
+    draw = found.picture if figure is None else partial(found.picture, figure=figure)
+    if found.best is not None:
+        files += outputs((save, found.save), (config, found.save_config), (picture, draw))
+    with answer_before(files):
+        print_answer(found, as_json=json)
+    return Code.NO if found.best is None else Code.DONE
+
+
+def _need_outputs(save: str | None, config: str | None, report: str | None) -> None:
+    from zsim.api.output import FileKind, need_output
+
+    need_output("--save", save, FileKind.ANY)
+    need_output("--config", config, FileKind.ANY)
+    need_output("--report", report, FileKind.PAGE)
+
+
+def _need_picture(picture: str | None, figure: str | None) -> None:
+    from zsim.api.output import need_picture
+    from zsim_plan.answer.best_report import BEST_FIGURES
+
+    need_picture(picture, figure, BEST_FIGURES)
+
+
+def _other_than(default: int, number: int) -> str | None:
+    return None if number == default else str(number)
+
+
+def _command(
+    model: str,
+    gpus: str,
+    many: Mapping[str, Sequence[str] | None],
+    once: Mapping[str, object],
+) -> str:
+    """Return the command line of this search: options of `many` may repeat, those of `once` not."""
+    asked = [(name, each) for name, values in many.items() for each in values or ()]
+    asked += [(name, str(value)) for name, value in once.items() if value is not None]
+    return shlex.join(["zsim", "best", model, "--gpus", gpus, *chain(*asked)])

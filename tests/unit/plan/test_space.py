@@ -1,0 +1,145 @@
+"""Settings that a search considers: ranks share long sequences only, and one at a time."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.runtimes.lookup import search_of
+from zsim_plan.search.fleet import Fleet
+from zsim_plan.search.space import (
+    LEAST_PART,
+    RefusedSettings,
+    RuntimeSpace,
+    SettingGroup,
+    SettingSpace,
+)
+
+GPUS = 16
+
+
+def groups(
+    length: int, *, sequences: int = GPUS, has_context: bool = True, **fixed: int
+) -> list[SettingGroup]:
+    """Return the groups of FSDP2 on two nodes; `fixed` says keys of `parallel`."""
+    space = SettingSpace(
+        runtimes=[RuntimeSpace(name="fsdp2", stages=(3,), has_context=has_context)],
+        fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
+        sequences=sequences,
+        sequence_length=length,
+        layers=8,
+        fixed={f"parallel.{axis}": degree for axis, degree in fixed.items()},
+    )
+    return [each for each in space.groups() if isinstance(each, SettingGroup)]
+
+
+def contexts(found: list[SettingGroup]) -> set[object]:
+    return {each.changes.get("parallel.context", 1) for each in found}
+
+
+@given(st.integers(1, 2 * LEAST_PART - 1))
+def test_ranks_share_no_sequence_that_is_not_long(length: int) -> None:
+    assert contexts(groups(length)) == {1}
+
+
+def test_as_many_ranks_share_a_sequence_as_have_a_part_that_is_worth_it() -> None:
+    found = [contexts(groups(ranks * LEAST_PART)) for ranks in (2, 4, 8)]
+    assert found == [{1, 2}, {1, 2, 4}, {1, 2, 4, 8}]
+
+
+def test_a_runtime_without_such_ranks_is_not_asked_for_them() -> None:
+    assert contexts(groups(8 * LEAST_PART, has_context=False)) == {1}
+
+
+@given(st.integers(2 * LEAST_PART, 2**17), st.sampled_from((2, 4, 8, 16)))
+def test_ranks_that_share_a_sequence_divide_it_and_the_data_axis(
+    length: int, sequences: int
+) -> None:
+    found = groups(length, sequences=sequences)
+    known = {each for each in (1, 2, 4, 8) if each == 1 or length % (2 * each) == 0}
+    assert contexts(found) <= known
+    for each in found:
+        data, context = (
+            int(str(each.changes.get(f"parallel.{axis}", 1))) for axis in ("data", "context")
+        )
+        micro, times = (
+            int(str(each.changes[f"train.{key}"]))
+            for key in ("micro_batch_size", "gradient_accumulation_steps")
+        )
+        assert data % context == 0
+        assert data // context * micro * times == sequences
+        assert context == 1 or micro == 1
+        # No knob splits a data axis that is split.
+        reshards = {
+            each.setting(number).get("zero.fsdp2.reshard_after_forward")
+            for number in range(len(each.knobs))
+        }
+        assert context == 1 or reshards <= {None, False}
+
+
+def test_fewer_sequences_than_ranks_are_trained_by_sharing_them() -> None:
+    assert contexts(groups(8 * LEAST_PART, sequences=2, tensor=1)) == {8}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "refused"),
+    [
+        ({}, False),
+        ({"tensor": 8}, False),
+        ({"context": 3}, True),
+        ({"tensor": 8, "pipeline": 4}, True),
+    ],
+)
+def test_degrees_that_a_setting_says_and_that_fill_no_gpus_are_refused_by_name(
+    fixed: dict[str, int], refused: bool
+) -> None:
+    space = SettingSpace(
+        runtimes=[RuntimeSpace(name="fsdp2", stages=(3,), has_pipeline=True, has_replicas=True)],
+        fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
+        sequences=GPUS,
+        sequence_length=1024,
+        layers=8,
+        fixed={f"parallel.{axis}": degree for axis, degree in fixed.items()},
+    )
+    found = list(space.groups())
+    assert {isinstance(each, RefusedSettings) for each in found} == {refused}
+    said = ", ".join(f"{axis} {degree}" for axis, degree in fixed.items())
+    if refused:
+        whys = {each.why for each in found if isinstance(each, RefusedSettings)}
+        assert whys == {f"16 GPUs cannot be dealt out to {said}"}
+
+
+def test_a_degree_that_a_setting_says_is_not_sought() -> None:
+    found = groups(8 * LEAST_PART, context=2)
+    assert contexts(found) == {1}  # it is in the scenario already
+    assert {each.changes["train.micro_batch_size"] for each in found} > {1}
+
+
+@pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2", "deepspeed"])
+def test_checkpoints_go_to_the_host_once_for_each_group_that_has_some_and_no_pipeline(
+    runtime: str,
+) -> None:
+    (moved,) = (f"zero.{runtime}.{name}" for name in search_of(runtime).checkpoints_on_host)
+    space = SettingSpace(
+        runtimes=[RuntimeSpace(name=runtime, stages=(3,), has_pipeline=runtime == "fsdp2")],
+        fleets=[Fleet(gpus=GPUS, gpus_per_node=8)],
+        sequences=GPUS,
+        sequence_length=1024,
+        layers=8,
+        fixed={},
+    )
+    found = [each for each in space.groups() if isinstance(each, SettingGroup)]
+    on_host = [each.changes for each in found if moved in each.changes]
+    kept = [
+        each.changes
+        for each in found
+        if each.changes["activations.checkpointing"] == "full"
+        and each.changes["parallel.pipeline"] == 1
+        and moved not in each.changes
+    ]
+    assert on_host == [{**each, moved: True} for each in kept]
+    assert all(each.knobs == ({},) for each in found if moved in each.changes)
+    said = replace(space, fixed={moved: False})
+    groups = [each for each in said.groups() if isinstance(each, SettingGroup)]
+    assert not any(moved in each.changes for each in groups)

@@ -1,1 +1,0 @@
-"""Fit constants to published measurements, and compare predictions with them."""
