@@ -262,11 +262,11 @@ class SimBackend:
         alike = tuple(each.classes for each in folded.communicators)
         if not asks and self._is_steady(job, hardware) and alike not in lowered.uneven:
             try:
-                return self._pass(job, self._parts(job, lowered.programs, hardware), lowered.tapes)
+                return self._pass(job, self._begun(job, lowered.programs, hardware), lowered.tapes)
             except NotAheadError:
                 lowered.uneven.add(alike)
         programs = lowered.asking if asks else lowered.programs
-        parts = self._parts(job, programs, hardware)
+        parts = self._begun(job, programs, hardware)
         ranks, agenda = parts.ranks, parts.agenda
         for rank in ranks if asks else ():
             memory = RankMemory(job.schedule, rank.rank_class.program, job.cluster)
@@ -278,7 +278,9 @@ class SimBackend:
             rank.forget_streams()
         return _Done(ranks, links, parts.network, begin_ps)
 
-    def _parts(self, job: Job, programs: Mapping[str, Courses], hardware: "_Hardware") -> "_Parts":
+    def _begun(
+        self, job: Job, programs: Mapping[str, Courses], hardware: "_Hardware"
+    ) -> "_Simulation":
         """Return the ranks of a new simulation, at the start of setup."""
         agenda, folded, links = Agenda(Clock()), hardware.folded, hardware.links
         network = Network(agenda.env, [each.bytes_per_s for each in links.classes], folded.cuts)
@@ -296,7 +298,7 @@ class SimBackend:
             )
             for each in folded.ranks
         ]
-        return _Parts(agenda, network, links, rendezvous, ranks)
+        return _Simulation(agenda, network, links, rendezvous, ranks)
 
     def _is_steady(self, job: Job, hardware: "_Hardware") -> bool:
         """Return True if no link and no kernel changes its speed during the steps."""
@@ -306,7 +308,7 @@ class SimBackend:
         lasting = all(not window.start_ps and window.end_ps is None for *_, window in links.slow)
         return lasting and not (observes or changes or takes_from_kernels(job.cluster.gpu))
 
-    def _pass(self, job: Job, parts: "_Parts", tapes: Tapes) -> "_Done":
+    def _pass(self, job: Job, parts: "_Simulation", tapes: Tapes) -> "_Done":
         """Simulate without events.
 
         Raises:
@@ -401,8 +403,8 @@ class _Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """The parts of one simulation."""
+class _Simulation:
+    """Ranks of one simulation, and the clock and network that they share."""
 
     agenda: Agenda
     network: Network

@@ -23,7 +23,7 @@ class NotAheadError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class TapedCollective:
     """A collective of a tape. Those of equal `kind` take equally long."""
 
     member: CollectiveOperation
@@ -32,7 +32,7 @@ class Meeting:
     kind: int
 
 
-Entry = tuple[Item, int, int, int, int, tuple[int, ...], bool, bool, Meeting | None]
+Entry = tuple[Item, int, int, int, int, tuple[int, ...], bool, bool, TapedCollective | None]
 """An item, its slot, stream, time and offset in the stretch, and what it waits for.
 
 Last: whether it waits for earlier runs, whether it is work, and its collective.
@@ -41,7 +41,7 @@ Last: whether it waits for earlier runs, whether it is work, and its collective.
 Tape = list[tuple[IssueStretch, list[Entry]]]
 """The entries of a course by stretch, in order of issue."""
 
-Arrived = tuple[int, Meeting]
+Arrived = tuple[int, TapedCollective]
 """When a collective is ready on one rank class, and the collective."""
 
 Going = Generator[Arrived, int, None]
@@ -81,13 +81,13 @@ class Tapes:
                 found.append((*place, *waits_for, what.operation is not None, meeting))
         return found
 
-    def _meeting(self, what: Enqueue) -> Meeting:
+    def _meeting(self, what: Enqueue) -> TapedCollective:
         (member, size_bytes), *others = what.members
         if others or not isinstance(member, CollectiveOperation):
             raise NotAheadError
         key = (member.group, type(member), member.in_parts, size_bytes)
         kind = self._kinds.setdefault(key, len(self._kinds))
-        return Meeting(member, size_bytes, what.stream, kind)
+        return TapedCollective(member, size_bytes, what.stream, kind)
 
 
 class AheadRun:
@@ -168,7 +168,7 @@ class AheadRun:
             raise NotAheadError
         self._count(counts, step)
 
-    def _taken_ps(self, meeting: Meeting, counts: dict[int, int]) -> int:
+    def _taken_ps(self, meeting: TapedCollective, counts: dict[int, int]) -> int:
         """Return the time of a collective that has the network to itself; count it."""
         kind = meeting.kind
         counts[kind] = counts.get(kind, 0) + 1
@@ -177,7 +177,7 @@ class AheadRun:
             found = self._costs[kind] = self._cost(meeting)
         return found[2]
 
-    def _cost(self, meeting: Meeting) -> tuple[int, int, int]:
+    def _cost(self, meeting: TapedCollective) -> tuple[int, int, int]:
         """Return the network's number, the bytes and the time of a collective.
 
         Raises:
