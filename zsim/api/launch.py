@@ -10,10 +10,8 @@ from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
-from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import summary
 from zsim.api.answer import Progress, tell_nobody
-from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.api.step_time_band import step_time_band_s
@@ -36,6 +34,7 @@ from zsim.trace.trace import Trace
 from zsim.workers.memory_bound import unbounded_memory
 
 if TYPE_CHECKING:
+    from zsim.analysis.remedies import Remedy
     from zsim.api.proof_result import ProofResult
     from zsim.proof.finding import Finding
 
@@ -273,12 +272,14 @@ class _How:
             return None
         return self._with(self.settings, progress).run(job, seed=self.seed)
 
-    def remedies(self, loaded: LoadedScenario | None, trace: Trace) -> tuple[Remedy, ...] | None:
+    def remedies(self, loaded: LoadedScenario | None, trace: Trace) -> "tuple[Remedy, ...] | None":
         """Return the changes that make a simulated run fit; None if it fits or is not simulated."""
         if trace.out_of_memory is None or not load_backend(self.name).traits.predicts:
             return None
         if loaded is None or loaded.tables is None:
             return ()
+        from zsim.api.remedy_runs import remedies_of
+
         return remedies_of(
             loaded.name, loaded.tables, loaded.changes, backend=self.backend, seed=self.seed
         )
