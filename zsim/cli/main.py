@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from importlib.metadata import EntryPoint
 from io import TextIOWrapper
@@ -13,12 +13,11 @@ import typer
 
 from zsim.cli.notice import noticed
 from zsim.cli.option import Code
-from zsim.entry_point import EntryPointError, entries
+from zsim.entry_point import duplicate, entries, load
 from zsim.mistake import (
     MistakeError,
     UnwrittenError,
     is_out_of_memory,
-    mistakes,
     one_line,
     reason_of,
 )
@@ -92,7 +91,7 @@ def commands() -> dict[str, EntryPoint]:
     known = {name: EntryPoint(name, value, GROUP) for name, value in CORE.items()}
     for entry in entries(GROUP):
         if entry.name in known:
-            raise EntryPointError(f"{GROUP}: {entry.name!r} is registered more than once")
+            raise duplicate(entry)
         known[entry.name] = entry
     return known
 
@@ -106,8 +105,7 @@ def app(arguments: Sequence[str]) -> typer.Typer:
     if name in CORE:  # without reading the metadata of installed packages
         chosen = {name: EntryPoint(name, CORE[name], GROUP)}
     else:
-        with mistakes(EntryPointError):
-            known = commands()
+        known = commands()
         chosen = {name: known[name]} if name in known else known
     found = typer.Typer(
         context_settings={"help_option_names": sorted(HELP)},
@@ -116,7 +114,7 @@ def app(arguments: Sequence[str]) -> typer.Typer:
     )
     found.callback()(options)
     for each, entry in chosen.items():
-        found.command(each)(entry.load())
+        found.command(each)(cast("Callable[..., object]", load(entry)))
     return found
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model
-from zsim.proof import alignment, host_order, lifetime, matching, memory, progress, races, volume
 from zsim.proof.context import Context
+from zsim.proof.families import VALUES, ProofStage, of_stage, says
 from zsim.proof.finding import Finding
 from zsim.schedule.schedule import Schedule
 
@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from zsim.proof.values import Shown
 
 __all__ = ["Finding", "Proof", "check", "prove"]
-
-ORDER = {
-    matching.INVARIANT: matching.examine,
-    progress.INVARIANT: progress.examine,
-    lifetime.INVARIANT: lifetime.examine,
-    races.INVARIANT: races.examine,
-    host_order.INVARIANT: host_order.examine,
-}
-"""Families that a run in the order of issue relies on; progress has two names."""
-
-PROMISES = {
-    memory.INVARIANT: memory.examine,
-    volume.INVARIANT: volume.examine,
-    alignment.INVARIANT: alignment.examine,
-}
-"""Families that compare with the promises of the contract."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +44,26 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
 
     Without `compares`, prove only order and promises, on which times and memory depend.
     """
-    from zsim.proof.statement import says
-
     with uncollected():
         context = Context.of(schedule, model)
-        found, shown, ordered = _examined(context, compares=compares)
+        found = _findings(ProofStage.ORDER, context)
+        ordered, shown = not found, None
+        if ordered and compares:
+            from zsim.proof import values
+
+            shown = values.shown(context)
+            found += shown.findings
+            found += _findings(ProofStage.VALUES, context, but=VALUES)
+        found += _findings(ProofStage.PROMISES, context)
         broken = {finding.invariant for finding in found}
         proved, not_shown = says(schedule, shown, broken, ordered=ordered)
         return Proof(findings=tuple(found), values=shown, proved=proved, not_shown=not_shown)
+
+
+def _findings(stage: ProofStage, context: Context, *, but: str = "") -> list[Finding]:
+    """Return the findings of the families of a stage but one."""
+    examined = (each.examine(context) for each in of_stage(stage) if each.name != but)
+    return [finding for found in examined for finding in found]
 
 
 def check(
@@ -77,19 +73,4 @@ def check(
 
     Without `compares`, check only order and promises, on which times and memory depend.
     """
-    with uncollected():
-        found, _, _ = _examined(Context.of(schedule, model), compares=compares)
-        return tuple(found)
-
-
-def _examined(context: Context, *, compares: bool) -> "tuple[list[Finding], Shown | None, bool]":
-    """Return all findings, the result of the proof of values, and whether order is proved."""
-    found = [finding for examine in ORDER.values() for finding in examine(context)]
-    ordered, shown = not found, None
-    if ordered and compares:
-        from zsim.proof.families import compared
-
-        shown, found = compared(context)
-    for examine in PROMISES.values():
-        found += examine(context)
-    return found, shown, ordered
+    return prove(schedule, model, compares=compares).findings
