@@ -68,6 +68,11 @@ def _cast(schedule: Schedule) -> bool:
     return tokens or any(each.float8 for each in schedule.contract.parameters)
 
 
+def _counts(schedule: Schedule) -> bool:
+    """Return True if the host computes a scalar."""
+    return not all(each.given for each in schedule.scalars)
+
+
 def _memory(schedule: Schedule) -> str | None:
     """Return the words with the largest promised peak."""
     peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
@@ -86,7 +91,7 @@ VALUES = "values"
 
 _VALUES: tuple[tuple[str, Proves], ...] = (
     ("zsim.proof.values", lambda _: None),  # described with the ranks and rules that were run
-    ("zsim.proof.scalars", _if("host scalars", lambda one: not all(each.given for each in one.scalars))),
+    ("zsim.proof.scalars", _if("host scalars", _counts)),
     ("zsim.proof.formats", _if("number formats", lambda one: one.contract.strategy is not None)),
     ("zsim.proof.scales", _if("scales of 8-bit floats", _cast)),
     ("zsim.proof.places", lambda _: "places"),
