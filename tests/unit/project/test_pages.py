@@ -60,7 +60,8 @@ def test_the_commands_of_a_short_page_print_what_it_shows(
 
 
 def test_the_scenario_shown_is_the_one_that_ships() -> None:
-    shown = [parse(each) for each in blocks("reference/scenario_example.md", "toml") if each.startswith("title")]
+    texts = blocks("reference/scenario_example.md", "toml")
+    shown = [parse(each) for each in texts if each.startswith("title")]
     assert shown == [parse(zsim_scenarios.text("zero_100b"))]
 
 
