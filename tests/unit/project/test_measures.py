@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 FOLDERS = (ROOT / "zsim", *sorted((ROOT / "backends").glob("zsim_*")))
 PACKAGES = (*(folder.name for folder in FOLDERS), "zsim_scenarios", "zsim_topologies")
 
-LINES_MAX = 76_600
+LINES_MAX = 78_500
 """Lines of zsim."""
 
 RUN_MODULES_MAX, RUN_LINES_MAX = 325, 48_000
