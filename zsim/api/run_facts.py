@@ -121,7 +121,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             *_causal(found),
         ]
         if outcome.training is not None:
-            lines.append(("training", outcome.training.text()))
+            lines += outcome.training.facts()
     lines.append(("memory", _memory(found)))
     lines += [(each.name, each.text()) for each in found.tiers]
     if found.drive_life is not None and predicts(trace.backend):

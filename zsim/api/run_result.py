@@ -13,6 +13,13 @@ from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import AnswerInFacts
 from zsim.api.data_frame import data_frame
 from zsim.api.figure_file import drawn_figure, need_figure
+from zsim.api.goodput_answer import (
+    Given,
+    Goodput,
+    Reliability,
+    checkpoint_bytes,
+    reliability_of,
+)
 from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.notebook import Picture
 from zsim.api.run_facts import RunOutcome, fit_probability, run_facts, run_object
@@ -213,16 +220,21 @@ class RunResult(AnswerInFacts):
         *,
         price: float | None = None,
         prices: str | PathLike[str] | None = None,
+        reliability: Given = None,
     ) -> "RunResult":
         """Return a copy with days, cost and energy of a training of `tokens` tokens.
+
+        The days include failures, checkpoints and restarts (`zsim.api.goodput_answer`).
 
         Args:
             tokens: tokens of the whole training; None returns `self`.
             price: price of a GPU hour.
             prices: path of a file with the prices of GPUs.
+            reliability: failures, checkpoints, restarts and spare nodes by key, as
+                `--reliability`.
 
         Raises:
-            MistakeError: the run has no step time, or the file has no price of its GPU.
+            MistakeError: the run has no step time, `reliability` is wrong, or the file has no price of its GPU.
         """
         if tokens is None:
             return self
@@ -235,8 +247,21 @@ class RunResult(AnswerInFacts):
             gpus=self.job.schedule.mesh.size,
             price=price_of(gpu, price, prices),
             gpu_power_w=gpu_power_w(gpu),
+            goodput=self._goodput(reliability_of(reliability)),
         )
         return replace(self, training=training)
+
+    def _goodput(self, given: Reliability) -> Goodput | None:
+        """Return the goodput; None if the strategy is unknown, as for a schedule from a file."""
+        strategy = self.job.schedule.contract.strategy
+        if strategy is None:
+            return None
+        return Goodput(
+            gpus=self.job.schedule.mesh.size,
+            gpus_per_node=self.job.cluster.gpus_per_node,
+            bytes=checkpoint_bytes(strategy, self.job.model.trained_count),
+            given=given,
+        )
 
     @property
     def _options(self) -> tuple[str, ...]:

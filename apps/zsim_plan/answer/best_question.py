@@ -6,12 +6,13 @@ from os import PathLike
 from typing import Any, Final, TypedDict, Unpack
 
 from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
+from zsim.api.goodput_answer import Given, Goodput, Reliability, checkpoint_bytes, reliability_of
 from zsim.api.scenario import Changed, as_settings
 from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.files.installed import part_names, topology
-from zsim.files.source import tell_ignored, with_files
+from zsim.files.source import settled, tell_ignored, with_files
 from zsim.mistake import MistakeError, mistakes
 from zsim.runtimes.lookup import runtimes
 from zsim.scenario.changes import changed, flat
@@ -49,6 +50,8 @@ class BestOptions(TypedDict, total=False):
         among: names of the candidate runtimes; default all.
         fabrics: names of the candidate fabrics between nodes; default the usual fabric of the
             node.
+        reliability: failures, checkpoints, restarts and spare nodes by key, as
+            `--reliability`.
     """
 
     tokens: int | None
@@ -59,6 +62,7 @@ class BestOptions(TypedDict, total=False):
     prices: str | PathLike[str] | None
     among: Sequence[str]
     fabrics: Sequence[str]
+    reliability: Given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,9 @@ class Question:
         fixed: values by key that the user set and the search keeps.
         runtimes: names of the candidate runtimes.
         fabrics: names of the candidate fabrics between nodes; empty to keep the one of `tables`.
+        reliability: failures, checkpoints and restarts; None if neither they nor `tokens` are
+            given.
+        checkpoint_bytes: bytes of a checkpoint; 0 without `reliability`.
     """
 
     tables: Mapping[str, Any]
@@ -94,6 +101,8 @@ class Question:
     fixed: Mapping[str, object]
     runtimes: tuple[str, ...]
     fabrics: tuple[str, ...] = ()
+    reliability: Reliability | None = None
+    checkpoint_bytes: int = 0
 
     @property
     def tokens_per_step(self) -> int:
@@ -114,11 +123,23 @@ class Question:
                 assert self.power_w is not None
                 return gpus * step_time_s * self.power_w / JOULES_PER_KWH
 
-    def is_late(self, step_time_s: float) -> bool:
-        """Return True if the training would take longer than `within_s`."""
+    def goodput(self, gpus: int) -> Goodput | None:
+        """Return the goodput of a training on `gpus` GPUs; None without `reliability`."""
+        if self.reliability is None:
+            return None
+        return Goodput(
+            gpus=gpus,
+            gpus_per_node=self.fleet.cluster.gpus_per_node,
+            bytes=self.checkpoint_bytes,
+            given=self.reliability,
+        )
+
+    def is_late(self, step_time_s: float, gpus: int) -> bool:
+        """Return True if the training, with its failures, would take longer than `within_s`."""
         if self.within_s is None or self.tokens is None:
             return False
-        return self.tokens / self.tokens_per_step * step_time_s > self.within_s
+        work_s, goodput = self.tokens / self.tokens_per_step * step_time_s, self.goodput(gpus)
+        return (work_s if goodput is None else goodput.passing_s(work_s)) > self.within_s
 
     def fleets(self) -> tuple[Fleet, ...]:
         """Return the candidate fleets: all GPUs for "time", else also fewer by powers of two.
@@ -203,6 +224,7 @@ def question_of(
     known = price_of(fleet.cluster.gpu.name, options.get("price"), options.get("prices"))
     if objective == "cost" and known is None:
         raise MistakeError("--objective: cost needs --price or --prices")
+    counts_failures = tokens is not None or options.get("reliability") is not None
     power = fleet.power_w
     if objective == "energy" and power is None:
         raise MistakeError(f"--objective: energy: no power of {fleet.cluster.gpu.name} is known")
@@ -220,7 +242,27 @@ def question_of(
         fixed={key: value for key, value in given.items() if key.startswith(SOUGHT)},
         runtimes=_among(among, given),
         fabrics=fabrics,
+        reliability=reliability_of(options.get("reliability")) if counts_failures else None,
+        checkpoint_bytes=_checkpoint_bytes(tables, fleet.gpus) if counts_failures else 0,
     )
+
+
+def _checkpoint_bytes(tables: Mapping[str, Any], gpus: int) -> int:
+    """Return the bytes of a checkpoint; no setting that the search tries changes them."""
+    plain = {
+        "title": tables["title"],
+        "model": tables["model"],
+        "cluster": tables["cluster"],
+        "zero": {"stage": 3},
+        "parallel": {"data": gpus},
+        "train": {
+            **tables["train"],
+            **{"micro_batch_size": 1, "gradient_accumulation_steps": 1},
+        },
+    }
+    with mistakes(ScenarioError):
+        resolved, _ = settled(NAME, from_tables(plain))
+    return checkpoint_bytes(resolved.strategy, resolved.make_model().trained_count)
 
 
 SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")

@@ -1,6 +1,6 @@
 """The result of `zsim.best`: the best setting, its ties, and why the others lost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -12,6 +12,7 @@ from zsim.analysis.summary import utilization_text
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text
 from zsim.api.error_text import error_object, probability_text
+from zsim.api.goodput_answer import Goodput
 from zsim.api.notebook import facts_html
 from zsim.api.scenario import scenario_text
 from zsim.api.training_budget import Price, TrainingBudget
@@ -44,6 +45,10 @@ REASONS_SHOWN = 8
 """Number of reasons that the text lists."""
 
 
+def _no_goodput(_gpus: int) -> Goodput | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class LossReason:
     """Reason why settings lost, and their number."""
@@ -74,6 +79,7 @@ class BestResult(BestPages, AnswerInFacts):
         tokens: tokens of the whole training; None if not given.
         price: price of a GPU; None if unknown.
         bounded_s: lower bound of the step time of all settings that may fit.
+        goodput_of: function that returns the goodput on a number of GPUs; None if not asked.
         by_fabric: step time in seconds of the best setting on each fabric that was compared.
         wall_time_s: duration of the search; the only attribute that depends on the machine.
     """
@@ -97,6 +103,7 @@ class BestResult(BestPages, AnswerInFacts):
     power_w: int | None = None
     bounded_s: float = 0.0
     by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
+    goodput_of: Callable[[int], Goodput | None] = _no_goodput
     wall_time_s: float = 0.0
 
     @cached_property
@@ -223,6 +230,7 @@ class BestResult(BestPages, AnswerInFacts):
             gpus=setting.gpus,
             price=self.price,
             gpu_power_w=self.power_w,
+            goodput=self.goodput_of(setting.gpus),
         )
 
     def mfu(self, setting: TriedSetting, *, causal: bool = False) -> float:
@@ -273,7 +281,9 @@ class BestResult(BestPages, AnswerInFacts):
         if found.slower >= LONGER:
             lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
-            lines.append(("training", budget.text()))
+            lines += budget.facts()
+        elif (goodput := self.goodput_of(best.gpus)) is not None:
+            lines += goodput.facts()
         is_beaten = self.unsure is not None
         optimality = optimality_text(self, is_sure=found.is_sure, unsure_is_better=is_beaten)
         lines += [("optimality", optimality), ("search", searched), *self._tied()]
@@ -368,7 +378,7 @@ class BestResult(BestPages, AnswerInFacts):
         }
 
     def _object(self, each: TriedSetting) -> dict[str, object]:
-        budget = self.budget(each)
+        budget, goodput = self.budget(each), self.goodput_of(each.gpus)
         return {
             "settings": dict(each.changes),
             "gpus": each.gpus,
@@ -384,6 +394,7 @@ class BestResult(BestPages, AnswerInFacts):
             "leaves_no_memory": each.outcome.is_tight,
             "tie": None if each is self.best else self.is_tie(each),
             "budget": None if budget is None else budget.to_dict(),
+            "goodput": None if goodput is None else goodput.to_dict(),
         }
 
     def _repr_html_(self) -> str:

@@ -13,6 +13,7 @@ from zsim.cli.option import (
     Json,
     Price,
     Prices,
+    Reliable,
     Settings,
     Tokens,
     at_least,
@@ -125,6 +126,7 @@ def best(
     objective: Objective = "time",
     price: Price = None,
     prices: Prices = None,
+    reliability: Reliable = None,
     runtime: Runtime = None,
     fabric: Fabric = None,
     settings: Settings = None,
@@ -146,6 +148,7 @@ def best(
     _need_outputs(save, config, report)
     _need_picture(picture, figure)
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
+    many["--reliability"] = reliability
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
     once["--price"] = f"{price:g}" if price is not None else None
     once["--objective"] = objective if objective != "time" else None
@@ -162,6 +165,7 @@ def best(
             objective=objective,
             price=price,
             prices=prices,
+            reliability=reliability,
             among=runtime or (),
             fabrics=fabric or (),
             operations=search_operations,
