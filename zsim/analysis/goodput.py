@@ -12,8 +12,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, exp, expm1, fsum, inf, isinf, lgamma, log, log1p, sqrt
-from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 HALVINGS: Final = 200
 """Maximum halvings of the interval of a bisection; a double has no more digits after about 60."""
@@ -91,7 +93,7 @@ class Interruptions:
             return inf
         return self.between_s * exp(restart) * expm1(segment) / interval_s
 
-    def simulated_s(self, work_s: float, interval_s: float, seed: int) -> float:
+    def simulated_s(self, work_s: float, interval_s: float, draws: "Generator") -> float:
         """Return the time of one simulated training whose steps alone take `work_s`.
 
         The process has no memory, so after each failure the next one is drawn anew. The work ends
@@ -100,19 +102,18 @@ class Interruptions:
         if isinf(self.between_s):
             count = 0 if isinf(interval_s) else ceil(work_s / interval_s)
             return work_s + count * self.checkpoint_s
-        draw = Random(seed)
         segment_s = interval_s + self.checkpoint_s
         full = max(ceil(work_s / interval_s) - 1, 0)
         last_s = work_s - full * interval_s + self.checkpoint_s
         passed_s, done = 0.0, 0
         while True:
-            runs_s = draw.expovariate(1 / self.between_s)
+            runs_s = draws.exponential(self.between_s)
             left_s = (full - done) * segment_s + last_s
             if runs_s >= left_s:
                 return passed_s + left_s
             passed_s += runs_s
             done += min(int(runs_s // segment_s), full - done)
-            while (fails_s := draw.expovariate(1 / self.between_s)) < self.restart_s:
+            while (fails_s := draws.exponential(self.between_s)) < self.restart_s:
                 passed_s += fails_s
             passed_s += self.restart_s
 

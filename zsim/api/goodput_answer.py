@@ -293,8 +293,10 @@ class Goodput:
             return None
         if SIMULATIONS * work_s * stretch / found.between_s > DRAWS_MAX:
             return None
-        seeds = range(SIMULATIONS)
-        times = sorted(found.simulated_s(work_s, interval_s, seed) for seed in seeds)
+        from numpy.random import default_rng
+
+        draws = [default_rng(seed) for seed in range(SIMULATIONS)]
+        times = sorted(found.simulated_s(work_s, interval_s, each) for each in draws)
         return times[SIMULATIONS // 20], times[-1 - SIMULATIONS // 20]
 
     def facts(self, work_s: float | None = None) -> list[tuple[str, str]]:

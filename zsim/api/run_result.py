@@ -234,7 +234,8 @@ class RunResult(AnswerInFacts):
                 `--reliability`.
 
         Raises:
-            MistakeError: the run has no step time, `reliability` is wrong, or the file has no price of its GPU.
+            MistakeError: the run has no step time, `reliability` is wrong, or the file has no
+                price of its GPU.
         """
         if tokens is None:
             return self

@@ -71,6 +71,10 @@ Reader: TypeAlias = "Read | str"
 """A reader, or the text `module:name` of one."""
 
 
+TRAIN = "train.py"
+"""Name of the user's program in a script that starts it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFile:
     """A file of another program that trains with the runtime, recognized by its suffix.
@@ -79,11 +83,13 @@ class ProgramFile:
         suffix: of the file, such as ".toml".
         program: name of the program.
         write: writes the file.
+        start: arguments of torchrun that start the training, in bash; `{file}` is the file.
     """
 
     suffix: str
     program: str
     write: Write | str
+    start: str = TRAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +101,13 @@ class Config:
             another one: the reader then sets the key of that file.
         write: writes the configuration of the runtime itself; None if there is no writer.
         kinds: files of other programs.
+        start: arguments of torchrun that start the training, in bash; `{file}` is the file that
+            `write` writes.
+        before: lines of bash that precede torchrun.
     """
 
     readers: Mapping[str, Reader] = field(default_factory=dict[str, "Reader"])
     write: Write | str | None = None
     kinds: Sequence[ProgramFile] = ()
+    start: str = TRAIN
+    before: str = ""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final, TypedDict, Unpack
 
-from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.goodput_answer import Given, Goodput, Reliability, checkpoint_bytes, reliability_of
+from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.scenario import Changed, as_settings
 from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
 from zsim.cluster.cluster import ClusterError
@@ -257,7 +257,8 @@ def _checkpoint_bytes(tables: Mapping[str, Any], gpus: int) -> int:
         "parallel": {"data": gpus},
         "train": {
             **tables["train"],
-            **{"micro_batch_size": 1, "gradient_accumulation_steps": 1},
+            "micro_batch_size": 1,
+            "gradient_accumulation_steps": 1,
         },
     }
     with mistakes(ScenarioError):

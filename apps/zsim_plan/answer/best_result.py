@@ -23,8 +23,10 @@ from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.lookup import config_text
 from zsim.scenario.changes import changed
 from zsim.scenario.tables import from_tables
+from zsim.schedule.program import Discipline
 from zsim.units import format_bytes, format_seconds
 from zsim_plan.answer.best_report import BestPages, OrderedSettings
+from zsim_plan.answer.launch_script import Launch, launch_script
 from zsim_plan.answer.search_text import (
     BETTER,
     better_unsure,
@@ -76,6 +78,7 @@ class BestResult(BestPages, AnswerInFacts):
         tables: tables of the scenario without a setting.
         sequences: sequences of a step, each of `sequence_length` tokens.
         gpu, power_w: name and power limit of the GPU.
+        gpus_per_node: GPUs of a node.
         tokens: tokens of the whole training; None if not given.
         price: price of a GPU; None if unknown.
         bounded_s: lower bound of the step time of all settings that may fit.
@@ -98,6 +101,7 @@ class BestResult(BestPages, AnswerInFacts):
     sequences: int
     sequence_length: int
     gpu: str
+    gpus_per_node: int
     tokens: int | None = None
     price: Price | None = None
     power_w: int | None = None
@@ -205,8 +209,22 @@ class BestResult(BestPages, AnswerInFacts):
         )
         return config_text(asked, suffix=suffix)
 
+    def launch(self, setting: TriedSetting) -> Launch:
+        """Return what a script needs to start a setting."""
+        cluster = self.tables.get("cluster", {})
+        return Launch(
+            name=setting.name(),
+            runtime=str(setting.changes["zero.emulate"]),
+            gpus=setting.gpus,
+            gpus_per_node=self.gpus_per_node,
+            is_expandable=cluster.get("allocator") == Discipline.EXPANDABLE,
+        )
+
     def save_config(self, path: str | PathLike[str]) -> None:
         """Write the best setting as the configuration of its runtime; .toml means torchtitan.
+
+        Next to it, write a script that starts it: `.sh` for torchrun on one node, `.sbatch` for
+        Slurm on several.
 
         Raises:
             MistakeError: nothing fits, the folder of `path` does not exist, or zsim cannot write
@@ -218,6 +236,8 @@ class BestResult(BestPages, AnswerInFacts):
         need_folder("--config", Path(path))
         text = self.config_text(self.best, suffix=Path(path).suffix)
         write(Path(path), text)
+        asked = self.launch(self.best)
+        write(asked.path(Path(path)), launch_script(asked, Path(path)))
 
     def budget(self, setting: TriedSetting) -> TrainingBudget | None:
         """Return the days, cost and energy of the training; None if its tokens are unknown."""

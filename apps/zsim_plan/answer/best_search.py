@@ -332,6 +332,7 @@ def _result(hunt: _Hunt) -> BestResult:
         sequences=question.sequences,
         sequence_length=question.sequence_length,
         gpu=question.fleet.cluster.gpu.name,
+        gpus_per_node=question.fleet.cluster.gpus_per_node,
         tokens=question.tokens,
         price=question.price,
         power_w=question.power_w,

@@ -99,7 +99,9 @@ Save = Annotated[
 Config = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", help="Write it as the configuration of its runtime; .toml is torchtitan's."
+        metavar="FILE",
+        help="Write it as the configuration of its runtime (.toml is torchtitan's), and next to it "
+        "a script that starts it: .sh for torchrun, .sbatch for Slurm.",
     ),
 ]
 Report = Annotated[

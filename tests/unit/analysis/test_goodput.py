@@ -6,6 +6,7 @@ from statistics import mean, stdev
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 
 from zsim.analysis.goodput import Interruptions, chance_of_enough, least_spares, share_down
 
@@ -54,7 +55,8 @@ def test_simulated_trainings_take_the_expected_time(
     case = Interruptions(between_s=HOUR, checkpoint_s=checkpoint * HOUR, restart_s=restart * HOUR)
     interval_s = interval * HOUR
     work_s = segments * interval_s
-    found = [case.simulated_s(work_s, interval_s, seed + number) for number in range(500)]
+    draws = default_rng(seed)
+    found = [case.simulated_s(work_s, interval_s, draws) for _ in range(500)]
     error = stdev(found) / len(found) ** 0.5
     assert abs(mean(found) - work_s * case.stretch(interval_s)) < 5 * error
 
@@ -63,8 +65,8 @@ def test_nothing_is_lost_without_failures() -> None:
     never = Interruptions(between_s=inf, checkpoint_s=MINUTE, restart_s=MINUTE)
     assert never.optimal_s == never.daly_s == never.young_s == inf
     assert never.stretch(inf) == 1
-    assert never.simulated_s(HOUR, inf, 0) == HOUR
-    assert never.simulated_s(HOUR, HOUR / 2, 0) == HOUR + 2 * MINUTE
+    assert never.simulated_s(HOUR, inf, default_rng(0)) == HOUR
+    assert never.simulated_s(HOUR, HOUR / 2, default_rng(0)) == HOUR + 2 * MINUTE
     assert never.stretch(HOUR / 2) == pytest.approx(1 + 2 / 60)
 
 

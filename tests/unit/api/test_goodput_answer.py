@@ -1,4 +1,4 @@
-"""The goodput of a training: its defaults have sources, and what is asked is followed or refused."""
+"""The goodput of a training: its defaults have sources, and options replace them."""
 
 import pytest
 

@@ -12,5 +12,6 @@ RUNTIME = Runtime(
     config=Config(
         readers={"deepspeed_config": "zsim.runtimes.deepspeed.config_reader:read"},
         write="zsim.runtimes.deepspeed.config_writer:write",
+        start="train.py --deepspeed_config {file}",
     ),
 )

@@ -16,6 +16,8 @@ RUNTIME = Runtime(
             "nemo_config": "zsim.runtimes.megatron.nemo_reader:read",
         },
         write="zsim.runtimes.megatron.config_writer:write",
+        before='eval "arguments=($(cat {file}))"',
+        start='pretrain_gpt.py "${{arguments[@]}}"',
     ),
     host_costs="zsim.runtimes.megatron:host_costs.toml",
 )

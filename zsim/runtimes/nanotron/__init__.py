@@ -9,6 +9,9 @@ RUNTIME = Runtime(
     schedule="zsim.runtimes.nanotron.dispatch:schedule",
     volume="zsim.runtimes.nanotron.dispatch:volume",
     search="zsim.runtimes.nanotron.search:SEARCH",
-    config=Config(write="zsim.runtimes.nanotron.config_writer:write"),
+    config=Config(
+        write="zsim.runtimes.nanotron.config_writer:write",
+        start="run_train.py --config-file {file}",
+    ),
     host_costs="zsim.runtimes.nanotron:host_costs.toml",
 )
