@@ -239,13 +239,17 @@ class BestResult(BestPages, AnswerInFacts):
         asked = self.launch(self.best)
         write(asked.path(Path(path)), launch_script(asked, Path(path)))
 
-    def budget(self, setting: TriedSetting) -> TrainingBudget | None:
-        """Return the days, cost and energy of the training; None if its tokens are unknown."""
-        if self.tokens is None:
+    def budget(self, setting: TriedSetting, tokens: int | None = None) -> TrainingBudget | None:
+        """Return the days, cost and energy of the training; None if its tokens are unknown.
+
+        `tokens` replaces the tokens of the question.
+        """
+        tokens = self.tokens if tokens is None else tokens
+        if tokens is None:
             return None
-        steps = self.tokens / (self.sequences * self.sequence_length)
+        steps = tokens / (self.sequences * self.sequence_length)
         return TrainingBudget(
-            tokens=self.tokens,
+            tokens=tokens,
             seconds=steps * setting.outcome.step_time_s,
             gpus=setting.gpus,
             price=self.price,
