@@ -25,6 +25,7 @@ from zsim.api.notebook import Picture
 from zsim.api.run_facts import RunOutcome, fit_probability, run_facts, run_object
 from zsim.api.training_budget import TrainingBudget, price_of
 from zsim.backend.backend import SIMULATOR
+from zsim.cluster.fault import Flaky
 from zsim.files.installed import fitted_for
 from zsim.files.trace_file import need_chakra, need_trace, write_trace
 from zsim.files.written import write
@@ -99,6 +100,19 @@ class RunResult(AnswerInFacts):
         access simulates both.
         """
         return self.look_for_band() if self.fits else None
+
+    @property
+    def flaky(self) -> Flaky | None:
+        """Probability of the only fault; None if the scenario has no fault with a probability."""
+        resolved = None if self.scenario is None else self.scenario.source.scenario
+        return None if resolved is None else resolved.flaky
+
+    @property
+    def expected_step_time_s(self) -> float:
+        """Expected step time in seconds, if only some steps have the fault; else `step_time_s`."""
+        if self.flaky is None or self.healthy_step_time_s is None:
+            return self.step_time_s
+        return self.flaky.expected_s(self.healthy_step_time_s, self.step_time_s)
 
     @property
     def bound_by(self) -> str:
@@ -244,7 +258,7 @@ class RunResult(AnswerInFacts):
         gpu = self.job.cluster.gpu.name
         training = TrainingBudget(
             tokens=tokens,
-            seconds=tokens / self.tokens_per_s,
+            seconds=tokens / self.tokens_per_s * self.expected_step_time_s / self.step_time_s,
             gpus=self.job.schedule.mesh.size,
             price=price_of(gpu, price, prices),
             gpu_power_w=gpu_power_w(gpu),
@@ -284,6 +298,7 @@ class RunResult(AnswerInFacts):
             losses=self.losses,
             wall_time_s=self.wall_time_s,
             healthy_step_time_s=self.healthy_step_time_s,
+            flaky=self.flaky,
             step_time_band_s=self.step_time_band_s,
             remedies=self.remedies,
             fitted=fitted_for(self.job.cluster) if predicts(self.backend) else (),

@@ -15,7 +15,7 @@ from zsim.model.equal_units import EQUAL_UNITS
 from zsim.network.link_load import Decision
 from zsim.runtimes.host_costs import PLAIN
 from zsim.runtimes.lookup import host_costs_of
-from zsim.scenario.fault_injection import AbsentHardwareError, injected
+from zsim.scenario.fault_injection import AbsentHardwareError, flaky_of, injected
 from zsim.scenario.missing_keys import need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.scenario.resolved_scenario import ResolvedScenario
@@ -127,6 +127,7 @@ def resolve(
         _need_hardware(strategy, cluster)
     with wrong:
         faults, neighbours = injected(scenario.fault, scenario.neighbour, cluster, strategy.ranks)
+        flaky = flaky_of(scenario.fault, scenario.neighbour)
     wrong.refuse()
     return ResolvedScenario(
         shape=scenario.model,
@@ -139,6 +140,7 @@ def resolve(
         steps=scenario.train.steps,
         faults=faults,
         neighbours=neighbours,
+        flaky=flaky,
         decision=decision,
     )
 
