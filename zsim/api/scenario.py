@@ -25,6 +25,7 @@ from zsim.files.source import (
 )
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
+from zsim.scenario.setting_notes import setting_notes
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.title import filled, template_of, title_of
 from zsim.scenario.toml import NONE, setting_value, with_settings
@@ -90,7 +91,7 @@ class LoadedScenario:
         if self.schedule_json is not None:
             return schedule_source(self.name, self.schedule_json, self.changes)
         found, ignored = self._settled
-        tell_ignored(ignored)
+        tell_ignored("; ".join(filter(None, (ignored, *setting_notes(found)))))
         document = scheduled(self.name, found)
         return Source(name=self.name, title=self.title, document=document, scenario=found)
 

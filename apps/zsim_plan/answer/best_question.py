@@ -1,7 +1,7 @@
 """The question of `zsim.best`: the model, the GPUs, the batch and the objective."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Final, TypedDict, Unpack
 
@@ -16,8 +16,11 @@ from zsim.files.source import settled, tell_ignored, with_files
 from zsim.mistake import MistakeError, mistakes
 from zsim.runtimes.lookup import runtimes
 from zsim.scenario.changes import changed, flat
+from zsim.scenario.resolved_scenario import ResolvedScenario
+from zsim.scenario.setting_notes import checkpointing_notes, nic_notes
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import setting_value, with_settings
+from zsim.strategy.activations import Checkpointing
 from zsim.suggestion import one_of
 from zsim_plan.answer.setting_trial import NAME
 from zsim_plan.search.fleet import Fleet
@@ -224,6 +227,7 @@ def question_of(
     known = price_of(fleet.cluster.gpu.name, options.get("price"), options.get("prices"))
     if objective == "cost" and known is None:
         raise MistakeError("--objective: cost needs --price or --prices")
+    _tell_notes(tables, fleet)
     counts_failures = tokens is not None or options.get("reliability") is not None
     power = fleet.power_w
     if objective == "energy" and power is None:
@@ -247,14 +251,15 @@ def question_of(
     )
 
 
-def _checkpoint_bytes(tables: Mapping[str, Any], gpus: int) -> int:
-    """Return the bytes of a checkpoint; no setting that the search tries changes them."""
+def _plain(tables: Mapping[str, Any], gpus: int) -> ResolvedScenario:
+    """Return a plain setting of the question; its checkpoint is as large as that of the others."""
     plain = {
         "title": tables["title"],
         "model": tables["model"],
         "cluster": tables["cluster"],
         "zero": {"stage": 3},
         "parallel": {"data": gpus},
+        "activations": tables.get("activations", {}),
         "train": {
             **tables["train"],
             "micro_batch_size": 1,
@@ -263,7 +268,23 @@ def _checkpoint_bytes(tables: Mapping[str, Any], gpus: int) -> int:
     }
     with mistakes(ScenarioError):
         resolved, _ = settled(NAME, from_tables(plain))
-    return checkpoint_bytes(resolved.strategy, resolved.make_model().trained_count)
+    return resolved
+
+
+def _checkpoint_bytes(tables: Mapping[str, Any], gpus: int) -> int:
+    """Return the bytes of a checkpoint."""
+    plain = _plain(tables, gpus)
+    return checkpoint_bytes(plain.strategy, plain.make_model().trained_count)
+
+
+def _tell_notes(tables: Mapping[str, Any], fleet: GpuFleet) -> None:
+    """Print notes on the activations and on the NICs, if there are any."""
+    nodes = max(1, fleet.gpus // fleet.cluster.gpus_per_node)
+    notes = [*nic_notes(replace(fleet.cluster, nodes=nodes))]
+    activations = tables.get("activations", {})
+    if activations.get("checkpointing") == Checkpointing.SELECTIVE:
+        notes += checkpointing_notes(_plain(tables, fleet.gpus))
+    tell_ignored("; ".join(notes))
 
 
 SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")
