@@ -280,7 +280,8 @@ def _checkpoint_bytes(tables: Mapping[str, Any], gpus: int) -> int:
 def _tell_notes(tables: Mapping[str, Any], fleet: GpuFleet) -> None:
     """Print notes on the activations and on the NICs, if there are any."""
     nodes = max(1, fleet.gpus // fleet.cluster.gpus_per_node)
-    notes = [*nic_notes(replace(fleet.cluster, nodes=nodes))]
+    nics = tables["cluster"].get("nics_per_node", fleet.cluster.nics_per_node)
+    notes = [*nic_notes(replace(fleet.cluster, nodes=nodes, nics_per_node=nics))]
     activations = tables.get("activations", {})
     if activations.get("checkpointing") == Checkpointing.SELECTIVE:
         notes += checkpointing_notes(_plain(tables, fleet.gpus))

@@ -21,7 +21,7 @@ def test_selective_checkpointing_of_flash_attention_changes_nothing(
 ) -> None:
     _ = zsim.load("tiny", changes).source
     said = "activations.checkpointing: selective changes nothing: flash attention"
-    assert capsys.readouterr().err.startswith(said) is is_said
+    assert (said in capsys.readouterr().err) is is_said
 
 
 @pytest.mark.parametrize(("nics", "is_said"), [(3, True), (4, False), (8, False), (16, False)])
