@@ -79,17 +79,12 @@ class ClusterChoice(AnswerInFacts):
     """The best settings on several clusters.
 
     Attributes:
-        model: name of the model.
+        title: the model and all clusters.
         answers: results, in the order of the question.
     """
 
-    model: str
+    title: str
     answers: tuple[ClusterAnswer, ...]
-
-    @property
-    def title(self) -> str:
-        """The model and all clusters."""
-        return f"{self.model} on {' or '.join(each.gpus for each in self.answers)}"
 
     @property
     def ranked(self) -> tuple[ClusterAnswer, ...]:
@@ -320,7 +315,9 @@ def best_clusters(
         raise MistakeError("--or: give a price after @ to all GPUs or to none")
     answers: list[ClusterAnswer] = []
     for text, (gpus, price) in zip(clusters, quotes, strict=True):
-        asked = options if price is None else BestOptions(**{**options, "price": price})
+        asked = options.copy()
+        if price is not None:
+            asked["price"] = price
         result = best(
             model,
             gpus,
@@ -331,4 +328,5 @@ def best_clusters(
             **asked,
         )
         answers.append(ClusterAnswer(gpus=text, result=result))
-    return ClusterChoice(model=model, answers=tuple(answers))
+    title = f"{model} on {' or '.join(clusters)}"
+    return ClusterChoice(title=title, answers=tuple(answers))
