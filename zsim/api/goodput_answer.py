@@ -60,7 +60,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reliability:
+class FailureModel:
     """Failures of GPUs, and how a training recovers; None stands for a default.
 
     Attributes:
@@ -84,7 +84,7 @@ class Reliability:
     goodput: float | None = None
 
 
-def reliability_of(given: Given) -> Reliability:
+def reliability_of(given: Given) -> FailureModel:
     """Return the reliability that `--reliability` gives.
 
     Raises:
@@ -108,7 +108,7 @@ def reliability_of(given: Given) -> Reliability:
             )
     if "spares" in known and "goodput" in known:
         raise MistakeError("--reliability: goodput: finds the number of spares; remove spares")
-    return Reliability(
+    return FailureModel(
         failures=_read(known, "failures", _rate),
         checkpoint_s=_read(known, "checkpoint", _seconds),
         storage=_read(known, "storage", parse_bandwidth),
@@ -193,7 +193,7 @@ class Goodput:
     gpus: int
     gpus_per_node: int
     bytes: int
-    given: Reliability = field(default_factory=Reliability)
+    given: FailureModel = field(default_factory=FailureModel)
 
     @property
     def failures(self) -> float:

@@ -14,9 +14,9 @@ from zsim.api.answer import AnswerInFacts
 from zsim.api.data_frame import data_frame
 from zsim.api.figure_file import drawn_figure, need_figure
 from zsim.api.goodput_answer import (
+    FailureModel,
     Given,
     Goodput,
-    Reliability,
     checkpoint_bytes,
     reliability_of,
 )
@@ -266,7 +266,7 @@ class RunResult(AnswerInFacts):
         )
         return replace(self, training=training)
 
-    def _goodput(self, given: Reliability) -> Goodput | None:
+    def _goodput(self, given: FailureModel) -> Goodput | None:
         """Return the goodput; None if the strategy is unknown, as for a schedule from a file."""
         strategy = self.job.schedule.contract.strategy
         if strategy is None:

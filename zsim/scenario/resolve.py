@@ -120,14 +120,12 @@ def resolve(
         strategy = _strategy({**scenario.alike, "parallel": parallel, "zero": zero, "train": train})
     wrong.refuse()
     nodes = -(-strategy.ranks // described.gpus_per_node)
-    cluster = replace(described, network=network, nodes=nodes)
     timed = _timed(described.gpu, kernel_profile, scenario.compute, strategy.zero.emulate)
-    cluster = replace(cluster, gpu=timed)
+    cluster = replace(described, network=network, nodes=nodes, gpu=timed)
     with wrong:
         _need_hardware(strategy, cluster)
     with wrong:
         faults, neighbours = injected(scenario.fault, scenario.neighbour, cluster, strategy.ranks)
-        flaky = flaky_of(scenario.fault, scenario.neighbour)
     wrong.refuse()
     return ResolvedScenario(
         shape=scenario.model,
@@ -140,7 +138,7 @@ def resolve(
         steps=scenario.train.steps,
         faults=faults,
         neighbours=neighbours,
-        flaky=flaky,
+        flaky=flaky_of(scenario.fault, scenario.neighbour),
         decision=decision,
     )
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Final, TypedDict, Unpack
 
-from zsim.api.goodput_answer import Given, Goodput, Reliability, checkpoint_bytes, reliability_of
+from zsim.api.goodput_answer import FailureModel, Given, Goodput, checkpoint_bytes, reliability_of
 from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.scenario import Changed, as_settings
+from zsim.api.setting_notes import checkpointing_notes, nic_notes
 from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.files import Part, TopologyError
@@ -17,7 +18,6 @@ from zsim.mistake import MistakeError, mistakes
 from zsim.runtimes.lookup import runtimes
 from zsim.scenario.changes import changed, flat
 from zsim.scenario.resolved_scenario import ResolvedScenario
-from zsim.scenario.setting_notes import checkpointing_notes, nic_notes
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import setting_value, with_settings
 from zsim.strategy.activations import Checkpointing
@@ -104,7 +104,7 @@ class Question:
     fixed: Mapping[str, object]
     runtimes: tuple[str, ...]
     fabrics: tuple[str, ...] = ()
-    reliability: Reliability | None = None
+    reliability: FailureModel | None = None
     checkpoint_bytes: int = 0
 
     @property

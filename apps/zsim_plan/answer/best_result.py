@@ -26,7 +26,7 @@ from zsim.scenario.tables import from_tables
 from zsim.schedule.program import Discipline
 from zsim.units import format_bytes, format_seconds
 from zsim_plan.answer.best_report import BestPages, OrderedSettings
-from zsim_plan.answer.launch_script import Launch, launch_script
+from zsim_plan.answer.launch_script import SettingLaunch, launch_script
 from zsim_plan.answer.search_text import (
     BETTER,
     better_unsure,
@@ -209,10 +209,10 @@ class BestResult(BestPages, AnswerInFacts):
         )
         return config_text(asked, suffix=suffix)
 
-    def launch(self, setting: TriedSetting) -> Launch:
+    def launch(self, setting: TriedSetting) -> SettingLaunch:
         """Return what a script needs to start a setting."""
         cluster = self.tables.get("cluster", {})
-        return Launch(
+        return SettingLaunch(
             name=setting.name(),
             runtime=str(setting.changes["zero.emulate"]),
             gpus=setting.gpus,

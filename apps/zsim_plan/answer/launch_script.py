@@ -17,7 +17,7 @@ EXPANDABLE: Final = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class SettingLaunch:
     """A setting to start.
 
     Attributes:
@@ -47,7 +47,7 @@ class Launch:
         return config.with_suffix(suffix)
 
 
-def launch_script(asked: Launch, config: Path) -> str:
+def launch_script(asked: SettingLaunch, config: Path) -> str:
     """Return the script that starts a setting whose configuration is `config`.
 
     The script runs in the folder of `config`, which also has the user's program.

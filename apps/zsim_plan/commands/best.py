@@ -19,7 +19,7 @@ from zsim.cli.option import (
     at_least,
     completed,
 )
-from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.printing import Output, answer_before, outputs, print_answer
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
@@ -159,21 +159,15 @@ def best(
 ) -> Code:
     """Find the best setting for a model on GPUs."""
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
-    from zsim_plan.answer.best_result import BestResult
 
     del search_time  # its callback rejects it
-    _need_outputs(save, config, report)
-    _need_picture(picture, figure)
-    if or_gpus and picture is not None:
-        raise MistakeError("--picture: draws the settings of one cluster; remove --or")
+    _need_files(save, config, report, (picture, figure), or_gpus)
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
-    many["--reliability"] = reliability
+    many |= {"--reliability": reliability, "--or": or_gpus}
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
     once["--price"] = f"{price:g}" if price is not None else None
     once["--objective"] = objective if objective != "time" else None
     once["--search-operations"] = _other_than(OPERATIONS, search_operations)
-    many["--or"] = or_gpus
-    command = _command(model, gpus, many, once)
     with progress(f"the best setting of {model}") as told:
         found = _search(
             model,
@@ -192,15 +186,41 @@ def best(
             workers=workers,
             progress=told,
         )
-    files = outputs((report, partial(found.report, command=command)))
+    files = outputs((report, partial(found.report, command=_command(model, gpus, many, once))))
     if found.best is not None:
         files += outputs((save, found.save), (config, found.save_config))
-        if isinstance(found, BestResult):
-            draw = found.picture if figure is None else partial(found.picture, figure=figure)
-            files += outputs((picture, draw))
+        files += _drawing(found, picture, figure)
     with answer_before(files):
         print_answer(found, as_json=json)
     return Code.NO if found.best is None else Code.DONE
+
+
+def _need_files(
+    save: str | None,
+    config: str | None,
+    report: str | None,
+    drawn: tuple[str | None, str | None],
+    or_gpus: list[str] | None,
+) -> None:
+    _need_outputs(save, config, report)
+    _need_picture(*drawn)
+    _need_one_cluster(or_gpus, drawn[0])
+
+
+def _need_one_cluster(or_gpus: list[str] | None, picture: str | None) -> None:
+    if or_gpus and picture is not None:
+        raise MistakeError("--picture: draws the settings of one cluster; remove --or")
+
+
+def _drawing(
+    found: "BestResult | ClusterChoice", picture: str | None, figure: str | None
+) -> list[Output]:
+    from zsim_plan.answer.best_result import BestResult
+
+    if not isinstance(found, BestResult):
+        return []
+    draw = found.picture if figure is None else partial(found.picture, figure=figure)
+    return outputs((picture, draw))
 
 
 def _search(

@@ -8,12 +8,12 @@ import pytest
 
 from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.lookup import config_text, runtimes
-from zsim_plan.answer.launch_script import Launch, launch_script
+from zsim_plan.answer.launch_script import SettingLaunch, launch_script
 
 PRINTING = '#!/bin/bash\nprintf \'%s\\n\' "$(basename "$0")" "$@"\n'
 
 
-def started(folder: Path, asked: Launch, config: Path) -> list[str]:
+def started(folder: Path, asked: SettingLaunch, config: Path) -> list[str]:
     """Return the words of the first command that the script of `config` runs."""
     script = asked.path(config)
     script.write_text(launch_script(asked, config), "utf-8")
@@ -42,8 +42,8 @@ def started(folder: Path, asked: Launch, config: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def launch(runtime: str, gpus: int) -> Launch:
-    return Launch(name="a setting", runtime=runtime, gpus=gpus, gpus_per_node=8)
+def launch(runtime: str, gpus: int) -> SettingLaunch:
+    return SettingLaunch(name="a setting", runtime=runtime, gpus=gpus, gpus_per_node=8)
 
 
 @pytest.mark.parametrize("runtime", sorted(runtimes()))
@@ -112,8 +112,8 @@ def test_a_script_never_replaces_its_configuration(tmp_path: Path) -> None:
 
 def test_segments_that_expand_are_asked_of_the_allocator(tmp_path: Path) -> None:
     config = tmp_path / "plan.py"
-    plain = Launch(name="plain", runtime="fsdp2", gpus=8, gpus_per_node=8)
-    expandable = Launch(
+    plain = SettingLaunch(name="plain", runtime="fsdp2", gpus=8, gpus_per_node=8)
+    expandable = SettingLaunch(
         name="expandable", runtime="fsdp2", gpus=8, gpus_per_node=8, is_expandable=True
     )
     assert "expandable_segments:True" not in launch_script(plain, config)
