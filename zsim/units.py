@@ -26,16 +26,17 @@ _TIME = {
     "ns": Fraction(10**3),
     "ps": Fraction(1),
 }
-_DURATION = {
-    "s": Fraction(1),
-    "min": Fraction(60),
-    "h": Fraction(3600),
-    "day": Fraction(86_400),
-    "days": Fraction(86_400),
-    "weeks": Fraction(604_800),
+_DURATIONS_S = {
+    ("s", "sec", "second", "seconds"): 1,
+    ("min", "minute", "minutes"): 60,
+    ("h", "hour", "hours"): 3600,
+    ("d", "day", "days"): 86_400,
+    ("w", "week", "weeks"): 604_800,
+    ("y", "year", "years"): 31_557_600,
 }
+_DURATION = {name: Fraction(s) for names, s in _DURATIONS_S.items() for name in names}
 _POWER = {"W": Fraction(1), "kW": Fraction(10**3)}
-_THOUSANDS = {"k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_THOUSANDS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _RATE = {f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in _PREFIX.items()}
 _EXPONENT = r"[eE][+-]?[0-9]{1,3}"  # a longer one would be computed for hours
 _NUMBER = re.compile(rf"\s*([0-9]+(?:\.[0-9]*)?(?:{_EXPONENT})?)\s*(\S.*?)\s*$")
@@ -102,7 +103,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds in `text`, such as "30 days".
+    """Return the seconds in `text`, such as "30 days" or "30d"; "m" is refused as ambiguous.
 
     Raises:
         UnitError: `text` is not a duration.
@@ -120,15 +121,15 @@ def parse_power(text: str) -> int:
 
 
 def parse_tokens(text: str) -> int:
-    """Return the tokens in `text`: 15e12, or "15T".
+    """Return the tokens in `text`: 15e12, or "15T"; letters may be small.
 
     Raises:
         UnitError: `text` is not a whole number of more than 0.
     """
     found = Fraction(0)
     number, factor = text.strip().replace(",", ""), 1
-    if number[-1:] in _THOUSANDS:
-        number, factor = number[:-1].strip(), _THOUSANDS[number[-1]]
+    if (letter := number[-1:].upper()) in _THOUSANDS:
+        number, factor = number[:-1].strip(), _THOUSANDS[letter]
     if _RATIO.fullmatch(number) and "/" not in number:
         with suppress(ValueError, ZeroDivisionError):
             found = Fraction(number) * factor

@@ -53,7 +53,13 @@ def test_seconds_are_shown_in_the_unit_that_reads_best(seconds: float, shown: st
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [("15e12", 15 * 10**12), ("15T", 15 * 10**12), ("2.5 B", 2_500_000_000), ("1,000", 1000)],
+    [
+        ("15e12", 15 * 10**12),
+        ("15T", 15 * 10**12),
+        ("2.5 B", 2_500_000_000),
+        ("1,000", 1000),
+        ("1t", 10**12),
+    ],
 )
 def test_tokens_are_numbers_with_or_without_a_letter(text: str, tokens: int) -> None:
     assert parse_tokens(text) == tokens
@@ -68,7 +74,9 @@ def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
 def test_durations_and_powers_have_units() -> None:
     assert parse_duration("30 days") == 30 * 86_400
     assert parse_duration("1.5 h") == 5400
+    for short in ("30d", "30 day", "720hours", "43200 min"):
+        assert parse_duration(short) == 30 * 86_400
     assert parse_power("1.2 kW") == 1200
-    for wrong in ("30", "30 moons", "days"):
+    for wrong in ("30", "30 moons", "days", "30 m"):
         with pytest.raises(UnitError, match="30 days"):
             parse_duration(wrong)

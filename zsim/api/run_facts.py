@@ -13,6 +13,7 @@ from zsim.api.error_text import error_object, probability_text
 from zsim.api.step_time_band import WIDE
 from zsim.api.training_budget import TrainingBudget
 from zsim.backend.backend import Job, predicts
+from zsim.cluster.fault import Flaky
 from zsim.cluster.foreign_profile import foreign_profiles
 from zsim.prediction.error_rule import SURE, shipped_rules
 from zsim.schedule.describe_operation import moment
@@ -40,7 +41,7 @@ class RunOutcome:
 
     `remedies` are the changes that make it fit; None if they were not searched. `fitted` are
     settings that replace data-sheet rates by measurements. `training` is the budget of a whole
-    training.
+    training. `flaky` is the probability of the only fault, if not all steps have it.
     """
 
     title: str
@@ -54,6 +55,7 @@ class RunOutcome:
     remedies: "tuple[Remedy, ...] | None"
     fitted: tuple[str, ...]
     training: TrainingBudget | None = None
+    flaky: Flaky | None = None
 
 
 def run_object(outcome: RunOutcome) -> dict[str, object]:
@@ -68,6 +70,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "remedies": _remedy_objects(outcome.remedies),
         "step_time_s": found.step_time_s,
         "healthy_step_time_s": outcome.healthy_step_time_s,
+        **_flaky_object(outcome),
         "step_time_band_s": outcome.step_time_band_s,
         "model_tflops_per_gpu": found.model_tflops_per_gpu,
         "hardware_tflops_per_gpu": found.hardware_tflops_per_gpu,
@@ -133,7 +136,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             *_causal(found),
         ]
         if outcome.training is not None:
-            lines.append(("training", outcome.training.text()))
+            lines += outcome.training.facts()
     lines.append(("memory", _memory(found)))
     lines += [(each.name, each.text()) for each in found.tiers]
     if found.drive_life is not None and predicts(trace.backend):
@@ -212,7 +215,30 @@ def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
     lost_s = step_s - healthy_s
     lost = f"{'+' if lost_s >= 0 else '-'}{format_seconds(abs(lost_s))}" if lost_s else "nothing"
     without = f"{format_seconds(healthy_s)} without"
-    return [("faults and neighbours", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
+    lines = [("faults and neighbours", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
+    return [*lines, *_flaky(outcome, healthy_s)]
+
+
+def _flaky(outcome: RunOutcome, healthy_s: float) -> list[tuple[str, str]]:
+    """Return the expected step time, if only some steps have the fault."""
+    if (flaky := outcome.flaky) is None:
+        return []
+    expected_s = flaky.expected_s(healthy_s, outcome.summary.step_time_s)
+    links = "1 link has" if flaky.links == 1 else f"at least 1 of {flaky.links:,} links has"
+    text = (
+        f"{format_seconds(expected_s)} a step ({expected_s / healthy_s - 1:+.1%}): {links} the "
+        f"fault in {flaky.chance:.2%} of the steps; the lines above are of these"
+    )
+    return [("expected", text)]
+
+
+def _flaky_object(outcome: RunOutcome) -> dict[str, object]:
+    """Return the expected step time, if only some steps have the fault."""
+    flaky, healthy_s = outcome.flaky, outcome.healthy_step_time_s
+    if flaky is None or healthy_s is None:
+        return {}
+    expected_s = flaky.expected_s(healthy_s, outcome.summary.step_time_s)
+    return {"fault_share_of_steps": flaky.chance, "expected_step_time_s": expected_s}
 
 
 def _fits(outcome: RunOutcome) -> str:

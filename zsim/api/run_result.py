@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING
 from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import AnswerInFacts
+from zsim.api.goodput_answer import (
+    FailureModel,
+    Given,
+    Goodput,
+    checkpoint_bytes,
+    reliability_of,
+)
 from zsim.api.notebook import Picture
 from zsim.api.run_facts import RunOutcome, fit_probability, run_facts, run_object
 from zsim.api.training_budget import TrainingBudget, price_of
 from zsim.backend.backend import SIMULATOR
+from zsim.cluster.fault import Flaky
 from zsim.files.installed import fitted_for
 from zsim.files.trace_file import need_chakra, need_trace, write_trace
 from zsim.files.written import write
@@ -89,6 +97,19 @@ class RunResult(AnswerInFacts):
         access simulates both.
         """
         return self.look_for_band() if self.fits else None
+
+    @property
+    def flaky(self) -> Flaky | None:
+        """Probability of the only fault; None if the scenario has no fault with a probability."""
+        resolved = None if self.scenario is None else self.scenario.source.scenario
+        return None if resolved is None else resolved.flaky
+
+    @property
+    def expected_step_time_s(self) -> float:
+        """Expected step time in seconds, if only some steps have the fault; else `step_time_s`."""
+        if self.flaky is None or self.healthy_step_time_s is None:
+            return self.step_time_s
+        return self.flaky.expected_s(self.healthy_step_time_s, self.step_time_s)
 
     @property
     def bound_by(self) -> str:
@@ -210,16 +231,22 @@ class RunResult(AnswerInFacts):
         *,
         price: float | None = None,
         prices: str | PathLike[str] | None = None,
+        reliability: Given = None,
     ) -> "RunResult":
         """Return a copy with days, cost and energy of a training of `tokens` tokens.
+
+        The days include failures, checkpoints and restarts (`zsim.api.goodput_answer`).
 
         Args:
             tokens: tokens of the whole training; None returns `self`.
             price: price of a GPU hour.
             prices: path of a file with the prices of GPUs.
+            reliability: failures, checkpoints, restarts and spare nodes by key, as
+                `--reliability`.
 
         Raises:
-            MistakeError: the run has no step time, or the file has no price of its GPU.
+            MistakeError: the run has no step time, `reliability` is wrong, or the file has no
+                price of its GPU.
         """
         if tokens is None:
             return self
@@ -230,12 +257,25 @@ class RunResult(AnswerInFacts):
         gpu = self.job.cluster.gpu.name
         training = TrainingBudget(
             tokens=tokens,
-            seconds=tokens / self.tokens_per_s,
+            seconds=tokens / self.tokens_per_s * self.expected_step_time_s / self.step_time_s,
             gpus=self.job.schedule.mesh.size,
             price=price_of(gpu, price, prices),
             gpu_power_w=gpu_power_w(gpu),
+            goodput=self._goodput(reliability_of(reliability)),
         )
         return replace(self, training=training)
+
+    def _goodput(self, given: FailureModel) -> Goodput | None:
+        """Return the goodput; None if the strategy is unknown, as for a schedule from a file."""
+        strategy = self.job.schedule.contract.strategy
+        if strategy is None:
+            return None
+        return Goodput(
+            gpus=self.job.schedule.mesh.size,
+            gpus_per_node=self.job.cluster.gpus_per_node,
+            bytes=checkpoint_bytes(strategy, self.job.model.trained_count),
+            given=given,
+        )
 
     @property
     def _options(self) -> tuple[str, ...]:
@@ -257,6 +297,7 @@ class RunResult(AnswerInFacts):
             losses=self.losses,
             wall_time_s=self.wall_time_s,
             healthy_step_time_s=self.healthy_step_time_s,
+            flaky=self.flaky,
             step_time_band_s=self.step_time_band_s,
             remedies=self.remedies,
             fitted=fitted_for(self.job.cluster) if predicts(self.backend) else (),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from zsim.api.notebook import facts_html
+from zsim.api.setting_notes import setting_notes
 from zsim.files.source import (
     Changes,
     Source,
@@ -28,6 +29,7 @@ from zsim.mistake import MistakeError
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.title import filled, template_of, title_of
 from zsim.scenario.toml import NONE, setting_value, with_settings
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.config_table import Table
 from zsim.units import format_count
 
@@ -90,6 +92,9 @@ class LoadedScenario:
         if self.schedule_json is not None:
             return schedule_source(self.name, self.schedule_json, self.changes)
         found, ignored = self._settled
+        cluster, mode = found.cluster, found.strategy.activations.checkpointing
+        if mode is Checkpointing.SELECTIVE or cluster.gpus_per_node % cluster.nics_per_node:
+            ignored = "; ".join(filter(None, (ignored, *setting_notes(found))))
         tell_ignored(ignored)
         document = scheduled(self.name, found)
         return Source(name=self.name, title=self.title, document=document, scenario=found)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from zsim.api.goodput_answer import Goodput
 from zsim.bounded_text import bounded_toml
 from zsim.config_error import line
 from zsim.files.given import read_config
@@ -66,14 +67,15 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBudget:
-    """Time, cost and energy of a whole training without interruptions.
+    """Time, cost and energy of a whole training.
 
     Attributes:
         tokens: tokens of the training.
         seconds: duration of the steps alone: no evaluation, no checkpoint, no restart.
-        gpus: number of GPUs.
+        gpus: number of GPUs that train.
         price: price of a GPU; None if unknown.
         gpu_power_w: power limit of a GPU in watts; None if unknown.
+        goodput: failures, checkpoints and spare nodes; None to count the steps alone.
     """
 
     tokens: int
@@ -81,16 +83,27 @@ class TrainingBudget:
     gpus: int
     price: Price | None = None
     gpu_power_w: int | None = None
+    goodput: Goodput | None = None
+
+    @property
+    def passing_s(self) -> float:
+        """Seconds that pass, with failures, checkpoints and restarts."""
+        return self.seconds if self.goodput is None else self.goodput.passing_s(self.seconds)
 
     @property
     def days(self) -> float:
-        """Days of the training."""
-        return self.seconds / SECONDS_PER_DAY
+        """Days that pass."""
+        return self.passing_s / SECONDS_PER_DAY
+
+    @property
+    def spare_gpus(self) -> int:
+        """GPUs of the spare nodes."""
+        return 0 if self.goodput is None else self.goodput.spare_gpus
 
     @property
     def gpu_hours(self) -> float:
-        """Hours of all GPUs together."""
-        return self.gpus * self.seconds / SECONDS_PER_HOUR
+        """Hours of all GPUs together, those of spare nodes included."""
+        return (self.gpus + self.spare_gpus) * self.passing_s / SECONDS_PER_HOUR
 
     @property
     def cost(self) -> float | None:
@@ -102,7 +115,7 @@ class TrainingBudget:
         """Energy of the GPUs at their rated power, an upper bound; None if the power is unknown."""
         if self.gpu_power_w is None:
             return None
-        return self.gpus * self.gpu_power_w * self.seconds / JOULES_PER_KWH
+        return self.gpus * self.gpu_power_w * self.passing_s / JOULES_PER_KWH
 
     @property
     def expected_kwh(self) -> float | None:
@@ -112,8 +125,12 @@ class TrainingBudget:
     def text(self) -> str:
         """Return the whole budget as one line."""
         tokens = format_count(self.tokens)
-        hours = f"{_days(self.days)} on {self.gpus:,} GPUs, {_count(self.gpu_hours)} GPU hours"
-        parts = [f"{tokens} tokens: {hours}"]
+        passing, steps = _days(self.days), _days(self.seconds / SECONDS_PER_DAY)
+        time = f"{passing} on {self.gpus:,} GPUs"
+        time += f" ({steps} of steps alone)" if passing != steps else ""
+        hours = f"{_count(self.gpu_hours)} GPU hours"
+        hours += f" with {self.spare_gpus:,} GPUs to spare" if self.spare_gpus else ""
+        parts = [f"{tokens} tokens: {time}, {hours}"]
         if self.price is not None and self.cost is not None:
             rate = f"{self.price.per_gpu_hour:.2f} per GPU hour"
             rate += "" if self.price.source == "--price" else f", {self.price.source}"
@@ -122,17 +139,24 @@ class TrainingBudget:
             parts.append(f"about {_count(self.expected_kwh)} kWh for the GPUs")
         return "; ".join(parts)
 
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the lines on the training and its goodput."""
+        lost = [] if self.goodput is None else self.goodput.facts(self.seconds)
+        return [("training", self.text()), *lost]
+
     def to_dict(self) -> dict[str, object]:
         """Return the whole budget; names end in units."""
         return {
             "tokens": self.tokens,
             "days": self.days,
+            "days_of_steps": self.seconds / SECONDS_PER_DAY,
             "gpu_hours": self.gpu_hours,
             "cost": self.cost,
             "currency": None if self.price is None else self.price.currency,
             "price_source": None if self.price is None else self.price.source,
             "energy_kwh_at_most": self.energy_kwh,
             "energy_kwh_expected": self.expected_kwh,
+            "goodput": None if self.goodput is None else self.goodput.to_dict(),
         }
 
 
@@ -198,6 +222,10 @@ def duration_of(text: str | None, option: str) -> int | None:
         raise MistakeError(f"{option}: {error}") from None
 
 
+BATCH_UNITS = {"K": 2**10, "M": 2**20}
+"""Tokens of a unit of a batch."""
+
+
 def batch_of(text: str | None) -> int | None:
     """Return the tokens of a step; k and M are 2^10 and 2^20, as usual for batches.
 
@@ -207,7 +235,7 @@ def batch_of(text: str | None) -> int | None:
     if text is None:
         return None
     number, unit = text.strip(), 1
-    if number[-1:] in {"k", "K", "M"}:
-        number, unit = number[:-1], {"M": 2**20}.get(number[-1], 2**10)
+    if (letter := number[-1:].upper()) in BATCH_UNITS:
+        number, unit = number[:-1], BATCH_UNITS[letter]
     found = tokens_of(number, "--batch")
     return None if found is None else found * unit

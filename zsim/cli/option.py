@@ -130,4 +130,13 @@ Price = Annotated[
 Prices = Annotated[
     str | None, typer.Option(metavar="FILE", help="A file with prices of GPUs, and their date.")
 ]
+Reliable = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reliability",
+        metavar="KEY=VALUE",
+        help="Failures of GPUs: failures=2e-5 (per GPU and hour), checkpoint=60s, storage=20GB/s, "
+        "restart=10min, interval=1h, repair=2days, spares=2, goodput=95%. Many are allowed.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

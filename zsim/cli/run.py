@@ -13,6 +13,7 @@ from zsim.cli.option import (
     Node,
     Price,
     Prices,
+    Reliable,
     Schedulish,
     Settings,
     Tokens,
@@ -182,19 +183,19 @@ def run(
     tokens: Tokens = None,
     price: Price = None,
     prices: Prices = None,
+    reliability: Reliable = None,
     explain: Explain = None,
     json: Json = False,
 ) -> Code:
     """Run a scenario: does it fit, how long is a step, and why."""
-    from zsim.api.launch import NoWayError, RefutedError
-    from zsim.api.launch import run as run_scenario
+    from zsim.api import launch
 
     _need_outputs(trace, chakra, timeline, (picture, figure), report, witness=witness)
-    trained = _need_tokens(tokens, price, prices)
+    trained = _need_tokens(tokens, price, prices, reliability)
     loaded = _placed(scenario, settings, ranks, steps, node, cluster, backend)
     try:
         with interruption_told(), progress(f"{scenario} on {backend}") as told:
-            result = run_scenario(
+            result = launch.run(
                 loaded,
                 backend=backend,
                 seed=seed,
@@ -208,15 +209,26 @@ def run(
                 offload_path=offload_path,
                 device_budget=device_budget,
             )
-    except (RefutedError, NoWayError) as no:
+    except (launch.RefutedError, launch.NoWayError) as no:
         return _answer_no(loaded.title, no, as_json=json)
-    if os.environ.get("RANK", "0") != "0":  # under torchrun, only the first rank prints
+    if _is_silent():
         return Code.DONE
-    result = _with_remedies(result.of_tokens(trained, price=price, prices=prices))
+    asked = result.of_tokens(trained, price=price, prices=prices, reliability=reliability)
+    result = _with_remedies(asked)
     with answer_before(_files(result, trace, chakra, timeline, (picture, figure), report)):
-        print_answer(result, as_json=json)
-        _explain(result, None if json else explain)
+        _print(result, explain, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _print(result: "RunResult", explain: str | None, *, as_json: bool) -> None:
+    """Print the answer, and the parts of its error if --explain is given."""
+    print_answer(result, as_json=as_json)
+    _explain(result, None if as_json else explain)
+
+
+def _is_silent() -> bool:
+    """Return True under torchrun, except on the first rank, which prints."""
+    return os.environ.get("RANK", "0") != "0"
 
 
 def _explain(result: "RunResult", what: str | None) -> None:
@@ -253,17 +265,23 @@ def _with_remedies(result: "RunResult") -> "RunResult":
     return result
 
 
-def _need_tokens(tokens: str | None, price: float | None, prices: str | None) -> int | None:
+def _need_tokens(
+    tokens: str | None, price: float | None, prices: str | None, reliability: list[str] | None
+) -> int | None:
     """Return the tokens of the training, or None.
 
     Raises:
-        MistakeError: a price is given without tokens.
+        MistakeError: a price or reliability is given without tokens, or the reliability is wrong.
     """
+    from zsim.api.goodput_answer import reliability_of
     from zsim.api.training_budget import tokens_of
 
     found = tokens_of(tokens)
     if found is None and (price is not None or prices is not None):
         raise MistakeError(f"--{'price' if prices is None else 'prices'}: needs --tokens")
+    reliability_of(reliability)
+    if found is None and reliability:
+        raise MistakeError("--reliability: needs --tokens")
     return found
 
 

@@ -5,7 +5,7 @@ Times start at the first step. A factor is how many times slower something is.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import inf
+from math import expm1, inf, log1p
 
 
 class FaultError(ValueError):
@@ -145,6 +145,29 @@ class Jitter:
     def __post_init__(self) -> None:
         if not 0 < self.deviation < inf:
             raise FaultError(f"deviation: {self.deviation} must be more than 0 and finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaky:
+    """A fault that some steps have: each of `links` links alike has it with `probability`.
+
+    Steps and links are independent. Several links with the fault cost as much as one, since all
+    ranks wait for the slowest link.
+    """
+
+    probability: float
+    links: int = 1
+
+    @property
+    def chance(self) -> float:
+        """Share of steps in which at least one link has the fault."""
+        if self.probability >= 1:
+            return 1.0
+        return -expm1(self.links * log1p(-self.probability))
+
+    def expected_s(self, healthy_s: float, faulty_s: float) -> float:
+        """Return the expected step time, from those without and with the fault."""
+        return healthy_s + self.chance * (faulty_s - healthy_s)
 
 
 Slow = SlowNic | SlowSwitchLink | SlowUplinks | SlowEdge

@@ -74,6 +74,9 @@ Reader: TypeAlias = "Read | str"
 Marks: TypeAlias = tuple[tuple[str, ...], ...]
 """Groups of words; a file of a kind has all words of one group."""
 
+TRAIN = "train.py"
+"""Name of the user's program in a script that starts it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFile:
@@ -83,11 +86,13 @@ class ProgramFile:
         suffix: of the file, such as ".toml".
         program: name of the program.
         write: writes the file.
+        start: arguments of torchrun that start the training, in bash; `{file}` is the file.
     """
 
     suffix: str
     program: str
     write: Write | str
+    start: str = TRAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +106,14 @@ class Config:
             that is given in place of a scenario is named.
         write: writes the configuration of the runtime itself; None if there is no writer.
         kinds: files of other programs.
+        start: arguments of torchrun that start the training, in bash; `{file}` is the file that
+            `write` writes.
+        before: lines of bash that precede torchrun.
     """
 
     readers: Mapping[str, Reader] = field(default_factory=dict[str, "Reader"])
     marks: Mapping[str, Marks] = field(default_factory=dict[str, "Marks"])
     write: Write | str | None = None
     kinds: Sequence[ProgramFile] = ()
+    start: str = TRAIN
+    before: str = ""

@@ -123,6 +123,18 @@ def config_text(asked: ConfigQuestion, *, suffix: str = "") -> str:
     return part(write, name=f"{asked.runtime}.config.write")(asked)
 
 
+def start_of(name: str, *, suffix: str = "") -> tuple[str, str]:
+    """Return the lines of bash before torchrun, and its arguments, that start a runtime.
+
+    `suffix` is that of the configuration file, for which both have the placeholder `{file}`.
+    """
+    config = runtimes()[name].config
+    for kind in config.kinds:
+        if kind.suffix == suffix:
+            return "", kind.start
+    return config.before, config.start
+
+
 @cache
 def host_costs_of(name: str) -> HostCosts:
     """Return the times that a trainer takes of a host, by the name of its runtime.

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from zsim.cluster.absent_hardware import absence, beyond
 from zsim.cluster.cluster import Cluster
-from zsim.cluster.fault import Fault, FaultError, Neighbour
-from zsim.scenario.fault_tables import FaultTable, NeighbourTable
+from zsim.cluster.fault import Fault, FaultError, Flaky, Neighbour
+from zsim.scenario.fault_tables import FaultTable, LinkFault, NeighbourTable
 from zsim.scenario.tables import ScenarioError
 
 
@@ -31,6 +31,24 @@ def injected(
         tuple(table.on(cluster) for table in faults),
         tuple(table.neighbour() for table in neighbours),
     )
+
+
+def flaky_of(faults: Sequence[FaultTable], neighbours: Sequence[NeighbourTable]) -> Flaky | None:
+    """Return the probability of the only fault; None if all faults are certain.
+
+    Raises:
+        AbsentHardwareError: a fault with a probability is not the only one.
+    """
+    for index, table in enumerate(faults):
+        if not isinstance(table, LinkFault) or table.probability is None:
+            continue
+        if len(faults) > 1 or neighbours:
+            raise AbsentHardwareError(
+                f"fault.{index}.probability: {table.probability:g} must be of the only fault; "
+                "remove the other faults and neighbours"
+            )
+        return Flaky(probability=table.probability, links=table.links or 1)
+    return None
 
 
 def _wrong_faults(faults: Sequence[FaultTable], cluster: Cluster, ranks: int) -> Iterator[str]:

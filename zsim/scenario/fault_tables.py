@@ -8,7 +8,7 @@ import fractions
 from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, Strict, model_validator
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import (
@@ -28,7 +28,7 @@ from zsim.cluster.fault import (
     Window,
 )
 from zsim.config_error import refusal, refuse
-from zsim.strategy.config_table import Bandwidth, Flag, Positive, Ratio, Table, Time, Whole
+from zsim.strategy.config_table import Bandwidth, Count, Flag, Positive, Ratio, Table, Time, Whole
 
 
 def _slower(factor: fractions.Fraction) -> fractions.Fraction:
@@ -58,6 +58,9 @@ class TimedTable(Table):
         return Window(start_ps=self.start, end_ps=self.end)
 
 
+Probability = Annotated[float, Strict(), Field(gt=0, le=1)]
+
+
 class GpuFault(TimedTable):
     """Kernels of one rank take `factor` times as long."""
 
@@ -72,10 +75,15 @@ class GpuFault(TimedTable):
 
 
 class LinkFault(TimedTable):
-    """Links that are `dead`, or slower by `factor`."""
+    """Links that are `dead`, or slower by `factor`.
+
+    With `probability`, each of `links` links alike is so in a step with this probability.
+    """
 
     factor: Factor | None = None
     dead: Flag = False
+    probability: Probability | None = None
+    links: Count | None = None
 
     @model_validator(mode="after")
     def _is_slow_or_dead(self) -> Self:
@@ -83,6 +91,8 @@ class LinkFault(TimedTable):
             refuse([refusal("factor", None, "missing; give it, or dead")])
         if self.factor is not None and self.dead:
             refuse([refusal("factor", str(self.factor), "stands beside dead = true")])
+        if self.links is not None and self.probability is None:
+            refuse([refusal("links", self.links, "needs probability, that of each link")])
         return self
 
     def _on(self, slow: Callable[..., Fault], dead: Callable[..., Fault], **links: object) -> Fault:

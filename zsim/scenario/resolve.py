@@ -15,7 +15,7 @@ from zsim.model.equal_units import EQUAL_UNITS
 from zsim.network.link_load import Decision
 from zsim.runtimes.host_costs import PLAIN
 from zsim.runtimes.lookup import host_costs_of
-from zsim.scenario.fault_injection import AbsentHardwareError, injected
+from zsim.scenario.fault_injection import AbsentHardwareError, flaky_of, injected
 from zsim.scenario.missing_keys import need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.scenario.resolved_scenario import ResolvedScenario
@@ -120,9 +120,8 @@ def resolve(
         strategy = _strategy({**scenario.alike, "parallel": parallel, "zero": zero, "train": train})
     wrong.refuse()
     nodes = -(-strategy.ranks // described.gpus_per_node)
-    cluster = replace(described, network=network, nodes=nodes)
     timed = _timed(described.gpu, kernel_profile, scenario.compute, strategy.zero.emulate)
-    cluster = replace(cluster, gpu=timed)
+    cluster = replace(described, network=network, nodes=nodes, gpu=timed)
     with wrong:
         _need_hardware(strategy, cluster)
     with wrong:
@@ -139,6 +138,7 @@ def resolve(
         steps=scenario.train.steps,
         faults=faults,
         neighbours=neighbours,
+        flaky=flaky_of(scenario.fault, scenario.neighbour),
         decision=decision,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
-from zsim.cluster.fault import Fault, Neighbour
+from zsim.cluster.fault import Fault, Flaky, Neighbour
 from zsim.limits import limits
 from zsim.memory import handed_out
 from zsim.memory.host_setup import HostSetup
@@ -48,6 +48,7 @@ class ResolvedScenario:
         steps: optimizer steps of a run.
         faults: slow or dead hardware of the cluster.
         neighbours: other jobs on the cluster.
+        flaky: probability of the only fault; None if all faults are certain.
         decision: the forced algorithm and settings of collectives; None if nothing is set.
         pinned: how pinned host memory is allocated.
         setup: how the model is built before the first step.
@@ -61,6 +62,7 @@ class ResolvedScenario:
     steps: int
     faults: tuple[Fault, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
+    flaky: Flaky | None = None
     decision: Decision | None = None
     pinned: Discipline = Discipline.CACHING
     setup: HostSetup = HostSetup.SHARDED

@@ -1,22 +1,26 @@
 """The question of `zsim.best`: the model, the GPUs, the batch and the objective."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Final, TypedDict, Unpack
 
+from zsim.api.goodput_answer import FailureModel, Given, Goodput, checkpoint_bytes, reliability_of
 from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.scenario import Changed, as_settings
+from zsim.api.setting_notes import checkpointing_notes, nic_notes
 from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, price_of
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.files.installed import part_names, topology
-from zsim.files.source import tell_ignored, with_files
+from zsim.files.source import settled, tell_ignored, with_files
 from zsim.mistake import MistakeError, mistakes
 from zsim.runtimes.lookup import runtimes
 from zsim.scenario.changes import changed, flat
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import setting_value, with_settings
+from zsim.strategy.activations import Checkpointing
 from zsim.suggestion import one_of
 from zsim_plan.answer.setting_trial import NAME
 from zsim_plan.search.fleet import Fleet
@@ -49,6 +53,8 @@ class BestOptions(TypedDict, total=False):
         among: names of the candidate runtimes; default all.
         fabrics: names of the candidate fabrics between nodes; default the usual fabric of the
             node.
+        reliability: failures, checkpoints, restarts and spare nodes by key, as
+            `--reliability`.
     """
 
     tokens: int | None
@@ -59,6 +65,7 @@ class BestOptions(TypedDict, total=False):
     prices: str | PathLike[str] | None
     among: Sequence[str]
     fabrics: Sequence[str]
+    reliability: Given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,9 @@ class Question:
         fixed: values by key that the user set and the search keeps.
         runtimes: names of the candidate runtimes.
         fabrics: names of the candidate fabrics between nodes; empty to keep the one of `tables`.
+        reliability: failures, checkpoints and restarts; None if neither they nor `tokens` are
+            given.
+        checkpoint_bytes: bytes of a checkpoint; 0 without `reliability`.
     """
 
     tables: Mapping[str, Any]
@@ -94,6 +104,8 @@ class Question:
     fixed: Mapping[str, object]
     runtimes: tuple[str, ...]
     fabrics: tuple[str, ...] = ()
+    reliability: FailureModel | None = None
+    checkpoint_bytes: int = 0
 
     @property
     def tokens_per_step(self) -> int:
@@ -114,11 +126,23 @@ class Question:
                 assert self.power_w is not None
                 return gpus * step_time_s * self.power_w / JOULES_PER_KWH
 
-    def is_late(self, step_time_s: float) -> bool:
-        """Return True if the training would take longer than `within_s`."""
+    def goodput(self, gpus: int) -> Goodput | None:
+        """Return the goodput of a training on `gpus` GPUs; None without `reliability`."""
+        if self.reliability is None:
+            return None
+        return Goodput(
+            gpus=gpus,
+            gpus_per_node=self.fleet.cluster.gpus_per_node,
+            bytes=self.checkpoint_bytes,
+            given=self.reliability,
+        )
+
+    def is_late(self, step_time_s: float, gpus: int) -> bool:
+        """Return True if the training, with its failures, would take longer than `within_s`."""
         if self.within_s is None or self.tokens is None:
             return False
-        return self.tokens / self.tokens_per_step * step_time_s > self.within_s
+        work_s, goodput = self.tokens / self.tokens_per_step * step_time_s, self.goodput(gpus)
+        return (work_s if goodput is None else goodput.passing_s(work_s)) > self.within_s
 
     def fleets(self) -> tuple[Fleet, ...]:
         """Return the candidate fleets: all GPUs for "time", else also fewer by powers of two.
@@ -203,6 +227,8 @@ def question_of(
     known = price_of(fleet.cluster.gpu.name, options.get("price"), options.get("prices"))
     if objective == "cost" and known is None:
         raise MistakeError("--objective: cost needs --price or --prices")
+    _tell_notes(tables, fleet)
+    counts_failures = tokens is not None or options.get("reliability") is not None
     power = fleet.power_w
     if objective == "energy" and power is None:
         raise MistakeError(f"--objective: energy: no power of {fleet.cluster.gpu.name} is known")
@@ -220,7 +246,46 @@ def question_of(
         fixed={key: value for key, value in given.items() if key.startswith(SOUGHT)},
         runtimes=_among(among, given),
         fabrics=fabrics,
+        reliability=reliability_of(options.get("reliability")) if counts_failures else None,
+        checkpoint_bytes=_checkpoint_bytes(tables, fleet.gpus) if counts_failures else 0,
     )
+
+
+def _plain(tables: Mapping[str, Any], gpus: int) -> ResolvedScenario:
+    """Return a plain setting of the question; its checkpoint is as large as that of the others."""
+    plain = {
+        "title": tables["title"],
+        "model": tables["model"],
+        "cluster": tables["cluster"],
+        "zero": {"stage": 3},
+        "parallel": {"data": gpus},
+        "activations": tables.get("activations", {}),
+        "train": {
+            **tables["train"],
+            "micro_batch_size": 1,
+            "gradient_accumulation_steps": 1,
+        },
+    }
+    with mistakes(ScenarioError):
+        resolved, _ = settled(NAME, from_tables(plain))
+    return resolved
+
+
+def _checkpoint_bytes(tables: Mapping[str, Any], gpus: int) -> int:
+    """Return the bytes of a checkpoint."""
+    plain = _plain(tables, gpus)
+    return checkpoint_bytes(plain.strategy, plain.make_model().trained_count)
+
+
+def _tell_notes(tables: Mapping[str, Any], fleet: GpuFleet) -> None:
+    """Print notes on the activations and on the NICs, if there are any."""
+    nodes = max(1, fleet.gpus // fleet.cluster.gpus_per_node)
+    nics = tables["cluster"].get("nics_per_node", fleet.cluster.nics_per_node)
+    notes = [*nic_notes(replace(fleet.cluster, nodes=nodes, nics_per_node=nics))]
+    activations = tables.get("activations", {})
+    if activations.get("checkpointing") == Checkpointing.SELECTIVE:
+        notes += checkpointing_notes(_plain(tables, fleet.gpus))
+    tell_ignored("; ".join(notes))
 
 
 SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")

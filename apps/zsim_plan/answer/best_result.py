@@ -1,6 +1,6 @@
 """The result of `zsim.best`: the best setting, its ties, and why the others lost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -12,6 +12,7 @@ from zsim.analysis.summary import utilization_text
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text
 from zsim.api.error_text import error_object, probability_text
+from zsim.api.goodput_answer import Goodput
 from zsim.api.notebook import facts_html
 from zsim.api.scenario import scenario_text
 from zsim.api.training_budget import Price, TrainingBudget
@@ -22,8 +23,10 @@ from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.lookup import config_text
 from zsim.scenario.changes import changed
 from zsim.scenario.tables import from_tables
+from zsim.schedule.program import Discipline
 from zsim.units import format_bytes, format_seconds
 from zsim_plan.answer.best_report import BestPages, OrderedSettings
+from zsim_plan.answer.launch_script import SettingLaunch, launch_script
 from zsim_plan.answer.search_text import (
     BETTER,
     better_unsure,
@@ -42,6 +45,10 @@ SHOWN = 10
 
 REASONS_SHOWN = 8
 """Number of reasons that the text lists."""
+
+
+def _no_goodput(_gpus: int) -> Goodput | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +78,11 @@ class BestResult(BestPages, AnswerInFacts):
         tables: tables of the scenario without a setting.
         sequences: sequences of a step, each of `sequence_length` tokens.
         gpu, power_w: name and power limit of the GPU.
+        gpus_per_node: GPUs of a node.
         tokens: tokens of the whole training; None if not given.
         price: price of a GPU; None if unknown.
         bounded_s: lower bound of the step time of all settings that may fit.
+        goodput_of: function that returns the goodput on a number of GPUs; None if not asked.
         by_fabric: step time in seconds of the best setting on each fabric that was compared.
         wall_time_s: duration of the search; the only attribute that depends on the machine.
     """
@@ -92,11 +101,13 @@ class BestResult(BestPages, AnswerInFacts):
     sequences: int
     sequence_length: int
     gpu: str
+    gpus_per_node: int
     tokens: int | None = None
     price: Price | None = None
     power_w: int | None = None
     bounded_s: float = 0.0
     by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
+    goodput_of: Callable[[int], Goodput | None] = _no_goodput
     wall_time_s: float = 0.0
 
     @cached_property
@@ -198,8 +209,22 @@ class BestResult(BestPages, AnswerInFacts):
         )
         return config_text(asked, suffix=suffix)
 
+    def launch(self, setting: TriedSetting) -> SettingLaunch:
+        """Return what a script needs to start a setting."""
+        cluster = self.tables.get("cluster", {})
+        return SettingLaunch(
+            name=setting.name(),
+            runtime=str(setting.changes["zero.emulate"]),
+            gpus=setting.gpus,
+            gpus_per_node=self.gpus_per_node,
+            is_expandable=cluster.get("allocator") == Discipline.EXPANDABLE,
+        )
+
     def save_config(self, path: str | PathLike[str]) -> None:
         """Write the best setting as the configuration of its runtime; .toml means torchtitan.
+
+        Next to it, write a script that starts it: `.sh` for torchrun on one node, `.sbatch` for
+        Slurm on several.
 
         Raises:
             MistakeError: nothing fits, the folder of `path` does not exist, or zsim cannot write
@@ -211,18 +236,25 @@ class BestResult(BestPages, AnswerInFacts):
         need_folder("--config", Path(path))
         text = self.config_text(self.best, suffix=Path(path).suffix)
         write(Path(path), text)
+        asked = self.launch(self.best)
+        write(asked.path(Path(path)), launch_script(asked, Path(path)))
 
-    def budget(self, setting: TriedSetting) -> TrainingBudget | None:
-        """Return the days, cost and energy of the training; None if its tokens are unknown."""
-        if self.tokens is None:
+    def budget(self, setting: TriedSetting, tokens: int | None = None) -> TrainingBudget | None:
+        """Return the days, cost and energy of the training; None if its tokens are unknown.
+
+        `tokens` replaces the tokens of the question.
+        """
+        tokens = self.tokens if tokens is None else tokens
+        if tokens is None:
             return None
-        steps = self.tokens / (self.sequences * self.sequence_length)
+        steps = tokens / (self.sequences * self.sequence_length)
         return TrainingBudget(
-            tokens=self.tokens,
+            tokens=tokens,
             seconds=steps * setting.outcome.step_time_s,
             gpus=setting.gpus,
             price=self.price,
             gpu_power_w=self.power_w,
+            goodput=self.goodput_of(setting.gpus),
         )
 
     def mfu(self, setting: TriedSetting, *, causal: bool = False) -> float:
@@ -273,7 +305,9 @@ class BestResult(BestPages, AnswerInFacts):
         if found.slower >= LONGER:
             lines.append(("expected", f"{best.longer()} as predicted, in the median"))
         if (budget := self.budget(best)) is not None:
-            lines.append(("training", budget.text()))
+            lines += budget.facts()
+        elif (goodput := self.goodput_of(best.gpus)) is not None:
+            lines += goodput.facts()
         is_beaten = self.unsure is not None
         optimality = optimality_text(self, is_sure=found.is_sure, unsure_is_better=is_beaten)
         lines += [("optimality", optimality), ("search", searched), *self._tied()]
@@ -368,7 +402,7 @@ class BestResult(BestPages, AnswerInFacts):
         }
 
     def _object(self, each: TriedSetting) -> dict[str, object]:
-        budget = self.budget(each)
+        budget, goodput = self.budget(each), self.goodput_of(each.gpus)
         return {
             "settings": dict(each.changes),
             "gpus": each.gpus,
@@ -384,6 +418,7 @@ class BestResult(BestPages, AnswerInFacts):
             "leaves_no_memory": each.outcome.is_tight,
             "tie": None if each is self.best else self.is_tie(each),
             "budget": None if budget is None else budget.to_dict(),
+            "goodput": None if goodput is None else goodput.to_dict(),
         }
 
     def _repr_html_(self) -> str:

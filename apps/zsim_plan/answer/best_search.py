@@ -193,7 +193,7 @@ class _Hunt:
         value = None
         if outcome.fits and outcome.step_time_s:
             value = self.question.value(outcome.step_time_s * outcome.slower, gpus)
-        is_late = self.question.is_late(outcome.step_time_s)
+        is_late = self.question.is_late(outcome.step_time_s, gpus)
         share = outcome.memory_bytes / outcome.usable_bytes if outcome.usable_bytes else 1.0
         trial = Trial(
             value=value,
@@ -332,11 +332,13 @@ def _result(hunt: _Hunt) -> BestResult:
         sequences=question.sequences,
         sequence_length=question.sequence_length,
         gpu=question.fleet.cluster.gpu.name,
+        gpus_per_node=question.fleet.cluster.gpus_per_node,
         tokens=question.tokens,
         price=question.price,
         power_w=question.power_w,
         bounded_s=min((bound.step_time_s for bound in pool.bounds), default=0.0),
         by_fabric=_by_fabric(question, ranked[0].changes) if ranked else {},
+        goodput_of=question.goodput,
     )
 
 

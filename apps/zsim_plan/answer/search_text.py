@@ -137,7 +137,8 @@ def searched_text(state: SearchState, *, simulated: int, has_best: bool) -> str:
     if not has_best and state.open_settings:
         text += f", {state.open_settings:,} not reached"
     if state.left_out:
-        text += f"; {state.left_out:,} with offload left out, since others fit without"
+        why = "since others fit without" if has_best else "not reached"
+        text += f"; {state.left_out:,} with offload left out, {why}"
     return text
 
 

@@ -55,7 +55,7 @@ class SettingPool:
         bound = smaller or self._bounder.bound_of_defaults(group, self._tables(group))
         if bound.is_full:  # the bound on memory grows with micro-batch and chunks
             full[key] = bound
-        if not bound.why_not and self.question.is_late(bound.kernels_s):
+        if not bound.why_not and self.question.is_late(bound.kernels_s, group.fleet.gpus):
             bound = SettingBound(why_not="takes longer than --within even by its bound")
         if bound.why_not:
             self.refused[bound.why_not] += len(group.knobs)

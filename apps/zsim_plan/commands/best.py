@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
@@ -13,14 +13,21 @@ from zsim.cli.option import (
     Json,
     Price,
     Prices,
+    Reliable,
     Settings,
     Tokens,
     at_least,
     completed,
 )
-from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.printing import Output, answer_before, outputs, print_answer
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
+
+if TYPE_CHECKING:
+    from zsim.api.answer import Progress
+    from zsim_plan.answer.best_question import BestOptions
+    from zsim_plan.answer.best_result import BestResult
+    from zsim_plan.answer.cluster_choice import ClusterChoice
 
 Model = Annotated[
     str,
@@ -36,6 +43,14 @@ Gpus = Annotated[
     str,
     typer.Option(
         metavar="GPUS", help="GPUs, or nodes: 128xh100, dgx2, 8xmine.toml.", show_default=False
+    ),
+]
+Or = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--or",
+        metavar="GPUS",
+        help="Compare with these GPUs. A quote has its price: 64xb200@4.20. Many are allowed.",
     ),
 ]
 Within = Annotated[
@@ -98,7 +113,9 @@ Save = Annotated[
 Config = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", help="Write it as the configuration of its runtime; .toml is torchtitan's."
+        metavar="FILE",
+        help="Write it as the configuration of its runtime (.toml is torchtitan's), and next to it "
+        "a script that starts it: .sh for torchrun, .sbatch for Slurm.",
     ),
 ]
 Report = Annotated[
@@ -119,12 +136,14 @@ Figure = Annotated[
 def best(
     model: Model,
     gpus: Gpus,
+    or_gpus: Or = None,
     tokens: Tokens = None,
     within: Within = None,
     batch: Batch = None,
     objective: Objective = "time",
     price: Price = None,
     prices: Prices = None,
+    reliability: Reliable = None,
     runtime: Runtime = None,
     fabric: Fabric = None,
     settings: Settings = None,
@@ -140,21 +159,19 @@ def best(
 ) -> Code:
     """Find the best setting for a model on GPUs."""
     from zsim.api.training_budget import batch_of, duration_of, tokens_of
-    from zsim_plan.answer.best_search import best as best_of
 
     del search_time  # its callback rejects it
-    _need_outputs(save, config, report)
-    _need_picture(picture, figure)
+    _need_files(save, config, report, (picture, figure), or_gpus)
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
+    many |= {"--reliability": reliability, "--or": or_gpus}
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
     once["--price"] = f"{price:g}" if price is not None else None
     once["--objective"] = objective if objective != "time" else None
     once["--search-operations"] = _other_than(OPERATIONS, search_operations)
-    command = _command(model, gpus, many, once)
     with progress(f"the best setting of {model}") as told:
-        found = best_of(
+        found = _search(
             model,
-            gpus,
+            [gpus, *(or_gpus or ())],
             settings,
             tokens=tokens_of(tokens),
             within_s=duration_of(within, "--within"),
@@ -162,19 +179,88 @@ def best(
             objective=objective,
             price=price,
             prices=prices,
+            reliability=reliability,
             among=runtime or (),
             fabrics=fabric or (),
             operations=search_operations,
             workers=workers,
             progress=told,
         )
-    files = outputs((report, partial(found.report, command=command)))
-    draw = found.picture if figure is None else partial(found.picture, figure=figure)
+    files = outputs((report, partial(found.report, command=_command(model, gpus, many, once))))
     if found.best is not None:
-        files += outputs((save, found.save), (config, found.save_config), (picture, draw))
+        files += outputs((save, found.save), (config, found.save_config))
+        files += _drawing(found, picture, figure)
     with answer_before(files):
         print_answer(found, as_json=json)
     return Code.NO if found.best is None else Code.DONE
+
+
+def _need_files(
+    save: str | None,
+    config: str | None,
+    report: str | None,
+    drawn: tuple[str | None, str | None],
+    or_gpus: list[str] | None,
+) -> None:
+    _need_outputs(save, config, report)
+    _need_picture(*drawn)
+    _need_one_cluster(or_gpus, drawn[0])
+
+
+def _need_one_cluster(or_gpus: list[str] | None, picture: str | None) -> None:
+    if or_gpus and picture is not None:
+        raise MistakeError("--picture: draws the settings of one cluster; remove --or")
+
+
+def _drawing(
+    found: "BestResult | ClusterChoice", picture: str | None, figure: str | None
+) -> list[Output]:
+    from zsim_plan.answer.best_result import BestResult
+
+    if not isinstance(found, BestResult):
+        return []
+    draw = found.picture if figure is None else partial(found.picture, figure=figure)
+    return outputs((picture, draw))
+
+
+def _search(
+    model: str,
+    clusters: list[str],
+    settings: list[str] | None,
+    *,
+    operations: int,
+    workers: int | None,
+    progress: "Progress",
+    **options: "Unpack[BestOptions]",
+) -> "BestResult | ClusterChoice":
+    """Return the best setting on one cluster, or the comparison of several."""
+    from zsim_plan.answer.best_search import best as best_of
+    from zsim_plan.answer.cluster_choice import best_clusters, quoted
+
+    if len(clusters) > 1:
+        return best_clusters(
+            model,
+            clusters,
+            settings,
+            operations=operations,
+            workers=workers,
+            progress=progress,
+            **options,
+        )
+    gpus, price = quoted(clusters[0])
+    if price is not None:
+        if options.get("price") is not None or options.get("prices") is not None:
+            raise MistakeError("--price, --prices: the price after @ is one; remove one")
+        options["price"] = price
+    return best_of(
+        model,
+        gpus,
+        settings,
+        operations=operations,
+        workers=workers,
+        progress=progress,
+        **options,
+    )
 
 
 def _need_outputs(save: str | None, config: str | None, report: str | None) -> None:

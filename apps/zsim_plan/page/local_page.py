@@ -302,7 +302,7 @@ def _cards(result: RunResult) -> Generator[tuple[str, str, str]]:
     budget = result.training
     if budget is None:
         return
-    yield f"{format_count(budget.tokens)} tokens", f"{budget.days:,.1f} days", "steps alone"
+    yield f"{format_count(budget.tokens)} tokens", f"{budget.days:,.1f} days", "failures included"
     hours = format_count(round(budget.gpu_hours))
     if budget.cost is None:
         yield "GPU hours", hours, "say a price to see money"

@@ -268,7 +268,10 @@ def test_the_training_is_told_in_days_money_and_energy(found: BestResult) -> Non
     assert found.best is not None
     budget = found.budget(found.best)
     assert budget is not None
-    seconds = 10**9 / (256 * 8) * found.best.outcome.step_time_s
+    assert budget.goodput is not None
+    steps = 10**9 / (256 * 8) * found.best.outcome.step_time_s
+    seconds = steps / budget.goodput.goodput
+    assert seconds > steps
     assert budget.days == pytest.approx(seconds / 86_400)
     assert budget.cost == pytest.approx(2.0 * 4 * seconds / 3600)
     assert budget.energy_kwh == pytest.approx(0.7 * 4 * seconds / 3600)

@@ -19,5 +19,6 @@ RUNTIME = Runtime(
             )
         },
         write="zsim.runtimes.deepspeed.config_writer:write",
+        start="train.py --deepspeed_config {file}",
     ),
 )

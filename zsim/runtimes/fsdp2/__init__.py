@@ -31,6 +31,7 @@ RUNTIME = Runtime(
                 suffix=".toml",
                 program="torchtitan",
                 write="zsim.runtimes.fsdp2.torchtitan_writer:write",
+                start="-m torchtitan.train --job.config_file {file}",
             ),
         ),
     ),

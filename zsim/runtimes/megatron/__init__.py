@@ -27,6 +27,8 @@ RUNTIME = Runtime(
             ),
         },
         write="zsim.runtimes.megatron.config_writer:write",
+        before='eval "arguments=($(cat {file}))"',
+        start='pretrain_gpt.py "${{arguments[@]}}"',
     ),
     host_costs="zsim.runtimes.megatron:host_costs.toml",
 )

@@ -13,6 +13,7 @@ RUNTIME = Runtime(
         readers={"nanotron_config": "zsim.runtimes.nanotron.config_reader:read"},
         marks={"nanotron_config": (("parallelism:", "tokens:", "model_config:"),)},
         write="zsim.runtimes.nanotron.config_writer:write",
+        start="run_train.py --config-file {file}",
     ),
     host_costs="zsim.runtimes.nanotron:host_costs.toml",
 )
