@@ -12,17 +12,10 @@ import sys
 from collections.abc import Callable, Mapping
 from threading import Thread
 from time import monotonic  # noqa: TID251  (how often the progress is reported)
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from zsim.api.launch import NoWayError
-from zsim.api.launch import run as run_scenario
-from zsim.api.run_result import RunResult
-from zsim.api.scenario import load, scenario_text
-from zsim.limits import TimeLimitError
-from zsim.mistake import MistakeError
-from zsim.units import format_bytes
-from zsim.workers.limited_run import limited
-from zsim_plan.answer.best_search import best
+if TYPE_CHECKING:
+    from zsim.api.run_result import RunResult
 
 Line = dict[str, Any]
 """A line of the answer: an object with one key, `done`, `found`, `points` or `refused`."""
@@ -34,15 +27,21 @@ TELL_S: Final = 0.1
 def main() -> None:
     """Answer the request, within its limits."""
     request: Line = json.loads(sys.stdin.buffer.readline())
+    Thread(target=_end_with_input, daemon=True).start()  # before slow imports
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing but the answer is written to the pipe
-    Thread(target=_end_with_input, daemon=True).start()
     out.write(f"{json.dumps(answer(request, _teller(out.write, out.flush)))}\n")
     out.flush()
 
 
 def answer(request: Line, progress: Callable[[float, float], None]) -> Line:
     """Return the answer to a request: the best setting, or a curve."""
+    from zsim.backend.backend import NoWayError
+    from zsim.limits import TimeLimitError
+    from zsim.mistake import MistakeError
+    from zsim.units import format_bytes
+    from zsim.workers.limited_run import limited
+
     memory_bytes, time_s = request["memory_bytes"], request["time_s"]
     try:
         with limited(memory_bytes=memory_bytes, time_s=time_s):
@@ -61,6 +60,9 @@ def answer(request: Line, progress: Callable[[float, float], None]) -> Line:
 
 def found_setting(request: Line, progress: Callable[[float, float], None]) -> Line:
     """Return the best setting, and the facts that `zsim best` prints."""
+    from zsim.api.scenario import scenario_text
+    from zsim_plan.answer.best_search import best
+
     options = request["options"]
     result = best(
         request["model"],
@@ -88,17 +90,21 @@ def curve_points(request: Line, progress: Callable[[float, float], None]) -> lis
 
 
 def _point(point: Line, request: Line) -> Line:
+    from zsim.api.launch import NoWayError, run
+    from zsim.api.scenario import load
+    from zsim.mistake import MistakeError
+
     gpus = point["gpus"]
     if "refused" in point:
         return point
     try:
-        result = run_scenario(load(point["tables"]), check=False)
+        result = run(load(point["tables"]), check=False)
     except (MistakeError, NoWayError) as mistake:
         return {"gpus": gpus, "refused": str(mistake).removeprefix("scenario: ")}
     return {"gpus": gpus, **figures(result.of_tokens(request["tokens"], price=request["price"]))}
 
 
-def figures(result: RunResult) -> Mapping[str, object]:
+def figures(result: "RunResult") -> Mapping[str, object]:
     """Return the figures of a run that the curve shows."""
     error, budget = result.recorded.error, result.training
     return {

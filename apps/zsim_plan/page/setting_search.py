@@ -79,7 +79,7 @@ def curve_request(asked: ChosenSetting) -> dict[str, Any]:
     Raises:
         MistakeError: a choice of the setting itself is invalid.
     """
-    asked.tables()
+    asked.sequence_length()  # raises if a choice is invalid with any number of GPUs
     count, tokens, price = asked.number("count"), asked.tokens, asked.price
     counts = [count // 2**each for each in range(HALVINGS, 0, -1) if not count % 2**each]
     counts += [count * 2**each for each in range(HALVINGS + 1)]
