@@ -65,6 +65,7 @@ const ask = async () => {
 };
 let timer = 0;
 form.addEventListener("input", event => {
+  work.classList.add("old");  // its answer is to other choices
   const name = event.target.name;
   if (event.target.value && name === "config") form.elements.model.value = "own";
   if (event.target.value && (name === "hardware" || name.startsWith("gpu_"))) form.elements.gpu.value = "own";
@@ -120,6 +121,7 @@ const seek = async path => {
   let line = {}, html = "";
   for (const name of ["search", "curve"]) button(name).disabled = true;
   work.hidden = work.firstElementChild.hidden = false;
+  work.classList.remove("old");
   found.replaceChildren();
   bar.removeAttribute("value");
   const clock = setInterval(() => { says.textContent = told(line, begun); }, 500);

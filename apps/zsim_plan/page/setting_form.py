@@ -1,5 +1,6 @@
 """The setting that is chosen on the form of `zsim serve`: its scenario, and its fleet."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,9 @@ from zsim_plan.search.fleet import Changes
 
 FILE: Final = "setting.toml"
 """File name for the saved scenario."""
+
+OWN_FILE: Final = re.compile(r"((?:gpu|node)\.toml)(?: on \w+)?: ")
+"""Start of a message about a pasted file."""
 
 DIGITS: Final = 9
 """Maximum digits of a typed number."""
@@ -225,7 +229,7 @@ class ChosenSetting:
                     _refuse_pasted(field, "gpu", name)
         if name in usual_nodes():
             return f"{count}x{name}", None
-        per_node = gpu_fleet(name, gpu).gpus
+        per_node = self._fleet_of(name, gpu).gpus
         if count % per_node:
             raise MistakeError(
                 f"{label('count')}: {count} must be a multiple of {per_node}, the GPUs of "
@@ -240,13 +244,21 @@ class ChosenSetting:
         Raises:
             MistakeError: the GPU is unknown, or the GPUs do not fill whole nodes.
         """
-        text, gpu = self.gpus
+        return self._fleet_of(*self.gpus)
+
+    def _fleet_of(self, text: str, gpu: str | None) -> GpuFleet:
+        """Return the GPUs that `text` names, with messages about fields of the form.
+
+        Raises:
+            MistakeError: the GPU is unknown, or the GPUs do not fill whole nodes.
+        """
         try:
             return gpu_fleet(text, gpu)
         except MistakeError as mistake:
-            why = str(mistake).removeprefix("--gpus: ")
-            if self.values["gpu"] == OWN and ".toml: " in why:
-                raise MistakeError(why) from None  # it names the file
+            why = without_folder(str(mistake)).removeprefix("--gpus: ")
+            if self.values["gpu"] == OWN and (named := OWN_FILE.match(why)):
+                why = f"{named[1]}: {why[named.end() :]}"
+                raise MistakeError(why) from None  # the file is wrong, not the number
             raise MistakeError(f"{label('count')}: {why}") from None
 
     def _own_hardware(self) -> tuple[str | None, str | None]:
@@ -328,7 +340,9 @@ def chosen_setting(given: Mapping[str, str]) -> ChosenSetting:
     for each in form_fields():
         value = given.get(each.name, each.default).strip()
         if not each.typed and value not in each.values:
-            raise MistakeError(f"{each.label}: {one_of(value, each.values)}")
+            named = [known for known in each.values if known]
+            or_else = "empty, or " if "" in each.values else ""
+            raise MistakeError(f"{each.label}: {one_of(value, named, or_else=or_else)}")
         values[each.name] = value
     return ChosenSetting(values=values)
 
