@@ -287,9 +287,15 @@ def refuse(found: Sequence[InitErrorDetails]) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as TOML writes it, short enough for one line."""
+    """Return a value as TOML writes it, and None as JSON does, short enough for one line."""
     if isinstance(value, dict | BaseModel):
         return "a table"
     value = whole(value.value if isinstance(value, Enum) else value)
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    names = {True: "true", False: "false", None: "null"}
+    text = names[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def bare(value: object) -> str:
+    """Return a value as TOML writes it, but words without quotes."""
+    return value if isinstance(value, str) else shown(value)

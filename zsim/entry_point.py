@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TypeVar
+
+from zsim.mistake import MistakeError
+from zsim.suggestion import close_name
 
 _Kind = TypeVar("_Kind")
 
 
-class EntryPointError(ValueError):
+class EntryPointError(MistakeError):
     """A registered object that cannot be used; the message names the group and the entry."""
 
 
@@ -24,6 +28,51 @@ def _selection() -> Callable[..., EntryPoints]:
     return entry_points().select
 
 
+def duplicate(entry: EntryPoint) -> EntryPointError:
+    """Return the error of an entry point whose name another one has."""
+    return EntryPointError(
+        f"{entry.group}: {entry.name!r} is registered more than once; remove one of the packages"
+    )
+
+
+def load(entry: EntryPoint) -> object:
+    """Return the object of an entry point.
+
+    Raises:
+        EntryPointError: its module or its name in it does not exist; one line.
+        ModuleNotFoundError: the module needs a package that is not installed.
+    """
+    return referred(entry.value, field=f"{entry.group}: {entry.name}")
+
+
+def referred(reference: str, *, field: str) -> object:
+    """Return the object of the text `module:name` or `module`; messages begin with `field`.
+
+    Raises:
+        EntryPointError: there is no such module, or no such name in it; one line.
+        ModuleNotFoundError: the module needs a package that is not installed.
+    """
+    given = f"{field}: {reference!r}"
+    match = EntryPoint.pattern.match(reference)
+    if match is None:
+        raise EntryPointError(f"{given} must be module:name")
+    module = match["module"]
+    try:
+        found: object = import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        why = f"there is no module {error.name}; correct the name, or install its package"
+        raise EntryPointError(f"{given}: {why}") from None
+    for name in filter(None, (match["attr"] or "").split(".")):
+        if not hasattr(found, name):
+            hint = close_name(name, dir(found))
+            meant = f"did you mean {hint}?" if hint else "correct the name"
+            raise EntryPointError(f"{given}: {module} has no {name}; {meant}")
+        found = getattr(found, name)
+    return found
+
+
 def registered(
     group: str, kind: type[_Kind], shipped: Mapping[str, _Kind] | None = None
 ) -> dict[str, _Kind]:
@@ -35,8 +84,8 @@ def registered(
     found = dict(shipped or {})
     for entry in entries(group):
         if entry.name in found:
-            raise EntryPointError(f"{group}: {entry.name!r} is registered more than once")
-        loaded = entry.load()
+            raise duplicate(entry)
+        loaded = load(entry)
         if not isinstance(loaded, kind):
             raise EntryPointError(f"{group}: {entry.name!r}: {loaded!r} must be a {kind.__name__}")
         found[entry.name] = loaded

@@ -21,9 +21,24 @@ def one_of(
         unlisted: names that are allowed, too, but are not listed.
         listed_by: command that prints the names, such as "zsim list models", instead of a list.
     """
-    names = {name.lower(): name for name in (*known, *unlisted)}
-    close = get_close_matches(given.lower(), names, n=1)
+    close = close_name(given, (*known, *unlisted))
     listed = f"a name that {listed_by} prints" if listed_by else f"one of {', '.join(known)}"
     if close:
-        return f"{given!r}: did you mean {names[close[0]]}? It must be {or_else}{listed}"
+        return f"{given!r}: did you mean {close}? It must be {or_else}{listed}"
     return f"{given!r} must be {or_else}{listed}"
+
+
+def close_name(given: str, known: Collection[str]) -> str | None:
+    """Return the known name that `given` resembles or is part of, in any case; None if none."""
+    names = {name.lower(): name for name in known}
+    word = given.lower()
+    close = get_close_matches(word, names, n=1) or _containing(word, names)
+    return names[close[0]] if close else None
+
+
+def _containing(word: str, names: Collection[str]) -> list[str]:
+    """Return the shortest of `names` that start with `word`, or else have it inside."""
+    if len(word) < 2:
+        return []
+    found = [name for name in names if word in name]
+    return sorted(found, key=lambda name: (not name.startswith(word), len(name), name))[:1]

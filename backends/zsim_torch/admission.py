@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from zsim.backend.backend import Job
+from zsim.config_error import bare
 from zsim.model.architecture import Activation, Attention, Positions, Transformer
 from zsim.model.model import Model
 from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
@@ -89,7 +90,9 @@ def _without_module(shape: Transformer) -> str | None:
         found.append("activation")
     if shape.has_windows:
         found.append("window")
-    return f"model.{found[0]}: {getattr(shape, found[0])} is simulated only" if found else None
+    if not found:
+        return None
+    return f"model.{found[0]}: {bare(getattr(shape, found[0]))} is simulated only"
 
 
 def _execution(asked: Execution) -> str | None:

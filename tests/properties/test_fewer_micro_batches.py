@@ -12,10 +12,11 @@ from fitting import fitting
 from zsim.model.architecture import Llama
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
-from zsim.proof import ORDER, values
+from zsim.proof import values
 from zsim.proof.context import Context
 from zsim.proof.execution.fewer_micro_batches import FewerMicroBatches, with_fewer
 from zsim.proof.execution.inferred_model import training_of
+from zsim.proof.families import ProofStage, of_stage
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
@@ -128,7 +129,7 @@ def judge(
         whole = as_a_whole(edited, model, monkeypatch)
         if whole.findings:
             context = Context.of(edited, model)
-            assert any(examine(context) for examine in ORDER.values()), edit.text
+            assert any(each.examine(context) for each in of_stage(ProofStage.ORDER)), edit.text
     return told_apart
 
 

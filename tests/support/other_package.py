@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "packages"
-PLANTS = Path(__file__).parents[1] / "plants"
+ROOT = Path(__file__).parents[2]
+PLANTS = ROOT / "tests" / "plants"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+SOURCES = ("zsim", "backends", "apps", "topologies", "scenarios")
+KINDS = (".py", ".toml", ".json")
 ASKED = """
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -34,18 +37,27 @@ class Answer(NamedTuple):
     stderr: str
 
 
-def install(site: Path, name: str, entry_points: str) -> Path:
-    """Install the package of one module `examples/packages/NAME.py` in the folder `site`."""
-    shutil.copy(EXAMPLES / f"{name}.py", site)
-    return _registered(site, name, entry_points)
-
-
 def install_plant(site: Path, kind: str) -> Path:
     """Install the package in the folder `tests/plants/KIND` in the folder `site`."""
     folder = PLANTS / kind
-    skipped = shutil.ignore_patterns("__pycache__", "entry_points.txt")
+    skipped = shutil.ignore_patterns("__pycache__", "entry_points.txt", "test_*.py")
     shutil.copytree(folder, site, ignore=skipped, dirs_exist_ok=True)
     return _registered(site, kind, (folder / "entry_points.txt").read_text("utf-8"))
+
+
+def plant_files(kind: str) -> set[str]:
+    """Return the files of a plant, without its tests and those that only its tests run."""
+    files = (path for path in (PLANTS / kind).rglob("*") if path.is_file())
+    names = {path.relative_to(PLANTS / kind).as_posix() for path in files}
+    return {name for name in names if "__pycache__" not in name and not name.startswith("test_")}
+
+
+def sources_that_name(word: str) -> list[str]:
+    """Return the source files of zsim that name a plant, in any case."""
+    named = re.compile(rf"\b{word}\b", re.IGNORECASE)
+    sources = [path for top in SOURCES for path in (ROOT / top).rglob("*") if path.suffix in KINDS]
+    assert len(sources) > 500
+    return [str(path) for path in sources if named.search(path.read_text("utf-8"))]
 
 
 def _registered(site: Path, name: str, entry_points: str) -> Path:

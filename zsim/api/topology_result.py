@@ -1,5 +1,6 @@
 """A cluster: its parts, its bandwidths, and its picture."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -17,7 +18,7 @@ from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.cluster.links import LinkClass, link_classes, summed_up
 from zsim.config_error import line
-from zsim.files.installed import part_names, topology
+from zsim.files.installed import part_names, topology, usual_nodes
 from zsim.files.picture import need_format, write_picture
 from zsim.mistake import MistakeError, mistakes
 from zsim.report.svg.cluster_drawing import draw
@@ -100,9 +101,16 @@ class TopologyResult(AnswerInFacts):
         }
 
 
+COUNTED_FILE = re.compile(r"[0-9]+[xX].+\.(?:toml|xml)", re.ASCII | re.IGNORECASE)
+"""A number of GPUs of a file, such as "8xmine.toml"."""
+
+
 def _named_by_gpus(name: str, nodes: int) -> tuple[str, int]:
     """Return the node and number of nodes of GPUs such as "8xh100"; other names are unchanged."""
-    if name in (*part_names(Part.SYSTEM), *part_names(Part.NODE)) or Path(name).suffix:
+    if name in (*part_names(Part.SYSTEM), *part_names(Part.NODE)):
+        return name, nodes
+    counted = COUNTED_FILE.fullmatch(name)
+    if Path(name).suffix and (Path(name).exists() or counted is None):
         return name, nodes
     try:
         fleet = gpu_fleet(name)
@@ -131,7 +139,9 @@ def read_topology(
     if fabric is None and name not in part_names(Part.SYSTEM) and not name.endswith(".toml"):
         known = (*part_names(Part.SYSTEM), *part_names(Part.NODE))
         or_else, listed_by = "a file (.toml, .xml), or ", "zsim list topologies or zsim list nodes"
-        raise MistakeError(f"name: {one_of(name, known, or_else=or_else, listed_by=listed_by)}")
+        known = (*known, *usual_nodes())
+        bare = re.sub(r"^[0-9]+x(?=.)", "", name, flags=re.IGNORECASE)
+        raise MistakeError(f"name: {one_of(bare, known, or_else=or_else, listed_by=listed_by)}")
     if fabric is not None and name in part_names(Part.SYSTEM):
         raise MistakeError(f"--fabric: {name} is a node on a fabric already")
     settings = as_settings(changes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
-from zsim.entry_point import entries
+from zsim.entry_point import entries, load
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
@@ -139,6 +139,7 @@ def load_backend(name: str) -> type[Backend]:
         UnknownBackendError: `name` is not registered.
         BackendUnavailableError: a package the backend needs is not installed.
         BackendError: two are registered under it, or it does not say what it is.
+        EntryPointError: its entry point names nothing.
     """
     found = tuple(entry for entry in entries(GROUP) if entry.name == name)
     if not found:
@@ -147,7 +148,7 @@ def load_backend(name: str) -> type[Backend]:
         owners = ", ".join(entry.value for entry in found)
         raise BackendError(f"backend {name!r} is registered more than once: {owners}")
     try:
-        kind = next(iter(found)).load()
+        kind = load(found[0])
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zsim"):
             raise

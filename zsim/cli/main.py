@@ -3,21 +3,21 @@
 import errno
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from importlib.metadata import EntryPoint
 from io import TextIOWrapper
 from typing import Annotated, Protocol, cast
 
 import typer
 
+from zsim.cli.notice import noticed
 from zsim.cli.option import Code
-from zsim.entry_point import EntryPointError, entries
+from zsim.entry_point import duplicate, entries, load
 from zsim.mistake import (
     MistakeError,
     UnwrittenError,
     is_out_of_memory,
-    mistakes,
     one_line,
     reason_of,
 )
@@ -31,6 +31,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HELP = {"-h", "--help"}
 GROUP = "zsim.commands"
 """Entry points of commands of apps: the name of each, and its function."""
+
+TALKING = {"", "record", "serve"}
+"""Commands that print while they work."""
 
 CORE = {
     "run": "zsim.cli.run:run",
@@ -88,7 +91,7 @@ def commands() -> dict[str, EntryPoint]:
     known = {name: EntryPoint(name, value, GROUP) for name, value in CORE.items()}
     for entry in entries(GROUP):
         if entry.name in known:
-            raise EntryPointError(f"{GROUP}: {entry.name!r} is registered more than once")
+            raise duplicate(entry)
         known[entry.name] = entry
     return known
 
@@ -102,8 +105,7 @@ def app(arguments: Sequence[str]) -> typer.Typer:
     if name in CORE:  # without reading the metadata of installed packages
         chosen = {name: EntryPoint(name, CORE[name], GROUP)}
     else:
-        with mistakes(EntryPointError):
-            known = commands()
+        known = commands()
         chosen = {name: known[name]} if name in known else known
     found = typer.Typer(
         context_settings={"help_option_names": sorted(HELP)},
@@ -112,7 +114,7 @@ def app(arguments: Sequence[str]) -> typer.Typer:
     )
     found.callback()(options)
     for each, entry in chosen.items():
-        found.command(each)(entry.load())
+        found.command(each)(cast("Callable[..., object]", load(entry)))
     return found
 
 
@@ -214,4 +216,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # names may not be printable on this terminal
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(answer(sys.argv[1:]))
+    words = sys.argv[1:]
+    name = _command(words)
+    with nullcontext() if name in TALKING else noticed(name):
+        code = answer(words)
+    sys.exit(code)

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from zsim.cli.notice import delegate, silence
+
 Told = Callable[[float, float], object]
 """Callback for progress: takes the amount done and the total."""
 
@@ -16,8 +18,10 @@ def progress(what: str, *, unit: str = "") -> Generator[Told]:
     `unit`, the bar shows counts and a rate.
     """
     if not sys.stderr.isatty():
+        delegate()
         yield lambda _done, _total: None
         return
+    silence()
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -6,6 +6,8 @@ A kind holds the properties that its fabrics share; `zsim.cluster.files.fabric` 
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
+from zsim.config_error import shown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricKind:
@@ -45,7 +47,7 @@ class FabricKind:
                 return kind
         if not isinstance(value, dict):
             names = ", ".join(kind.name for kind in SHIPPED)
-            raise ValueError(f"{value!r} must be one of {names}, or an object")  # noqa: TRY004 (told as a line)
+            raise ValueError(f"{shown(value)} must be one of {names}, or an object")  # noqa: TRY004 (told as a line)
         given = cast("dict[str, Any]", value)
         wanted = {each.name: type(getattr(SINGLE_SWITCH, each.name)) for each in fields(cls)}
         wrong = [name for name in given if not isinstance(given[name], wanted.get(name, ()))]

@@ -15,7 +15,6 @@ from zsim.cluster.cluster import Cluster
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.cluster.files.edges_csv import fabric_from_edges
 from zsim.cluster.files.lone_gpu import is_gpu, node_of_gpu
-from zsim.cluster.files.nccl_xml import UNKNOWN_DEVICE, node_from_nccl
 from zsim.cluster.foreign_profile import foreign_profiles, is_for
 from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
@@ -175,10 +174,12 @@ def find(part: Part, name: str) -> dict[str, Any]:
         case ".toml", _:
             return _toml(name, _file_text(name))
         case ".xml", Part.NODE:
+            from zsim.cluster.files.nccl_xml import node_from_nccl
+
             return node_from_nccl(name, _file_text(name), _gpu_by_device)
         case ".csv", Part.FABRIC:
             return fabric_from_edges(name, _file_text(name))
-        case _ if part is Part.GPU and name.startswith(UNKNOWN_DEVICE):
+        case _ if part is Part.GPU and _is_unknown_device(name):
             why = (
                 "no GPU that ships; name one with cluster.gpu, or a file (zsim show gpu --template)"
             )
@@ -229,6 +230,13 @@ def first_gpu() -> str:
     first = (each for each in nodes if each.get("comes_first"))
     words = [str(word) for each in first for word in each.get("words", ())]
     return next(iter((*words, *usual_nodes())))
+
+
+def _is_unknown_device(name: str) -> bool:
+    """Return True if `name` stands for a device without a known GPU in a topology of NCCL."""
+    from zsim.cluster.files.nccl_xml import UNKNOWN_DEVICE
+
+    return name.startswith(UNKNOWN_DEVICE)
 
 
 def _file_text(name: str) -> str:

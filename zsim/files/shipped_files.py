@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Protocol, cast
 
-from zsim.entry_point import entries
+from zsim.entry_point import entries, load
 
 
 class Scenarios(Protocol):
@@ -50,7 +50,7 @@ class Scenarios(Protocol):
 def packages(group: str) -> Iterator[object]:
     """Yield the packages that are entry points of `group`."""
     for entry in entries(group):
-        yield entry.load()
+        yield load(entry)
 
 
 def _of_scenarios() -> Iterator[Scenarios]:

@@ -243,6 +243,13 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
     if Path(name).suffix in FILES or os.sep in name:
         raise MistakeError(f"{what}: {name!r}: there is no such file")
     listed_by = f"zsim list {'studies' if what == 'study' else 'scenarios'}"
+    models = [each for each in _model_names() if name and each.startswith(name.lower())]
+    if what == "scenario" and models and not any(each.startswith(name) for each in shipped):
+        shown = ", ".join(models[:3])
+        raise MistakeError(
+            f"{what}: {name!r} begins the names of models: {shown}; "
+            "zsim best MODEL --gpus 8xh100 finds a setting for one"
+        )
     why = one_of(name, shipped, or_else="a file, or ", listed_by=listed_by)
     raise MistakeError(f"{what}: {why}")
 

@@ -48,7 +48,8 @@ class ClosestRuns:
     def text(self) -> str:
         """Return the publication, GPU and number of runs as text."""
         runs = "1 run" if self.count == 1 else f"{self.count:,} runs"
-        return f"{self.publication} on {self.gpu.upper()}, {runs}"
+        on = f" on {self.gpu.upper()}"
+        return f"{self.publication.removesuffix(on)}{on}, {runs}"
 
 
 def closest(asked: RunFeatures, runs: Sequence[JudgedRun]) -> list[JudgedRun]:

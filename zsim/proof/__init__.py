@@ -10,58 +10,14 @@ from dataclasses import dataclass
 
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model
-from zsim.proof import (
-    alignment,
-    formats,
-    generators,
-    host_order,
-    lifetime,
-    matching,
-    memory,
-    places,
-    progress,
-    races,
-    scalars,
-    scales,
-    values,
-    volume,
-)
+from zsim.proof import values
 from zsim.proof.context import Context
+from zsim.proof.families import ProofStage, of_stage, says
 from zsim.proof.finding import Finding
-from zsim.proof.statement import says
 from zsim.proof.values import Shown
 from zsim.schedule.schedule import Schedule
 
-__all__ = ["FAMILIES", "Finding", "Proof", "check", "prove"]
-
-ORDER = {
-    matching.INVARIANT: matching.examine,
-    progress.INVARIANT: progress.examine,
-    lifetime.INVARIANT: lifetime.examine,
-    races.INVARIANT: races.examine,
-    host_order.INVARIANT: host_order.examine,
-}
-"""Families that a run in the order of issue relies on; progress has two names."""
-
-VALUES = {
-    values.INVARIANT: values.examine,
-    scalars.INVARIANT: scalars.examine,
-    formats.INVARIANT: formats.examine,
-    scales.INVARIANT: scales.examine,
-    places.INVARIANT: places.examine,
-    generators.INVARIANT: generators.examine,
-}
-"""Families that compare with the specification."""
-
-PROMISES = {
-    memory.INVARIANT: memory.examine,
-    volume.INVARIANT: volume.examine,
-    alignment.INVARIANT: alignment.examine,
-}
-"""Families that compare with the promises of the contract."""
-
-FAMILIES = {**ORDER, **VALUES, **PROMISES}
-"""Every family by name."""
+__all__ = ["Finding", "Proof", "check", "prove"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,21 +44,22 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
     """
     with uncollected():
         context = Context.of(schedule, model)
-        found = [finding for examine in ORDER.values() for finding in examine(context)]
+        found = _findings(ProofStage.ORDER, context)
         ordered, shown = not found, None
         if ordered and compares:
             shown = values.shown(context)
             found += shown.findings
-            found += scalars.examine(context)
-            found += formats.examine(context)
-            found += scales.examine(context)
-            found += places.examine(context)
-            found += generators.examine(context)
-        for examine in PROMISES.values():
-            found += examine(context)
+            found += _findings(ProofStage.VALUES, context, but=values.INVARIANT)
+        found += _findings(ProofStage.PROMISES, context)
         broken = {finding.invariant for finding in found}
         proved, not_shown = says(schedule, shown, broken, ordered=ordered)
         return Proof(findings=tuple(found), values=shown, proved=proved, not_shown=not_shown)
+
+
+def _findings(stage: ProofStage, context: Context, *, but: str = "") -> list[Finding]:
+    """Return the findings of the families of a stage but one."""
+    examined = (each.examine(context) for each in of_stage(stage) if each.name != but)
+    return [finding for found in examined for finding in found]
 
 
 def check(

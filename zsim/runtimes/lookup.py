@@ -6,10 +6,10 @@ A runtime is registered as an entry point of the group "zsim.runtimes": its name
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint
 from importlib.resources import files
 from typing import TypeVar, cast
 
+from zsim.entry_point import EntryPointError, referred
 from zsim.mistake import MistakeError
 from zsim.runtimes.config import ConfigQuestion, Read
 from zsim.runtimes.host_costs import PLAIN, HostCosts
@@ -25,24 +25,25 @@ def runtimes() -> Mapping[str, Runtime]:
     """Return every installed runtime by name.
 
     Raises:
-        TypeError: a registered object is not a `Runtime`.
+        EntryPointError: a registered object is not a `Runtime`.
     """
     found: dict[str, Runtime] = {}
     for name, runtime in registered().items():
         if not isinstance(runtime, Runtime):
-            raise TypeError(f"runtime {name!r}: {runtime!r} must be a Runtime")
+            raise EntryPointError(f"{GROUP}: {name}: {runtime!r} must be a Runtime")
         found[name] = runtime
     return found
 
 
-def _imported(reference: str) -> object:
-    """Return the object of the text `module:name`."""
-    return EntryPoint(name=reference, value=reference, group=GROUP).load()
+def part(value: _Part | str, *, name: str) -> _Part:
+    """Return a part of a runtime; import it if it is text, which messages call `name`.
 
-
-def part(value: _Part | str) -> _Part:
-    """Return a part of a runtime; import it if it is text."""
-    return cast("_Part", _imported(value)) if isinstance(value, str) else value
+    Raises:
+        EntryPointError: the text names nothing; one line.
+    """
+    if not isinstance(value, str):
+        return value
+    return cast("_Part", referred(value, field=f"{GROUP}: {name}"))
 
 
 @cache
@@ -50,11 +51,11 @@ def search_of(name: str) -> SearchSpace:
     """Return the options of a runtime that a search varies.
 
     Raises:
-        TypeError: the registered object is not a `SearchSpace`.
+        EntryPointError: the registered object is not a `SearchSpace`.
     """
-    found = part(runtimes()[name].search)
+    found = part(runtimes()[name].search, name=f"{name}.search")
     if not isinstance(found, SearchSpace):
-        raise TypeError(f"runtime {name!r}: search: {found!r} must be a SearchSpace")
+        raise EntryPointError(f"{GROUP}: {name}.search: {found!r} must be a SearchSpace")
     return found
 
 
@@ -63,13 +64,13 @@ def file_keys() -> tuple[str, ...]:
     """Return the keys of `[zero]` that name files of trainers.
 
     Raises:
-        ValueError: two runtimes read files of one key.
+        EntryPointError: two runtimes read files of one key.
     """
     found: list[str] = []
     for name, runtime in runtimes().items():
         for key in runtime.config.readers:
             if key in found:
-                raise ValueError(f"runtime {name!r}: {key!r} is read by another runtime")
+                raise EntryPointError(f"{GROUP}: {name}.config: {key!r} is read by another runtime")
             found.append(key)
     return tuple(sorted(found))
 
@@ -78,10 +79,12 @@ def reader_of(key: str) -> Read:
     """Return the reader of the files that a key of `[zero]` names.
 
     Raises:
+        EntryPointError: it does not exist.
         ModuleNotFoundError: it needs a package that is not installed.
     """
-    readers = (each.config.readers for each in runtimes().values())
-    return part(next(each[key] for each in readers if key in each))
+    readers = ((name, each.config.readers) for name, each in runtimes().items())
+    name, reader = next((name, each[key]) for name, each in readers if key in each)
+    return part(reader, name=f"{name}.config.readers.{key}")
 
 
 def config_text(asked: ConfigQuestion, *, suffix: str = "") -> str:
@@ -97,7 +100,8 @@ def config_text(asked: ConfigQuestion, *, suffix: str = "") -> str:
         if kind.suffix == suffix
     }
     if asked.runtime in of_suffix:
-        return part(of_suffix[asked.runtime].write)(asked)
+        kind = of_suffix[asked.runtime]
+        return part(kind.write, name=f"{asked.runtime}.config.kinds.write")(asked)
     if of_suffix:
         owner, kind = next(iter(of_suffix.items()))
         raise MistakeError(f"--config: {kind.program} trains with {owner}, not {asked.runtime}")
@@ -107,7 +111,7 @@ def config_text(asked: ConfigQuestion, *, suffix: str = "") -> str:
             name for name, each in runtimes().items() if each.config.write is not None
         )
         raise MistakeError(f"--config: {asked.runtime} has no configuration here; {known} have")
-    return part(write)(asked)
+    return part(write, name=f"{asked.runtime}.config.write")(asked)
 
 
 @cache
@@ -115,10 +119,16 @@ def host_costs_of(name: str) -> HostCosts:
     """Return the times that a trainer takes of a host, by the name of its runtime.
 
     Raises:
+        EntryPointError: there is no such file.
         ValueError: its file is not valid.
     """
     reference = runtimes()[name].host_costs
     if reference is None:
         return PLAIN
     package, _, file = reference.partition(":")
-    return HostCosts.read(tomllib.loads((files(package) / file).read_text("utf-8")))
+    try:
+        text = (files(package) / file).read_text("utf-8")
+    except (OSError, ModuleNotFoundError):
+        why = "there is no such file; write package:file"
+        raise EntryPointError(f"{GROUP}: {name}.host_costs: {reference!r}: {why}") from None
+    return HostCosts.read(tomllib.loads(text))

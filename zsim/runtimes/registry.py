@@ -1,6 +1,7 @@
 """Schedules and data volumes of a strategy, written by the runtime that it emulates."""
 
 import fnmatch
+from typing import TypeVar
 
 from zsim import closed_form
 from zsim.closed_form import DataVolume
@@ -15,6 +16,8 @@ from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
 from zsim.zero import stages as own
 
+_Part = TypeVar("_Part")
+
 OWN = Runtime(options=RuntimeOptions, schedule=own.schedule, volume=lambda _: VOLUME)
 """zsim's own stages, whose options are in the strategy."""
 
@@ -27,6 +30,12 @@ def runtime_of(strategy: Strategy) -> Runtime:
     return next(each for each in runtimes().values() if each.options is kind)
 
 
+def _part(strategy: Strategy, value: _Part | str, name: str) -> _Part:
+    """Return a part of the runtime that a strategy emulates."""
+    runtime = strategy.zero.emulate
+    return part(value, name=f"{'' if runtime is None else runtime.table()}.{name}")
+
+
 def make_schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return the schedule in which every rank trains `model` with `strategy`.
 
@@ -37,7 +46,7 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     need_trainable(model, strategy)
     with uncollected():
-        return part(runtime_of(strategy).schedule)(model, strategy)
+        return _part(strategy, runtime_of(strategy).schedule, "schedule")(model, strategy)
 
 
 def need_trainable(model: Model, strategy: Strategy) -> None:
@@ -68,7 +77,7 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
         )
     _need_groups(model, strategy)
     if (need := runtime_of(strategy).need) is not None:
-        part(need)(model, strategy)
+        _part(strategy, need, "need")(model, strategy)
 
 
 def _need_groups(model: Model, strategy: Strategy) -> None:
@@ -80,7 +89,7 @@ def _need_groups(model: Model, strategy: Strategy) -> None:
 
 
 def _volume(strategy: Strategy) -> DataVolume:
-    return part(runtime_of(strategy).volume)(strategy)
+    return _part(strategy, runtime_of(strategy).volume, "volume")(strategy)
 
 
 def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:

@@ -10,7 +10,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from zsim.bounded_text import bounded_json
-from zsim.config_error import line
+from zsim.config_error import line, shown
 from zsim.scenario.hugging_face_architectures import READERS, REFUSED
 from zsim.scenario.hugging_face_values import Config, Fields
 from zsim.scenario.tables import ModelTable, Scenario, ScenarioError
@@ -49,8 +49,9 @@ def shape_fields(text: str) -> Fields:
     kind = config.get("model_type")
     for why, kinds in REFUSED.items():
         if kind in kinds:
-            raise ScenarioError(f"model.hf_config: model_type {kind!r} is {why}")
+            raise ScenarioError(f"model.hf_config: model_type {shown(kind)} is {why}")
     if not isinstance(kind, str) or kind not in READERS:
         known = ", ".join(READERS)
-        raise ScenarioError(f"model.hf_config: model_type {kind!r} must be one of {known}")
+        said = "missing;" if kind is None else shown(kind)
+        raise ScenarioError(f"model.hf_config: model_type {said} must be one of {known}")
     return READERS[kind](config)

@@ -1,5 +1,6 @@
 """Values in a `config.json`: numbers, flags, and checks of unsupported values."""
 
+from zsim.config_error import bare, shown
 from zsim.scenario.tables import ScenarioError
 
 Config = dict[str, object]
@@ -14,7 +15,8 @@ def number(config: Config, name: str, default: int | None = None) -> int:
     if value is None:
         raise ScenarioError(f"model.hf_config: {name}: missing")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ScenarioError(f"model.hf_config: {name}: {value!r} must be a positive whole number")
+        why = f"{shown(value)} must be a positive whole number"
+        raise ScenarioError(f"model.hf_config: {name}: {why}")
     return value
 
 
@@ -24,7 +26,7 @@ def flag(config: Config, name: str, *, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise ScenarioError(f"model.hf_config: {name}: {value!r} must be true or false")
+        raise ScenarioError(f"model.hf_config: {name}: {shown(value)} must be true or false")
     return value
 
 
@@ -36,5 +38,7 @@ def must(config: Config, name: str, allowed: tuple[object, ...]) -> None:
     """
     value = config.get(name, allowed[0])
     if value not in allowed:
-        shown = " or ".join(str(each) for each in allowed)
-        raise ScenarioError(f"model.hf_config: {name}: {value!r} is not modelled, only {shown}")
+        known = " or ".join(bare(each) for each in allowed)
+        raise ScenarioError(
+            f"model.hf_config: {name}: {shown(value)} is not modelled, only {known}"
+        )

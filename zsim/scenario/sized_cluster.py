@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from zsim.cluster.cluster import Cluster, ClusterError, Overheads
 from zsim.cluster.files import TopologyError, UnknownTopologyError
+from zsim.config_error import shown
 from zsim.scenario.missing_keys import need_cluster_keys
 from zsim.scenario.tables import ClusterTable, ParallelTable, Scenario, ScenarioError
 
@@ -131,7 +132,8 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
         if node is not None or fabric is not None:
             key, value = ("node", node) if node is not None else ("fabric", fabric)
             raise ScenarioError(
-                f"cluster.{key}: {value!r} stands without topology, which is a node on a fabric"
+                f"cluster.{key}: {shown(value)} stands without topology, "
+                "which is a node on a fabric"
             )
         name, where = table.topology, "cluster.topology"
     elif node is not None and fabric is not None:

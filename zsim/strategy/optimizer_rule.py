@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, ClassVar
 
-from zsim.entry_point import EntryPointError, entries
+from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Flag, Fraction, NotNegative
 
 GROUP = "zsim.optimizers"
@@ -254,11 +254,11 @@ def rules() -> Mapping[str, type[Optimizer]]:
     """
     found: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": SGD}
     for entry in entries(GROUP):
-        rule = entry.load()
+        rule = load(entry)
         if not (isinstance(rule, type) and issubclass(rule, Optimizer)):
             raise EntryPointError(f"{GROUP}: {entry.name!r}: {rule!r} must be a class of Optimizer")
         if entry.name in found or rule.__name__ in {each.__name__ for each in found.values()}:
-            raise EntryPointError(f"{GROUP}: {entry.name!r} is registered more than once")
+            raise duplicate(entry)
         found[entry.name] = rule
     return found
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Protocol, cast
 from pydantic import AfterValidator
 
 from zsim.dtype import DType
-from zsim.entry_point import entries
+from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Table
 from zsim.strategy.execution import ContextExchange, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
@@ -322,13 +322,20 @@ def registered() -> dict[str, Registered]:
     """Return every installed runtime by name.
 
     Raises:
-        ValueError: two packages register one name.
+        EntryPointError: a name is registered twice, or an object does not exist or has no options.
     """
     found: dict[str, Registered] = {}
     for entry in entries(GROUP):
         if entry.name in found:
-            raise ValueError(f"runtime {entry.name!r} is registered more than once")
-        found[entry.name] = cast("Registered", entry.load())
+            raise duplicate(entry)
+        loaded = load(entry)
+        options = getattr(loaded, "options", None)
+        if not (isinstance(options, type) and issubclass(options, RuntimeOptions)):
+            raise EntryPointError(
+                f"{GROUP}: {entry.name}.options: {options!r} must be a subclass of RuntimeOptions; "
+                "import the class"
+            )
+        found[entry.name] = cast("Registered", loaded)
     return found
 
 

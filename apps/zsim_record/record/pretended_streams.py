@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from zsim_record.clocks.stream_clock import ClockMark, ClockTimeline, Tick
+from zsim_record.record.device_guard import take_caught
 from zsim_record.record.tape import Tape
 
 DEVICE_TYPE = "zsim"
@@ -177,8 +178,11 @@ class RecordedEngine:
         streams = self._streams
         outer, run = streams.backward, BackwardRun(streams)
         streams.backward = run
+        take_caught()
         try:
             return self._engine.run_backward(*args, **kwargs)
+        except SystemError as error:  # torch lost the exception of a hook
+            raise take_caught() or error from None
         finally:
             run.end()
             streams.backward = outer

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from zsim_record.record.device_guard import device_guard
 from zsim_record.record.device_module import DEVICE_MODULE
 from zsim_record.record.pretended_factories import factories_replaced
 from zsim_record.record.pretended_streams import (
@@ -45,7 +46,9 @@ BELOW_THE_DISPATCHER = frozenset(
 @functools.cache
 def register_device() -> None:
     """Register the pretended device with torch, once per process."""
-    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=DEVICE_MODULE)
+    _setup_privateuseone_for_python_backend(
+        DEVICE_TYPE, backend_module=DEVICE_MODULE, device_guard=device_guard()
+    )
     dist.Backend.backend_capability["fake"].append(DEVICE_TYPE)
     dist.Backend.default_device_backend_map[DEVICE_TYPE] = "fake"
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from zsim.analysis.drive_life import DAYS_PER_YEAR
 from zsim.analysis.summary import Summary
+from zsim.config_error import shown
 from zsim.scenario.tables import ScenarioError, need_field
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 from zsim_study.study.file import GoalTable, StudyError
@@ -135,7 +136,9 @@ def value_of(goal: Goal, row: StudyRow) -> float:
         case name:
             value = row.values.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise StudyError(f"goal.minimize: {name} is {value!r} in {row.name}, not a number")
+                raise StudyError(
+                    f"goal.minimize: {name} is {shown(value)} in {row.name}, not a number"
+                )
             return float(value)
 
 

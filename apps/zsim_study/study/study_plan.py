@@ -8,6 +8,7 @@ from hashlib import sha256
 from math import prod
 from typing import Any, cast
 
+from zsim.config_error import shown
 from zsim.limits import limits
 from zsim.scenario.changes import changed
 from zsim.scenario.fault_injection import AbsentHardwareError
@@ -118,7 +119,9 @@ def need_values(goal: Goal, runs: Sequence[StudyRun]) -> None:
         if run.resolved is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise StudyError(f"goal.minimize: {goal.field} is {value!r} in {run.name}, no number")
+            raise StudyError(
+                f"goal.minimize: {goal.field} is {shown(value)} in {run.name}, no number"
+            )
         if goal.minimize == COST and goal.price(gpu) is None:
             raise StudyError(f"goal.price_per_gpu_hour: {gpu} of {run.name} has no price")
 

@@ -5,11 +5,15 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from math import inf
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import zsim
 from zsim.api.counted_work import counted_work
@@ -22,6 +26,7 @@ from zsim_plan.answer.best_search import best_of
 from zsim_plan.answer.setting_trial import SettingOutcome, tried
 from zsim_plan.answer.tried_setting import TriedSetting
 from zsim_plan.commands import best as best_command
+from zsim_plan.search.search import Search, Trial
 from zsim_plan.search.space import SettingGroup
 
 Arguments = ParamSpec("Arguments")
@@ -251,3 +256,78 @@ def test_a_limit_in_seconds_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_command_has_the_limit_of_the_library() -> None:
     assert best_command.OPERATIONS == best_search.OPERATIONS
+
+
+def test_a_search_knows_as_answers_the_settings_that_fit_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known: list[tuple[int, bool]] = []
+
+    def noted(search: Search, branch: int, number: int, trial: Trial) -> None:
+        known.append((trial.memory_bytes, trial.is_answer))
+        tell(search, branch, number, trial)
+
+    def one_of_four(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutcome:
+        drawn = drawn_outcome(tables, times_tight=times_tight)
+        fits, step_time_s = OF_FOUR[drawn.operations // 100 % 4]
+        return replace(drawn, fits=fits, step_time_s=step_time_s)
+
+    tell = Search.tell
+    monkeypatch.setattr(Search, "tell", noted)
+    monkeypatch.setattr(best_search, "tried", one_of_four)
+    asked = question_of(
+        "llama3.2-1b",
+        "4xh100",
+        (*SMALL, *FEW),
+        batch_tokens=2048,
+        among=("fsdp2",),
+        tokens=10**6,
+        within_s=10.0,  # 20 ms for each of 488 steps
+    )
+    found = best_of(asked, workers=1, operations=400_000)
+    made = [(each.outcome.fits, each.outcome.step_time_s) for each in found.tried]
+    answers = [each == IN_TIME for each in made]
+    assert set(made) == set(OF_FOUR)
+    assert [each.is_answer for each in found.tried] == answers
+    memory = [each.outcome.memory_bytes for each in found.tried]
+    assert sorted(known) == sorted(zip(memory, answers, strict=True))
+
+
+IN_TIME = (True, 0.01)
+OF_FOUR = ((True, 0.0), (True, 0.03), (False, 0.01), IN_TIME)
+"""If it fits, and its step time: not simulated, late, too large, and an answer."""
+
+
+OUTCOMES = st.builds(
+    SettingOutcome,
+    step_time_s=st.sampled_from((0.01, 0.02)),
+    memory_bytes=st.sampled_from((2**30, 2**31, 4095 * 2**20)),
+    usable_bytes=st.just(2**32),
+    fits=st.booleans(),
+)
+SETTINGS = st.builds(
+    TriedSetting,
+    group=st.just(0),
+    changes=st.sampled_from(({"a": 1}, {"a": 2})),
+    gpus=st.just(4),
+    outcome=OUTCOMES,
+    value=st.sampled_from((None, 1.0, 2.0)),
+    is_late=st.booleans(),
+)
+
+
+@given(SETTINGS, SETTINGS)
+def test_answers_stand_before_others_sure_ones_before_unsure_and_roomy_ones_before_tight(
+    one: TriedSetting, other: TriedSetting
+) -> None:
+    for differs in (
+        lambda each: each.is_answer,
+        lambda each: each.outcome.is_sure,
+        lambda each: not each.outcome.is_tight,
+        lambda each: -(inf if each.value is None else each.value),
+        lambda each: -each.outcome.memory_bytes,
+    ):
+        if differs(one) != differs(other):
+            assert (one.order < other.order) is (differs(one) > differs(other))
+            return
+    assert (one.order == other.order) is (one.changes == other.changes)

@@ -43,4 +43,6 @@ def test_a_command_that_two_packages_register_is_refused_in_one_line(tmp_path: P
     installed(tmp_path, "run = greeting:greet")
     failed = zsim(tmp_path, "--help")
     assert failed.returncode == 2
-    assert failed.stderr == "zsim: zsim.commands: 'run' is registered more than once\n"
+    assert failed.stderr == (
+        "zsim: zsim.commands: 'run' is registered more than once; remove one of the packages\n"
+    )

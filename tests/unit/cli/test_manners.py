@@ -71,6 +71,9 @@ SUGGESTED = {
     "run tiny --set compute.profile=H10": "h100",
     "run tiny --set network.profile=a10": "a100",
     "run tiny --backend torhc": "torch",
+    "topology p3": "p3_16xlarge",
+    "topology 8xp3": "p3_16xlarge",
+    "topology 8xh10": "h100",
 }
 
 
@@ -88,6 +91,7 @@ def test_a_node_that_is_nearly_right_is_suggested(ask: Ask) -> None:
 
 HINTS = {
     "run llama3.1-8b": "scenario: 'llama3.1-8b' is a model: zsim best llama3.1-8b --gpus 8xh100 ",
+    "run qwen": "scenario: 'qwen' begins the names of models: qwen2.",
     "run nofile.toml": "scenario: 'nofile.toml': there is no such file",
     "run tiny --set stage=3": "tiny: stage: unknown key; did you mean zero.stage? allowed: title, ",
     "best llama3.1-8b --gpus 8h100": "--gpus: '8h100': did you mean 8xh100?",
@@ -106,6 +110,18 @@ def test_gpus_are_called_alike_by_every_command(ask: Ask) -> None:
         ask("topology", "dgx_h100", "--nodes", "2", "--json")
     )
     assert ask("show", "4090") == ask("show", "rtx_4090_24gb")
+
+
+def test_a_number_of_gpus_of_a_file_is_a_topology(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text, _ = ask("show", "gpu", "--template")
+    assert code == 0
+    Path("mine.toml").write_text(text, "utf-8")
+    found = answered(ask("topology", "4xmine.toml", "--json"))
+    assert found == answered(ask("topology", "mine.toml", "--json"))
+    assert ask("topology", "4xnone.toml")[0] == 2
 
 
 def test_a_name_that_is_like_no_other_is_not_guessed(ask: Ask) -> None:

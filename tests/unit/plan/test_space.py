@@ -143,3 +143,27 @@ def test_checkpoints_go_to_the_host_once_for_each_group_that_has_some_and_no_pip
     said = replace(space, fixed={moved: False})
     groups = [each for each in said.groups() if isinstance(each, SettingGroup)]
     assert not any(moved in each.changes for each in groups)
+
+
+@pytest.mark.parametrize("runtime", ["fsdp1", "fsdp2", "megatron"])
+def test_a_group_names_the_order_of_its_pipeline_and_no_knob_sets_it_again(runtime: str) -> None:
+    option = search_of(runtime).order_option
+    key = f"zero.{runtime}.{option}"
+    stages = (1,) if runtime == "megatron" else (3,)
+    space = SettingSpace(
+        runtimes=[RuntimeSpace(name=runtime, stages=stages, has_pipeline=option is not None)],
+        fleets=[Fleet(gpus=4, gpus_per_node=4)],
+        sequences=4,
+        sequence_length=1024,
+        layers=8,
+        fixed={"parallel.tensor": 1},
+    )
+    found = [each for each in space.groups() if isinstance(each, SettingGroup)]
+    assert [each.order for each in found] == [each.changes.get(key) for each in found]
+    assert {each.order for each in found} > {None} or option is None
+    for each in found:
+        assert not any(knobs.keys() & each.changes.keys() for knobs in each.knobs)
+        assert each.changes["parallel.pipeline"] != 1 or each.order is None
+    for pipeline in {each.changes["parallel.pipeline"] for each in found}:
+        alike = [each for each in found if each.changes["parallel.pipeline"] == pipeline]
+        assert alike[0].order is None, "the default order is tried first"

@@ -15,7 +15,15 @@ import zsim
 from zsim.api.error_text import probability_text
 from zsim.api.run_result import RunResult
 from zsim.files.shipped_files import scenarios
-from zsim.prediction.closest_runs import FEWEST, NEAREST, closest, closest_of, distance, slower
+from zsim.prediction.closest_runs import (
+    FEWEST,
+    NEAREST,
+    ClosestRuns,
+    closest,
+    closest_of,
+    distance,
+    slower,
+)
 from zsim.prediction.error_columns import Columns, changed, ratio_columns, time_columns
 from zsim.prediction.error_rule import SURE, ErrorRule, shipped_rules
 from zsim.prediction.evidence import JudgedRun, judged_runs, memory_outcomes, parse, table_text
@@ -334,3 +342,8 @@ def test_the_table_that_ships_is_written_by_its_writer_and_names_no_file_of_ours
     assert all(run.citation and run.publication for run in runs)
     theirs = [run.citation.removeprefix("github:") for run in runs]
     assert not any(each.startswith(("/", ".")) or each.endswith(".csv") for each in theirs)
+
+
+@pytest.mark.parametrize("publication", ["A paper", "A paper on H100"])
+def test_the_closest_runs_name_their_gpu_once(publication: str) -> None:
+    assert ClosestRuns(publication, "h100", 2).text() == "A paper on H100, 2 runs"

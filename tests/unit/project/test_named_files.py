@@ -2,9 +2,11 @@
 
 import ast
 import re
+import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,6 +33,7 @@ GROUPS = {
     "zsim.algorithms",
     "zsim.backends",
     "zsim.fabrics",
+    "zsim.invariants",
     "zsim.optimizers",
     "zsim.runtimes",
 } | {"zsim.commands"}
@@ -121,13 +124,10 @@ def test_the_backend_of_the_page_is_accepted_by_the_registry(
     assert {"BackendTraits", "Job", "Trace"} <= imported
     names: dict[str, object] = {}
     exec(compile(code, "plug_points.md", "exec"), names)
-    made = names["MyBackend"]
-
-    class Entry(EntryPoint):
-        def load(self) -> object:
-            return made
-
-    entry = Entry("mine", "mine:MyBackend", "zsim.backends")
+    module = ModuleType("mine")
+    vars(module)["MyBackend"] = names["MyBackend"]
+    monkeypatch.setitem(sys.modules, "mine", module)
+    entry = EntryPoint("mine", "mine:MyBackend", "zsim.backends")
     monkeypatch.setattr(backend, "entries", lambda _: (entry,))
     loaded: type[Backend] = load_backend("mine")
     assert loaded.name == "mine"

@@ -75,4 +75,4 @@ def test_each_part_of_a_runtime_that_is_given_as_text_can_be_imported() -> None:
         assert search_of(name) is not None
         parts = [each.schedule, each.volume, each.need, config.write, *config.readers.values()]
         parts += [kind.write for kind in config.kinds]
-        assert all(callable(part(value)) for value in parts if value is not None)
+        assert all(callable(part(value, name="part")) for value in parts if value is not None)

@@ -31,12 +31,13 @@ from fitting import fitting
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
-from zsim.proof import ORDER, values
+from zsim.proof import values
 from zsim.proof.context import Context
 from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import training_of
 from zsim.proof.execution.micro_batch_list import counted_fields, identity
 from zsim.proof.execution.repetition import UNUSED
+from zsim.proof.families import ProofStage, of_stage
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
@@ -65,7 +66,7 @@ ORDERS: list[Order] = [lambda schedule: schedule, numbered_backwards]
 def need_wrong(schedule: Schedule, model: Model) -> None:
     """Check that values alone show what is wrong, be it in the whole schedule or in a part."""
     context = Context.of(schedule, model)
-    assert not any(examine(context) for examine in ORDER.values())
+    assert not any(each.examine(context) for each in of_stage(ProofStage.ORDER))
     assert values.shown(context).findings
 
 

@@ -16,6 +16,7 @@ from fitting import fitting
 from token_ranks import LLAMA, TIED_GPT
 
 from zsim.config_error import ConfigError
+from zsim.dtype import DType
 from zsim.model.architecture import Architecture
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
@@ -38,6 +39,7 @@ from zsim.strategy.execution import Float8
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim.zero.names import SYMMETRIC
 
 FUSED = Strategy(
     parallel=Parallel(data=2, tensor=2),
@@ -242,3 +244,17 @@ def test_ranks_meet_in_parts_or_not() -> None:
     assert isinstance(gather, AllGather)
     assert gather.agreed != replace(gather, in_parts=False).agreed
     assert gather.words.endswith("in parts")
+
+
+@pytest.mark.parametrize(("float8", "dtype"), [(None, DType.BF16), (Float8.TENSORWISE, DType.FP8)])
+def test_symmetric_memory_has_the_format_of_the_tokens_that_are_gathered(
+    float8: Float8 | None, dtype: DType
+) -> None:
+    strategy = FUSED.but({"train.float8": float8})
+    model = model_of(strategy)
+    (program,) = make_schedule(model, strategy).programs
+    (memory,) = (each for each in program.buffers if each.name == SYMMETRIC)
+    assert memory.dtype is dtype
+    # Partial sums for two ranks, in bf16: one is copied while the other is computed.
+    largest = max(each.elements for each in model.values.values() if each.tensor_sharded)
+    assert memory.elements * dtype.size_bytes == 2 * largest * DType.BF16.size_bytes

@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[str, str]] = {
         json.dumps({"model_type": "bert"}),
         "model.hf_config: model_type 'bert' must be one of gpt2, gpt_neox, mpt, llama, mistral",
     ),
-    "no architecture": ("{}", "model.hf_config: model_type None must be one of gpt2"),
+    "no architecture": ("{}", "model.hf_config: model_type missing; must be one of gpt2"),
     "a list": ("[]", "model.hf_config: must be an object"),
     "no JSON": ("layers = 3", "model.hf_config: not JSON: Expecting value"),
     "a missing key": (
@@ -136,7 +136,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "biases that are not modelled": (
         json.dumps(LLAMA | {"attention_bias": True}),
-        "model.hf_config: attention_bias: True is not modelled, only False",
+        "model.hf_config: attention_bias: true is not modelled, only false",
     ),
     "an encoder and a decoder": (
         json.dumps({"model_type": "t5"}),
@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "norms behind sublayers of OPT": (
         json.dumps(OPT | {"do_layer_norm_before": False}),
-        "model.hf_config: do_layer_norm_before: False is not modelled, only True",
+        "model.hf_config: do_layer_norm_before: false is not modelled, only true",
     ),
     "an embedding of OPT of another width": (
         json.dumps(OPT | {"word_embed_proj_dim": 512}),
@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "norms of queries": (
         json.dumps(MPT | {"attn_config": {"qk_ln": True}}),
-        "model.hf_config: qk_ln: True is not modelled, only False",
+        "model.hf_config: qk_ln: true is not modelled, only false",
     ),
 }
 

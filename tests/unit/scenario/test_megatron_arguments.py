@@ -370,3 +370,26 @@ def test_paths_may_be_variables_and_nothing_that_changes_a_step() -> None:
     assert read(f"{SHAPE} {paths}") == read(SHAPE)
     for words in ("--num-layers $N", "$ARGS", "--data-path ${DATA} ${ARGS}", "--save-$N 3"):
         assert "must be written out, a variable has no value" in refusal(f"{SHAPE} {words}")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "width"),
+    # `validate_args`: two thirds of four hidden sizes, and of that the multiple of 64 below.
+    [(64, 128), (96, 256), (4096, 10880)],
+)
+def test_a_gated_mlp_without_a_width_has_two_thirds_of_four_hidden_sizes(
+    hidden: int, width: int
+) -> None:
+    words = f"{SHAPE} --hidden-size {hidden}"
+    assert read(f"{words} --swiglu").model.intermediate_size == width
+    assert read(words).model.intermediate_size in {None, 4 * hidden}
+    given_width = read(f"{words} --swiglu --ffn-hidden-size 192").model.intermediate_size
+    assert given_width == 192
+
+
+def test_a_bucket_without_a_size_has_a_million_elements_for_each_rank_and_at_least_40() -> None:
+    overlapped = Megatron(overlap_grad_reduce=True)
+    found = {data: overlapped.bucket_elements(data=data) for data in (1, 40, 41, 512)}
+    assert found == {1: 40_000_000, 40: 40_000_000, 41: 41_000_000, 512: 512_000_000}
+    assert overlapped.but(bucket_size=1000).bucket_elements(data=512) == 1000
+    assert Megatron(overlap_grad_reduce=False).bucket_elements(data=512) is None

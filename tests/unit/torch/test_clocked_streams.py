@@ -14,8 +14,9 @@ from sharded_net import UNITS, Net
 from tiny_training import UNITS as TINY_UNITS
 from tiny_training import Case, Tiny
 
-from zsim.proof import ORDER, check
+from zsim.proof import check
 from zsim.proof.context import Context
+from zsim.proof.families import families
 from zsim.proof.finding import Finding
 from zsim.schedule.operation import Branch, HostWait, Operation
 from zsim.schedule.replace import replace
@@ -35,8 +36,8 @@ def found_by_clocks(schedule: Schedule, plan: Plan) -> list[Hazard]:
 
 def found_by_check(schedule: Schedule) -> list[Finding]:
     context = Context.of(schedule)
-    families = [ORDER[name] for name in ("lifetime", "races", "host_order")]
-    return [finding for examine in families for finding in examine(context)]
+    checks = [families()[name].examine for name in ("lifetime", "races", "host_order")]
+    return [finding for examine in checks for finding in examine(context)]
 
 
 def without_one_edge(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:

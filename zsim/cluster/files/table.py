@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from zsim.cluster.cluster import Link
-from zsim.config_error import line
+from zsim.config_error import line, shown
 from zsim.units import (
     UnitError,
     parse_bandwidth,
@@ -40,7 +40,7 @@ class UnknownTopologyError(TopologyError, LookupError):
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise UnitError(f"{value!r} is not a quantity with its unit, in quotes")
+        raise UnitError(f"{shown(value)} is not a quantity with its unit, in quotes")
     return value
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import cast
 
+from zsim.config_error import shown
+
 NAME = "name"
 """Key of the name among the constants, in job files."""
 
@@ -32,7 +34,7 @@ class NetworkProfile:
         given: Mapping[str, object] = self.numbers
         for name, value in given.items():
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise ProfileError(f"{name}: {value!r} must be a number")
+                raise ProfileError(f"{name}: {shown(value)} must be a number")
             if not isfinite(value):
                 raise ProfileError(f"{name}: {value} must be a finite number")
 
@@ -50,11 +52,11 @@ class NetworkProfile:
     def from_json(cls, value: object) -> "NetworkProfile":
         """Return the constants from the JSON that `as_json` returned."""
         if not isinstance(value, dict):
-            raise ProfileError(f"{value!r} must be an object of numbers")
+            raise ProfileError(f"{shown(value)} must be an object of numbers")
         numbers = dict(cast("dict[str, float]", value))
         name: object = numbers.pop(NAME, "")
         if not isinstance(name, str):
-            raise ProfileError(f"{NAME}: {name!r} must be a string")
+            raise ProfileError(f"{NAME}: {shown(name)} must be a string")
         return cls(numbers, name)
 
     def changed(self, **numbers: float) -> "NetworkProfile":

@@ -1,11 +1,14 @@
 """Streams around backward: the engine orders the one that called it, and no other."""
 
+from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from fsdp_matrix import WORLD, FsdpRun, train
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from zsim_record import recording
 from zsim_record.record.device_module import DEVICE_MODULE as DEVICE
@@ -113,3 +116,52 @@ def test_a_backward_inside_of_backward_orders_the_node_that_called_it() -> None:
         with DEVICE.stream(reader):
             weight.grad.sum()
     assert kinds(tape) == ["race"]
+
+
+class _Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(_: object, value: torch.Tensor) -> torch.Tensor:
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+        raise MistakenError(ctx, gradients)
+
+
+class MistakenError(Exception):
+    pass
+
+
+def fail(_: object) -> None:
+    raise MistakenError
+
+
+FAILING: dict[str, Callable[[torch.Tensor], object]] = {
+    "of a tensor": lambda value: cast("Any", value).register_hook(fail),
+    "of several tensors": lambda value: register_multi_grad_hook((value,), fail, mode="any"),
+    "of a node": lambda value: cast("Any", value.grad_fn).register_prehook(fail),
+}
+
+
+@pytest.mark.parametrize("hook", FAILING.values(), ids=FAILING.keys())
+def test_an_exception_of_a_hook_leaves_backward_and_the_next_backward_runs(
+    hook: Callable[[torch.Tensor], object],
+) -> None:
+    with recording(world=2):
+        weight = nn.Parameter(torch.ones(4, device="zsim"))
+        for _ in range(10):  # CPython specializes a function after eight calls
+            value: Any = weight * 2
+            hook(value)
+            with pytest.raises(MistakenError):
+                value.sum().backward()
+            with pytest.raises(MistakenError):
+                cast("Any", _Failing).apply(weight).sum().backward()
+        assert weight.grad is None
+        cast("Any", weight * 2).sum().backward()
+        assert weight.grad is not None
+
+
+def test_parameters_along_their_second_dimension_resharded_to_2_fail_as_on_real_ranks() -> None:
+    # torch 2.13, `foreach_all_gather_copy_out`: the shard of the smaller mesh is flat.
+    with recording(world=WORLD), pytest.raises(IndexError, match="list index out of range"):
+        train(FsdpRun(second_dimension=True, reshard=2, layers=1, steps=1))

@@ -182,6 +182,8 @@ PRIVATE = (
     "torch.distributed._register_comm_hook",
     "torch.distributed.BuiltinCommHookType",
     "torch.nn.parallel.DistributedDataParallel._register_builtin_comm_hook",
+    "torch._C._acc.DeviceGuard",
+    "torch._C._autograd.DeviceType.PrivateUse1",
     "torch._C._autograd._get_sequence_nr",
     "torch._C._current_autograd_node",
     "torch._C._disabled_torch_dispatch_impl",

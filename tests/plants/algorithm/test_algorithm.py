@@ -1,12 +1,11 @@
-"""A package of somebody else adds an algorithm of collectives with constants of its own."""
+"""An algorithm of another package, with constants of its own: one file and one entry point."""
 
 import json
 from pathlib import Path
 
 import pytest
-from other_package import answers, install, python, zsim
+from other_package import answers, install_plant, plant_files, python, sources_that_name, zsim
 
-ENTRY = "[zsim.algorithms]\npat = aggregated_trees:PAT\n"
 PROFILED = ("--set", "network.profile=h100", "--json")
 TIMES = """
 import sys
@@ -26,7 +25,12 @@ print(found.algorithm, found.latency_ps)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(tmp_path_factory.mktemp("site"), "aggregated_trees", ENTRY)
+    return install_plant(tmp_path_factory.mktemp("site"), "algorithm")
+
+
+def test_an_algorithm_needs_two_files_and_none_of_zsim() -> None:
+    assert plant_files("algorithm") == {"aggregated_trees.py", "entry_points.txt"}
+    assert sources_that_name("pat") == []
 
 
 @pytest.mark.one_commit_in(9)

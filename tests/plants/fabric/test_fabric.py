@@ -1,4 +1,4 @@
-"""A package of somebody else adds a kind of fabric."""
+"""A kind of fabric of another package: one file, one entry point, and data."""
 
 import json
 import re
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from other_package import answers, install, zsim
+from other_package import answers, install_plant, plant_files, sources_that_name, zsim
 
-ENTRY = "[zsim.fabrics]\ntorus = torus:READER\n"
 FILE = """
 title = "A torus of 4 by 4 nodes"
 kind = "torus"
@@ -22,9 +21,14 @@ latency = "1 us"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    site = install(tmp_path_factory.mktemp("site"), "torus", ENTRY)
+    site = install_plant(tmp_path_factory.mktemp("site"), "fabric")
     (site / "torus.toml").write_text(FILE, "utf-8")
     return site
+
+
+def test_a_kind_of_fabric_needs_two_files_and_none_of_zsim() -> None:
+    assert plant_files("fabric") == {"torus.py", "entry_points.txt"}
+    assert sources_that_name("torus") == []
 
 
 def topology(site: Path, *words: str) -> Mapping[str, object]:

@@ -4,7 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from other_package import PLANTS, Answer, answers, install_plant, python, zsim
+from other_package import (
+    PLANTS,
+    Answer,
+    answers,
+    install_plant,
+    plant_files,
+    python,
+    sources_that_name,
+    zsim,
+)
 
 SETTINGS = ("zero.stage=3", "zero.emulate=mine", "zero.bucket_elements=500_000_000")
 BEST = (
@@ -88,8 +97,11 @@ def said(*settings: str) -> list[str]:
 def test_it_is_one_folder_and_one_entry_point() -> None:
     entries = (PLANTS / "runtime" / "entry_points.txt").read_text("utf-8").splitlines()
     assert entries == ["[zsim.runtimes]", "mine = mine_runtime:RUNTIME"]
-    names = {each.name for each in (PLANTS / "runtime").iterdir()} - {"__pycache__"}
-    assert names == {"entry_points.txt", "mine_runtime"}
+    assert {name.partition("/")[0] for name in plant_files("runtime")} == {
+        "entry_points.txt",
+        "mine_runtime",
+    }
+    assert sources_that_name("mine_runtime") == []
 
 
 @pytest.mark.one_commit_in(9)

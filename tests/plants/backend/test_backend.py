@@ -1,19 +1,15 @@
-"""A package of somebody else adds a backend, and holds it to the suite that ships."""
+"""A backend of another package, held to the suite that ships: one file and one entry point."""
 
 from pathlib import Path
 
 import pytest
-from other_package import install, python, zsim
+from other_package import install_plant, plant_files, python, sources_that_name, zsim
 
 from zsim.backend.backend import load_backend, names
 from zsim.conformance.jobs import NAMES, job
 
 OURS = ("null", "sim", "torch")
-ENTRY = """[zsim.backends]
-metronome = metronome:Metronome
-forgetful = metronome:Forgetful
-silent = metronome:Silent
-"""
+MORE = "forgetful = metronome:Forgetful\nsilent = metronome:Silent\n"
 WRONG = """
 
 class Forgetful(Metronome):
@@ -32,10 +28,17 @@ class Silent:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    site = install(tmp_path_factory.mktemp("site"), "metronome", ENTRY)
+    site = install_plant(tmp_path_factory.mktemp("site"), "backend")
+    with (site / "backend-1.0.dist-info" / "entry_points.txt").open("a", encoding="utf-8") as file:
+        file.write(MORE)
     with (site / "metronome.py").open("a", encoding="utf-8") as file:
         file.write(WRONG)
     return site
+
+
+def test_a_backend_needs_two_files_and_none_of_zsim() -> None:
+    assert plant_files("backend") == {"metronome.py", "entry_points.txt"}
+    assert sources_that_name("metronome") == []
 
 
 def test_all_of_our_backends_are_registered_load_and_refuse_no_job_of_the_suite() -> None:

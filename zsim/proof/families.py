@@ -1,0 +1,231 @@
+"""The families of the proof, those of other packages too, and the words of its result.
+
+A package registers a family as an entry point of the group "zsim.invariants": its name, and a
+`Family`. It is checked after those of zsim of the same stage.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from types import ModuleType
+
+from zsim.entry_point import registered
+from zsim.proof import (
+    alignment,
+    formats,
+    generators,
+    host_order,
+    lifetime,
+    matching,
+    memory,
+    places,
+    progress,
+    races,
+    scalars,
+    scales,
+    values,
+    volume,
+)
+from zsim.proof.context import Context
+from zsim.proof.finding import Finding
+from zsim.proof.values import Shown
+from zsim.schedule.operation import Action, Compute, Fill
+from zsim.schedule.schedule import Place, Schedule
+from zsim.units import format_bytes
+
+GROUP = "zsim.invariants"
+
+
+class ProofStage(StrEnum):
+    """When a family is checked."""
+
+    ORDER = "order"
+    """First: a run in the order of issue relies on it."""
+    VALUES = "values"
+    """If the order is proved, and values are asked for."""
+    PROMISES = "promises"
+    """Always, and last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """An invariant of schedules.
+
+    Attributes:
+        name: name of the family in findings.
+        stage: when it is checked.
+        examine: returns the findings of a schedule.
+        proves: returns the words about a schedule without findings, or None if it has nothing to
+            which the family applies.
+    """
+
+    name: str
+    stage: ProofStage
+    examine: Callable[[Context], list[Finding]]
+    proves: Callable[[Schedule], str | None]
+
+
+Proves = Callable[[Schedule], str | None]
+
+
+def _cast(schedule: Schedule) -> bool:
+    """Return True if weights or tokens are cast to 8-bit floats before they are gathered."""
+    strategy = schedule.contract.strategy
+    tokens = strategy is not None and strategy.casts_tokens
+    return tokens or any(each.float8 for each in schedule.contract.parameters)
+
+
+def _memory(schedule: Schedule) -> str | None:
+    """Return the words with the largest promised peak."""
+    peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
+    return f"memory {format_bytes(max(peaks))}" if peaks else None
+
+
+def _if(words: str, applies: Callable[[Schedule], bool]) -> Proves:
+    return lambda schedule: words if applies(schedule) else None
+
+
+_ORDER = (matching, progress, lifetime, races, host_order)
+"""In the order of their findings; progress finds two invariants. The proof calls them "order"."""
+
+_VALUES: tuple[tuple[ModuleType, Proves], ...] = (
+    (values, lambda _: None),  # described with the ranks and rules that were run
+    (scalars, _if("host scalars", lambda one: not all(each.given for each in one.scalars))),
+    (formats, _if("number formats", lambda one: one.contract.strategy is not None)),
+    (scales, _if("scales of 8-bit floats", _cast)),
+    (places, lambda _: "places"),
+    (generators, _if("random numbers", lambda one: bool(one.generators))),
+)
+_PROMISES: tuple[tuple[ModuleType, Proves], ...] = (
+    (memory, _memory),
+    (volume, _if("volume", lambda one: one.contract.wire_bytes is not None)),
+    (alignment, _if("alignment", lambda one: any(each.alignment > 1 for each in one.layouts))),
+)
+_STAGES = {
+    ProofStage.ORDER: tuple((each, lambda _: None) for each in _ORDER),
+    ProofStage.VALUES: _VALUES,
+    ProofStage.PROMISES: _PROMISES,
+}
+SHIPPED = tuple(
+    Family(name=module.INVARIANT, stage=stage, examine=module.examine, proves=proves)
+    for stage, modules in _STAGES.items()
+    for module, proves in modules
+)
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Return every installed family by name.
+
+    Raises:
+        EntryPointError: a name is registered twice, or an object is no `Family`.
+    """
+    return registered(GROUP, Family, {each.name: each for each in SHIPPED})
+
+
+def of_stage(stage: ProofStage) -> tuple[Family, ...]:
+    """Return the families of a stage, in the order of their findings."""
+    return tuple(each for each in families().values() if each.stage is stage)
+
+
+def says(
+    schedule: Schedule, shown: Shown | None, broken: Set[str], *, ordered: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the properties proved, and those not shown.
+
+    Args:
+        schedule: the schedule that was checked.
+        shown: result of the proof of values, if it was run.
+        broken: families with findings.
+        ordered: whether order is proved.
+    """
+    proved, not_shown = [], list(_unpromised(schedule))
+    if ordered:
+        proved += ["order", *_words(ProofStage.ORDER, schedule, broken)]
+    if shown is None:
+        why = "not asked for" if ordered else "the order of operations is refuted"
+        not_shown.insert(0, f"values: {why}")
+    else:
+        if shown.not_shown:
+            not_shown.insert(0, f"values: {shown.not_shown}")
+        elif values.INVARIANT not in broken:
+            proved.append(f"values ({', '.join(_values(schedule, shown))})")
+            not_shown += [f"taken as given: {each}" for each in shown.assumed]
+        proved += _words(ProofStage.VALUES, schedule, broken)
+    proved += _words(ProofStage.PROMISES, schedule, broken)
+    return tuple(proved), tuple(not_shown)
+
+
+def _words(stage: ProofStage, schedule: Schedule, broken: Set[str]) -> Iterator[str]:
+    """Yield the words of the families of a stage that have no finding."""
+    for family in of_stage(stage):
+        if family.name not in broken and (words := family.proves(schedule)) is not None:
+            yield words
+
+
+def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
+    ranks = f"{shown.ranks} rank{'s' if shown.ranks > 1 else ''}"
+    if shown.classes < shown.ranks:
+        ranks += f" by {shown.classes} classes"
+    yield ranks
+    roles = len(schedule.roles)
+    yield f"{roles} role{'s' if roles > 1 else ''}"
+    parameters = schedule.contract.parameters
+    if frozen := sum(each.frozen for each in parameters):
+        yield f"{frozen} of {len(parameters)} parameters frozen"
+    training = shown.training
+    if training is not None:
+        names = sorted({rule.summary for rule in training.rules.values()})
+        *_, last = names
+        rules = last if len(names) == 1 else f"{', '.join(names[:-1])} and {last}"
+        groups = f" in {count} groups" if (count := len(set(training.rules.values()))) > 1 else ""
+        said = schedule.contract.rules.keys() >= training.rules.keys()
+        yield f"{rules}{groups}" + (" as the contract says" if said else "")
+    yield f"error below 2^-{shown.error_bits} with seed {shown.seed:08x}"
+
+
+def _unpromised(schedule: Schedule) -> Iterator[str]:
+    contract = schedule.contract
+    if contract.parameters and contract.strategy is None:
+        yield "number formats: the contract names no strategy"
+        yield from _of_no_precision(schedule)
+    yield from _without_peak(schedule)
+    if contract.wire_bytes is None:
+        yield "volume: the contract promises none"
+    places = {pool.place for pool in schedule.pools}
+    if contract.host_bytes is None and Place.HOST in places:
+        yield "copies from and to the host: the contract promises none"
+    if contract.file_bytes is None and Place.NVME in places:
+        yield "reads and writes of files: the contract promises none"
+
+
+def _of_no_precision(schedule: Schedule) -> Iterator[str]:
+    """Yield properties that depend on the unknown precision, and on tests of gradients."""
+    computes = [
+        each
+        for program in schedule.programs
+        for each in program.patterns
+        if isinstance(each, Compute)
+    ]
+    if not any(each.action is Action.FINITE for each in computes):
+        yield "overflow: the contract names no strategy, and nothing tests gradients"
+    scales = any(each.scalars and each.action in scalars.SCALERS for each in computes)
+    if scales or any(
+        isinstance(each, Fill) and each.scalar
+        for program in schedule.programs
+        for each in program.patterns
+    ):
+        yield "loss scale: the contract names no strategy"
+
+
+def _without_peak(schedule: Schedule) -> Iterator[str]:
+    """Yield missing promises of peaks: of all, or of a pool in which a role has buffers."""
+    promised = {(role, pool) for role, pool, _ in schedule.contract.peak_bytes}
+    if not promised:
+        yield "memory: the contract promises no peak"
+        return
+    for program in schedule.programs:
+        for pool in sorted({buffer.pool for buffer in program.buffers}):
+            if (program.role, pool) not in promised:
+                yield f"memory: the contract promises no peak of pool {pool} on {program.role}"
