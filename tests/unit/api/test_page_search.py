@@ -12,11 +12,13 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from local_page_client import CONFIG, got, local_client
+from local_page_client import CONFIG, SMALL, got, local_client
 from werkzeug.test import Client
 
 from zsim_plan.page import page_server, search_child, search_process, setting_search
+from zsim_plan.page.form_page import render_answer
 from zsim_plan.page.search_process import FULL, WAITING, SearchQueue, searched
+from zsim_plan.page.setting_form import chosen_setting
 
 OWN = {"model": "own", "config": CONFIG}
 
@@ -199,7 +201,7 @@ def found(client: Client) -> Iterator[str]:
     """Answers a short search for a small model on one's own GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setting_search, "OPERATIONS", 1)
-        yield answer_of(got(client, "/search", **OWN, among="chosen", accumulate="2").text)
+        yield answer_of(got(client, "/search", **OWN, among="chosen", count="1").text)
 
 
 def test_the_best_setting_is_shown_in_the_form_with_the_same_step(
@@ -216,7 +218,7 @@ def test_the_best_setting_is_shown_in_the_form_with_the_same_step(
 
 
 def test_a_search_has_the_batch_of_the_form_and_names_pasted_files_alone(found: str) -> None:
-    assert "for 4,096 tokens (4 sequences)" in found
+    assert "for 1,024 tokens (" in found
     assert 'hf_config = "config.json"' in found
     assert "/tmp" not in found
 
@@ -232,8 +234,10 @@ def test_a_curve_has_the_figures_of_each_number_of_gpus(client: Client) -> None:
     assert text.startswith('<p class="answer">config.json on 1 to 16 GPUs, with the same batch of')
 
 
-def test_a_curve_with_the_batch_of_a_step_says_where_that_cannot_be(client: Client) -> None:
-    text = answer_of(got(client, "/curve", **OWN, accumulate="2").text)
+def test_a_curve_with_the_batch_of_a_step_says_where_that_cannot_be() -> None:
+    asked = chosen_setting({**SMALL, **OWN, "accumulate": "2"})
+    points = search_child.curve_points(setting_search.curve_request(asked), lambda *_: None)
+    text = unescape(render_answer(setting_search.curve_answer(asked, points)))
     counts = re.findall(r'<tr><td class="n">([\d,]+)</td>', text)
     assert counts == ["1", "2", "4"]
     reason = (
