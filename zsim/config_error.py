@@ -1,4 +1,4 @@
-"""Errors of files that pydantic reads, in plain words: field, value, what is allowed."""
+"""Turn pydantic's validation errors into short messages: field, value, allowed values."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 
 class ConfigError(ValueError):
-    """Values of a configuration that cannot be: for each a line with field, value, what is allowed.
+    """A configuration with wrong values; `args` has a `WrongField` or string for each.
 
-    As text it is one line.
+    `str()` joins them into one line.
     """
 
     def __str__(self) -> str:
@@ -22,7 +22,7 @@ class ConfigError(ValueError):
 
 
 def whole(value: object) -> object:
-    """Return 7.5e9 as a whole number: TOML has no other short way to write it."""
+    """Return a float without fraction as an int, because TOML integers cannot be written 7.5e9."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -51,23 +51,23 @@ WORDING = {
     "literal_error": "must be {expected}",
     "value_error": "{error}",
 }
-"""pydantic's kinds of error in our words."""
+"""Message for each of pydantic's error types."""
 
 FORMS = ("float_type", "dict_type", "bool_type", "int_type")
-"""What a value of several forms is not, each by itself: pydantic tells one error for each form."""
+"""Error types of a value that may have several types: pydantic reports one error for each type."""
 
 KEY = "[key]"
-"""What pydantic puts behind a key that is itself wrong."""
+"""Last element of pydantic's path if the key, not the value, is wrong."""
 
 CONTRADICTION = "contradiction"
-"""Kind of the errors of `refusal`."""
+"""Error type of the errors made by `refusal`."""
 
 Path = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WrongField:
-    """One thing that is wrong: the field, if it is not the whole, and its value with the rule."""
+    """A wrong field (empty for the whole file), with its value and the rule it breaks."""
 
     field: str
     why: str
@@ -77,24 +77,25 @@ class WrongField:
 
 
 MOST_TOLD = 8
-"""So many things that are wrong with a file are told in one line; of the others, how many."""
+"""Maximum number of errors of a file in one message; the others are only counted."""
 
 
 def line(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
-    """Return all that is wrong with a `root` in one line."""
+    """Return `errors` of a `root` as one line."""
     return joined([str(each) for each in wrong_fields(errors, root)])
 
 
 def joined(told: Sequence[str]) -> str:
-    """Return several things that are wrong as one line."""
+    """Join several messages into one line."""
     rest = len(told) - MOST_TOLD
     return "; also ".join(told[:MOST_TOLD]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def wrong_fields(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[WrongField]:
-    """Return what each of `errors` of a `root` says in words.
+    """Return a message for each wrong field of a `root`.
 
-    Unknown keys go first, since one may explain a key that is missing; those are told as one.
+    Unknown keys come first, since a misspelt key may explain a missing one. All missing keys share
+    one message, the last.
     """
     strangers: list[WrongField] = []
     missing: list[str] = []
@@ -103,7 +104,7 @@ def wrong_fields(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[
     wrong_keys = {at.path[:-1] for at in located if at.path and at.path[-1] == KEY}
     for at in located:
         if any(at.path[: len(key)] == key and at.path[-1] != KEY for key in wrong_keys):
-            continue  # it stands under a key that is wrong itself
+            continue  # the key above it is wrong already
         if at.kind == "extra_forbidden":
             meant = _elsewhere(at.path[-1], root) if len(at.path) == 1 else ""
             strangers.append(WrongField(_field(at.path), _unknown(at.path[-1], at.fields, meant)))
@@ -119,9 +120,11 @@ def wrong_fields(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """An error, its path, and how far down a value stands that may be of several forms.
+    """An error with the path of its field as a user writes it.
 
-    `fields` are those of the table that the last key of the path is in.
+    Attributes:
+        forms: length of the path of the value that may have several types; None if there is none.
+        fields: allowed keys of the table that holds the last key of the path.
     """
 
     error: ErrorDetails
@@ -135,7 +138,7 @@ class _Located:
 
 
 def _told(path: Path, group: Sequence[_Located]) -> WrongField:
-    """Return what is wrong with one value; pydantic tells of each form that it may have."""
+    """Return one message for a value, from the errors that pydantic reports for each type."""
     if group[0].kind == CONTRADICTION:
         return WrongField(_field(path), group[0].error["msg"])
     if group[0].kind == "union_tag_invalid":
@@ -144,7 +147,7 @@ def _told(path: Path, group: Sequence[_Located]) -> WrongField:
         return WrongField(_field((*path, _tag(group[0].error))), why)
     depths = [len(each.path) for each in group]
     deepest = [each for each in group if len(each.path) == max(depths)]
-    first = min(deepest, key=lambda each: each.kind in FORMS)  # what is furthest inside
+    first = min(deepest, key=lambda each: each.kind in FORMS)  # the innermost error
     given, wording = shown(first.error["input"]), _wording(first.error)
     if len(group) > 1 and first.kind in FORMS and first.path == path:
         ways = [_wording(each.error).removeprefix("must be ") for each in deepest]
@@ -159,7 +162,7 @@ def _told(path: Path, group: Sequence[_Located]) -> WrongField:
 
 
 def _tag(error: ErrorDetails) -> str:
-    """Return the key whose word says of which kind a table is."""
+    """Return the key that selects the kind of a table (pydantic's discriminator)."""
     return str((error.get("ctx") or {})["discriminator"]).strip("'")
 
 
@@ -177,10 +180,10 @@ def _field(path: Path) -> str:
 
 
 def _located(error: ErrorDetails, root: type[BaseModel]) -> _Located:
-    """Return where an error is.
+    """Return `error` with the path that a user would write.
 
-    pydantic's own path has the name of a form behind a value that may be of several, and the tag
-    of a table of several kinds: those are left out.
+    pydantic's path also contains the name of the type after a value of several types, and the tag
+    of a table of several kinds. Both are removed.
     """
     found: list[int | str] = []
     forms: int | None = None
@@ -201,7 +204,7 @@ def _located(error: ErrorDetails, root: type[BaseModel]) -> _Located:
 
 
 def _has_tag(kind: object, tag: int | str) -> bool:
-    """Return whether a table says with the word `tag` that it is of this kind."""
+    """Return True if `tag` is the discriminator value of the model class `kind`."""
     fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
     words = (field.annotation for field in fields.values())
     return any(get_origin(each) is Literal and tag in get_args(each) for each in words)
@@ -212,7 +215,7 @@ def _fields_of(kind: object) -> Collection[str]:
 
 
 def _kinds(hint: object) -> list[object]:
-    """Return the types that a value may have, beside none."""
+    """Return the types that a value may have, without None."""
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if get_origin(bare) not in {Union, UnionType}:
         return [bare]
@@ -220,7 +223,7 @@ def _kinds(hint: object) -> list[object]:
 
 
 def _inside(kind: object, key: int | str) -> object:
-    """Return the type of what stands under `key` in a value of type `kind`."""
+    """Return the type of the value under `key` in a value of type `kind`."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         field = kind.model_fields.get(str(key))
         return object if field is None else field.annotation
@@ -229,7 +232,7 @@ def _inside(kind: object, key: int | str) -> object:
 
 
 def unknown(name: str, root: type[BaseModel]) -> str | None:
-    """Return why a `root` has no field `name` (`zero.stage`), in one line; None if it has."""
+    """Return a message if a `root` has no field `name` (such as `zero.stage`), else None."""
     hint: object = root
     path = name.split(".")
     for depth, key in enumerate(path):
@@ -245,14 +248,17 @@ def unknown(name: str, root: type[BaseModel]) -> str | None:
 
 
 def _flat(hint: object) -> Iterator[object]:
-    """Yield a type and those that it is put together from."""
+    """Yield a type and, recursively, its type arguments."""
     yield hint
     for each in get_args(hint):
         yield from _flat(each)
 
 
 def _unknown(key: int | str, fields: Collection[str], elsewhere: str = "") -> str:
-    """Return why a key is unknown, with a close key first; `elsewhere` is one of another table."""
+    """Return a message for an unknown key: a similar key first, then all allowed keys.
+
+    `elsewhere` is a field of the same name in another table, or "".
+    """
     close = [elsewhere] if elsewhere else get_close_matches(str(key), fields, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     return f"unknown key; {meant}allowed: {', '.join(fields)}"
@@ -267,9 +273,9 @@ def _elsewhere(key: int | str, root: type[BaseModel]) -> str:
 
 
 def refusal(field: str, value: object, why: str) -> InitErrorDetails:
-    """Return the error of a field (`zero.stage`), inside what is validated, that others contradict.
+    """Return an error for a field (such as `zero.stage`) that contradicts other fields.
 
-    The line about it is the value and `why`; without a value, which is None then, `why` alone.
+    The message is the value followed by `why`, or `why` alone if `value` is None.
     """
     told = why if value is None else f"{shown(value)} {why}"
     kind = PydanticCustomError(CONTRADICTION, "{told}", {"told": told})
@@ -277,17 +283,17 @@ def refusal(field: str, value: object, why: str) -> InitErrorDetails:
 
 
 def refuse(found: Sequence[InitErrorDetails]) -> None:
-    """Return if nothing was found; for use in a validator of pydantic.
+    """Raise the errors in `found`, if any. For use in a pydantic validator.
 
     Raises:
-        ValidationError: something was.
+        ValidationError: `found` is not empty.
     """
     if found:
         raise ValidationError.from_exception_data("", list(found))
 
 
 def shown(value: object) -> str:
-    """Return a value as TOML writes it, and None as JSON does, short enough for one line."""
+    """Return a value as TOML writes it, and None as JSON does, at most 60 characters long."""
     if isinstance(value, dict | BaseModel):
         return "a table"
     value = whole(value.value if isinstance(value, Enum) else value)

@@ -1,7 +1,7 @@
-"""The budget of a command: what it may read, compute and take, decided before it works.
+"""Limits of a command: sizes of its input, of its simulation and of its memory, and its time.
 
-One value holds for all that runs below `using`: every command, every call from Python, every run of
-a study. `zsim.limited` and `zsim --limit` set it, and enforce memory and time.
+Inside `using`, the chosen limits apply to every command, call from Python and run of a study.
+`zsim.limited` and `zsim --limit` set them, and enforce memory and time.
 """
 
 from collections.abc import Callable, Generator
@@ -13,42 +13,43 @@ from typing import Final
 MIB: Final = 2**20
 
 SCHEDULE_BYTES: Final = 4_000
-"""Memory for an operation of a schedule that is made and proved: 2.9 kB of Llama 2 7B with 600
-layers, 3.5 kB with recomputation."""
+"""Memory to build and prove a schedule, for each operation. Measured: 2.9 kB for Llama 2 7B with
+600 layers, 3.5 kB with recomputation."""
 
 TRACE_BYTES: Final = 1_000
-"""Memory for an operation that is simulated in one step: 0.4 to 1 kB."""
+"""Memory to simulate an operation of one step. Measured: 0.4 to 1 kB."""
 
 VISIT_OPERATIONS: Final = 40
-"""Operations that a layer has for a micro-batch in ZeRO-3: 42 of Llama 2 7B."""
+"""Operations of a layer for a micro-batch in ZeRO-3; Llama 2 7B has 42."""
 
 VISITS_MAX: Final = 100_000
-"""Layers times micro-batches of a step: a slip of an exponent is told."""
+"""Maximum of layers times micro-batches of a step, to catch a wrong exponent in a file."""
 
 RUN_BYTES: Final = 20_000
-"""Memory for a run of a study before it is run: its scenario, settled."""
+"""Memory for each run of a study that has not started: its resolved scenario."""
 
 
 class TimeLimitError(RuntimeError):
-    """What was asked takes longer than the limit on time."""
+    """The work exceeded the time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of what a command does.
+    """Maximum sizes, memory and time of a command.
 
     Attributes:
-        operations: simulated operations of a run, over all steps and ranks that are told apart.
-        ranks: ranks of a cluster, told apart or not.
+        operations: simulated operations of a run, over all steps and distinct ranks.
+        ranks: ranks of a cluster, distinct or not.
         runs: combinations of a study.
-        file_bytes: size of a schedule, a trace or a table that is read.
+        file_bytes: size of a schedule, trace or table to read.
         config_bytes: size of a scenario, a study or the description of a cluster.
-        config_values: values that such a file has, in all its tables and lists.
-        config_depth: tables and lists in each other.
-        memory_bytes: memory of the process; None for what the machine has.
-        time_s: how long a command may take, in seconds; None for as long as it takes.
-        run_memory_bytes: memory of a worker that runs a study; None for its share of the machine's.
-        run_time_s: how long a run of a study may take, in seconds.
+        config_values: values in such a file, over all its tables and lists.
+        config_depth: nesting depth of tables and lists.
+        memory_bytes: memory of the process; None for the memory of the machine.
+        time_s: time of a command, in seconds; None for no limit.
+        run_memory_bytes: memory of a worker process of a study; None for an equal share of the
+            machine's memory.
+        run_time_s: time of a run of a study, in seconds.
     """
 
     operations: int = 2_000_000
@@ -70,35 +71,35 @@ class Limits:
                 raise ValueError(f"limit {each.name}: {value} must be more than 0")
 
     def at_most(self, count: int, every_bytes: int) -> int:
-        """Return `count`, or as many as the memory holds of what takes `every_bytes`."""
+        """Return `count`, or fewer if the memory limit holds fewer items of `every_bytes`."""
         if self.memory_bytes is None:
             return count
         return min(count, self.memory_bytes // every_bytes)
 
     @property
     def simulated_operations(self) -> int:
-        """Operations of a run that the memory holds."""
+        """Maximum number of simulated operations within the memory limit."""
         return self.at_most(self.operations, TRACE_BYTES)
 
     @property
     def visits(self) -> int:
-        """Layers times micro-batches of a step whose schedule the memory holds."""
+        """Maximum of layers times micro-batches of a step within the memory limit."""
         return self.at_most(VISITS_MAX, VISIT_OPERATIONS * SCHEDULE_BYTES)
 
     @property
     def combinations(self) -> int:
-        """Runs of a study that the memory holds."""
+        """Maximum number of runs of a study within the memory limit."""
         return self.at_most(self.runs, RUN_BYTES)
 
 
 USUAL: Final = Limits()
-"""The limits where nobody asks for others."""
+"""The default limits."""
 
 _CURRENT: ContextVar[Limits] = ContextVar("limits", default=USUAL)
 
 
 def limits() -> Limits:
-    """Return the limits that hold here."""
+    """Return the limits of the current context."""
     return _CURRENT.get()
 
 
@@ -114,7 +115,7 @@ def go_on() -> None:
 
 @contextmanager
 def stopped_by(stop: Callable[[], None]) -> Generator[None]:
-    """Let long work inside call `stop` now and then, which may raise."""
+    """Inside, let long work call `stop` from time to time; `stop` may raise to end the work."""
     token = _STOP.set(stop)
     try:
         yield
@@ -124,7 +125,7 @@ def stopped_by(stop: Callable[[], None]) -> Generator[None]:
 
 @contextmanager
 def using(chosen: Limits) -> Generator[Limits]:
-    """Let `chosen` hold inside."""
+    """Set `chosen` as the current limits inside the context."""
     token = _CURRENT.set(chosen)
     try:
         yield chosen

@@ -1,7 +1,7 @@
-"""Quantities as integers: bytes, picoseconds, bytes and operations per second; read and printed.
+"""Parse and format quantities, which are integers: bytes, picoseconds, and rates per second.
 
-"450 GB/s" is 450e9 bytes per second; bits ("Gb/s") are refused, since that is how factors of eight
-are lost. GiB is 2**30, GB is 10**9.
+"450 GB/s" is 450e9 bytes per second. Bits ("Gb/s") are refused to prevent errors by a factor of
+eight. GiB is 2**30, GB is 10**9.
 """
 
 import re
@@ -12,7 +12,7 @@ PICOSECONDS_PER_SECOND = 10**12
 
 
 class UnitError(ValueError):
-    """A quantity that cannot be read; the message says what is allowed."""
+    """A quantity is invalid; the message gives an example or the allowed range."""
 
 
 _PREFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -41,13 +41,13 @@ _EXPONENT = r"[eE][+-]?[0-9]{1,3}"  # a longer one would be computed for hours
 _NUMBER = re.compile(rf"\s*([0-9]+(?:\.[0-9]*)?(?:{_EXPONENT})?)\s*(\S.*?)\s*$")
 _RATIO = re.compile(rf"[0-9]+/[0-9]+|[0-9]*\.?[0-9]*(?:{_EXPONENT})?")
 LARGEST = 10**30
-"""No quantity is larger, in bytes, bytes per second, picoseconds or operations per second."""
+"""Largest quantity, in bytes, bytes per second, picoseconds or operations per second."""
 
 LETTERS_MAX = 1000
-"""Letters of a number: Python reads 4,300 digits at most."""
+"""Maximum number of characters of a number; Python parses at most 4,300 digits."""
 
 RATIO_MAX = 10**9
-"""No ratio is larger, and none is smaller than its inverse."""
+"""Largest ratio; the smallest is its inverse."""
 
 
 def _parse(text: str, units: dict[str, Fraction], example: str) -> int:
@@ -66,37 +66,37 @@ def _parse(text: str, units: dict[str, Fraction], example: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `text`, such as "32 GB" or "80 GiB".
+    """Return the bytes in `text`, such as "32 GB" or "80 GiB".
 
     Raises:
-        UnitError: it is no size.
+        UnitError: `text` is not a size.
     """
     return _parse(text, _SIZE, "32 GB")
 
 
 def parse_bandwidth(text: str) -> int:
-    """Bytes per second in `text`, such as "450 GB/s".
+    """Return the bytes per second in `text`, such as "450 GB/s".
 
     Raises:
-        UnitError: it is no bandwidth in bytes per second.
+        UnitError: `text` is not a bandwidth in bytes per second.
     """
     return _parse(text, _BANDWIDTH, "450 GB/s")
 
 
 def parse_time(text: str) -> int:
-    """Picoseconds in `text`, such as "2.5 us".
+    """Return the picoseconds in `text`, such as "2.5 us".
 
     Raises:
-        UnitError: it is no time.
+        UnitError: `text` is not a time.
     """
     return _parse(text, _TIME, "2.5 us")
 
 
 def parse_rate(text: str) -> int:
-    """Floating-point operations per second in `text`, such as "125 TFLOP/s".
+    """Return the floating-point operations per second in `text`, such as "125 TFLOP/s".
 
     Raises:
-        UnitError: it is no rate.
+        UnitError: `text` is not a rate.
     """
     return _parse(text, _RATE, "125 TFLOP/s")
 
@@ -105,7 +105,7 @@ def parse_duration(text: str) -> int:
     """Return the seconds in `text`, such as "30 days".
 
     Raises:
-        UnitError: it is no duration.
+        UnitError: `text` is not a duration.
     """
     return _parse(text, _DURATION, "30 days")
 
@@ -114,7 +114,7 @@ def parse_power(text: str) -> int:
     """Return the watts in `text`, such as "700 W".
 
     Raises:
-        UnitError: it is no power.
+        UnitError: `text` is not a power.
     """
     return _parse(text, _POWER, "700 W")
 
@@ -123,7 +123,7 @@ def parse_tokens(text: str) -> int:
     """Return the tokens in `text`: 15e12, or "15T".
 
     Raises:
-        UnitError: it is no whole number of more than 0.
+        UnitError: `text` is not a whole number of more than 0.
     """
     found = Fraction(0)
     number, factor = text.strip().replace(",", ""), 1
@@ -138,10 +138,10 @@ def parse_tokens(text: str) -> int:
 
 
 def parse_ratio(value: object) -> Fraction:
-    """Return a ratio above 0, as 2, 1.5 or "3/2"; from a thousand-millionth to a thousand million.
+    """Return a ratio such as 2, 1.5 or "3/2", from 1e-9 to 1e9.
 
     Raises:
-        UnitError: `value` is none.
+        UnitError: `value` is not such a ratio.
     """
     found = Fraction(0)
     if isinstance(value, int | float | str) and not isinstance(value, bool):
@@ -156,17 +156,17 @@ def parse_ratio(value: object) -> Fraction:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """`size_bytes` with three digits and a decimal prefix: "31.4 GB"."""
+    """Return `size_bytes` with three digits and a decimal prefix: "31.4 GB"."""
     return f"{_scaled(size_bytes)}B"
 
 
 def format_rate(per_second: float) -> str:
-    """`per_second` operations with three digits and a decimal prefix: "38.7 TFLOP/s"."""
+    """Return `per_second` with three digits and a decimal prefix: "38.7 TFLOP/s"."""
     return f"{_scaled(per_second)}FLOP/s"
 
 
 def format_count(count: int) -> str:
-    """`count` in words, with four digits: "14.42 billion"."""
+    """Return `count` with four digits and a word: "14.42 billion"."""
     for factor, word in ((10**12, " trillion"), (10**9, " billion"), (10**6, " million")):
         if count >= factor:
             return f"{count / factor:.4g}{word}"
@@ -182,7 +182,7 @@ def _scaled(number: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`seconds` with three digits in the unit that reads best: "1.23 s", "45.6 ms", "1,540 s"."""
+    """Return `seconds` with three digits and a fitting unit: "1.23 s", "45.6 ms", "1,540 s"."""
     if seconds >= 1000:
         return f"{seconds:,.0f} s"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):

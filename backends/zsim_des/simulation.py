@@ -1,6 +1,6 @@
 """`SimBackend`: simulates a job and returns its trace."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -19,6 +19,8 @@ from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, StepError, Trace
 from zsim_des.clock.ready_queue import Agenda, Clock
+from zsim_des.engine.ahead import AheadRun, NotAheadError, Tapes
+from zsim_des.engine.gpu_sharing import takes_from_kernels
 from zsim_des.engine.host_issue import Courses, HostIssue
 from zsim_des.engine.lowering import LoweringError, lower
 from zsim_des.engine.memory_wait import AskedMemory
@@ -44,7 +46,8 @@ FOLDS_KEPT = 1000
 class LoweredSchedule:
     """Instructions by role and the groups in use, with the schedule and GPU of their origin.
 
-    `asking` are the instructions of hosts that request memory, filled at first use.
+    `asking` are the instructions of hosts that request memory, filled at first use. `tapes` are the
+    courses of runs without events, `uneven` the classes of communicators that need events.
     """
 
     schedule: Schedule
@@ -54,6 +57,8 @@ class LoweredSchedule:
     worst_cases: WorstCases
     asking: dict[str, Courses] = field(default_factory=dict[str, Courses])
     folds: dict[object, Fold] = field(default_factory=dict[object, Fold])
+    tapes: Tapes = field(default_factory=Tapes)
+    uneven: set[object] = field(default_factory=set[object])
     slots_by_course: dict[int, SlotKinds] = field(default_factory=dict[int, SlotKinds])
 
     def slots(self, course: HostIssue) -> SlotKinds:
@@ -248,38 +253,78 @@ class SimBackend:
     def _move(
         self, job: Job, lowered: LoweredSchedule, trouble: Trouble, folded: Fold, *, waits: bool
     ) -> "_Done":
-        """Simulate one rank of each class."""
+        """Simulate one rank of each class, without events if no time depends on them."""
         links = FoldedLinkTable(folded, trouble, self.decision)
-        env = Clock()
-        network = Network(env, [each.bytes_per_s for each in links.classes], folded.cuts)
-        agenda = Agenda(env)
-        rendezvous = Rendezvous(agenda, links, network, self.durations)
+        hardware = _Hardware(trouble, folded, links)
         asks = waits and lowered.worst_cases.may_wait(job)
         if asks and not lowered.asking:
             lowered.asking.update(self._courses(job, asks=True))
+        alike = tuple(each.classes for each in folded.communicators)
+        if not asks and self._is_steady(job, hardware) and alike not in lowered.uneven:
+            try:
+                return self._pass(job, self._begun(job, lowered.programs, hardware), lowered.tapes)
+            except NotAheadError:
+                lowered.uneven.add(alike)
         programs = lowered.asking if asks else lowered.programs
+        parts = self._begun(job, programs, hardware)
+        ranks, agenda = parts.ranks, parts.agenda
+        for rank in ranks if asks else ():
+            memory = RankMemory(job.schedule, rank.rank_class.program, job.cluster)
+            rank.memory = AskedMemory(memory, rank.program.slots)
+        begin_ps = self._drain(agenda, ranks, [SETUP], 0)
+        _begin_trouble(parts.network, links, trouble, begin_ps)
+        self._drain(agenda, ranks, range(job.steps), begin_ps)
+        for rank in ranks:
+            rank.forget_streams()
+        return _Done(ranks, links, parts.network, begin_ps)
+
+    def _begun(
+        self, job: Job, programs: Mapping[str, Courses], hardware: "_Hardware"
+    ) -> "_Simulation":
+        """Return the ranks of a new simulation, at the start of setup."""
+        agenda, folded, links = Agenda(Clock()), hardware.folded, hardware.links
+        network = Network(agenda.env, [each.bytes_per_s for each in links.classes], folded.cuts)
+        rendezvous = Rendezvous(agenda, links, network, self.durations)
         ranks = [
             Rank(
                 agenda,
                 each,
                 programs[each.program.role],
                 rendezvous,
-                pace=trouble.pace(each.rank),
+                pace=hardware.trouble.pace(each.rank),
                 gpu=job.cluster.gpu if self.durations is None else None,
                 durations=self.durations,
                 watcher=self.watcher,
             )
             for each in folded.ranks
         ]
-        for rank in ranks if asks else ():
-            memory = RankMemory(job.schedule, rank.rank_class.program, job.cluster)
-            rank.memory = AskedMemory(memory, rank.program.slots)
-        begin_ps = self._drain(agenda, ranks, [SETUP], 0)
-        _begin_trouble(network, links, trouble, begin_ps)
-        self._drain(agenda, ranks, range(job.steps), begin_ps)
-        for rank in ranks:
+        return _Simulation(agenda, network, links, rendezvous, ranks)
+
+    def _is_steady(self, job: Job, hardware: "_Hardware") -> bool:
+        """Return True if no link and no kernel changes its speed during the steps."""
+        trouble, links = hardware.trouble, hardware.links
+        observes = self.watcher is not None or self.durations is not None
+        changes = len(trouble.outages.turns) > 1 or bool(trouble.neighbours)
+        lasting = all(not window.start_ps and window.end_ps is None for *_, window in links.slow)
+        return lasting and not (observes or changes or takes_from_kernels(job.cluster.gpu))
+
+    def _pass(self, job: Job, parts: "_Simulation", tapes: Tapes) -> "_Done":
+        """Simulate without events.
+
+        Raises:
+            NotAheadError: some times depend on events.
+        """
+        ahead = AheadRun(parts.ranks, parts.rendezvous, tapes)
+        begin_ps = ahead.drain([SETUP], 0, self.overflow_steps)
+        for link, factor, _ in parts.links.slow:
+            parts.network.scale(link, 1 / factor)
+        ahead.forget_costs()
+        told = self.progress
+        report = None if told is None else lambda step: told(step + 1, job.steps)
+        ahead.drain(range(job.steps), begin_ps, self.overflow_steps, report)
+        for rank in parts.ranks:
             rank.forget_streams()
-        return _Done(ranks, links, network, begin_ps)
+        return _Done(parts.ranks, parts.links, parts.network, begin_ps)
 
     def _lower(self, job: Job) -> LoweredSchedule:
         apart = self.unfold or any(isinstance(fault, Jitter) for fault in self.faults)
@@ -346,6 +391,26 @@ class SimBackend:
                 done += 1
             progress(done, steps)
         progress(steps, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hardware:
+    """The classes of a schedule on a cluster, their links, and what is slow or dead."""
+
+    trouble: Trouble
+    folded: Fold
+    links: FoldedLinkTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulation:
+    """Ranks of one simulation, and the clock and network that they share."""
+
+    agenda: Agenda
+    network: Network
+    links: FoldedLinkTable
+    rendezvous: Rendezvous
+    ranks: list[Rank]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ SIMULATED_ALONE = (
     "norm_bias",
     "norm_weight",
     "head_bias",
+    "embedding_norm",
     "norm_placement",
     "shared_norm",
 )

@@ -132,6 +132,34 @@ class Curved(nn.Module):
         return made
 
 
+class Squared(nn.Module):
+    """Two linear layers, squared ReLU between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = linear(WIDTH, INNER), linear(INNER, WIDTH)
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Return what is added to the hidden state."""
+        made: Tensor = self.down(functional.relu(self.up(given)).square())
+        return made
+
+
+class Nemotron(nn.Module):
+    """Pre-norm with layer norms, squared ReLU without a gate."""
+
+    def __init__(self, shape: Transformer) -> None:
+        super().__init__()
+        self.a, self.b = Attending(shape), Squared()
+        self.n1, self.n2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the next hidden state."""
+        hidden = hidden + self.a(self.n1(hidden))
+        made: Tensor = hidden + self.b(self.n2(hidden))
+        return made
+
+
 class Qwen3(nn.Module):
     """Pre-norm, heads of queries and keys normed."""
 
@@ -240,6 +268,7 @@ BLOCKS: dict[type[nn.Module], Architecture] = {
     Phi: gpt(parallel_residual=True, shared_norm=True),
     Opt: gpt(activation=Activation.RELU),
     Olmo: llama(norm=Norm.LAYER, norm_weight=False, norm_bias=False),
+    Nemotron: llama(norm=Norm.LAYER, norm_bias=True, activation=Activation.RELU2),
 }
 
 

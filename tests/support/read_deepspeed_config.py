@@ -31,3 +31,8 @@ def read(config: Config, *settings: str) -> Scenario:
 def named(config: Config, *settings: str) -> tuple[str, ...]:
     """Return what of `config` is named as not modelled."""
     return configured(parse(TEXT, settings), json.dumps(config))[1]
+
+
+def assumed(config: Config, *settings: str) -> tuple[str, ...]:
+    """Return the values that neither `config` nor the `settings` give."""
+    return configured(parse(TEXT, settings), json.dumps(config)).assumed

@@ -1,9 +1,9 @@
-"""The largest model that fits: a search over its size, with as few tries as its growth allows.
+"""Search for the largest model that fits, with few trials.
 
-Memory grows with the number of layers or parameters almost on a line, so two sizes say where the
-limit is; halving what is left between the largest that fits and the smallest that does not makes
-sure of it. A caching allocator may refuse a size and serve a larger one; found is a size that fits
-beside one that does not.
+Memory grows almost linearly with the number of layers or parameters, so two trials estimate the
+limit. Bisection between the largest size that fits and the smallest that does not confirms it. With
+a caching allocator a size may not fit although a larger one does. So the search finds a size that
+fits whose next larger size does not.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from zsim.analysis.memory_footprint import Footprint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A size that was tried: layers or parameters, and what it takes."""
+    """A size that was tried (number of layers or parameters) and its memory footprint."""
 
     size: int
     parameters: int
     footprint: Footprint
 
     def fits(self, room: float = 1.0) -> bool:
-        """Return whether it fits, and takes no more than a share `room` of the usable memory."""
+        """Return True if it fits within the fraction `room` of the usable memory."""
         taken = self.footprint
         if not taken.fits or room >= 1 or not taken.usable_bytes:
             return taken.fits
@@ -34,7 +34,7 @@ class Largest:
 
     Attributes:
         fits: None if not even the smallest size does.
-        refused: None if every size fits that can be asked for.
+        refused: None if all sizes up to the maximum fit.
     """
 
     fits: Tried | None
@@ -50,11 +50,11 @@ def largest(
     digits: int | None,
     room: float = 1.0,
 ) -> Largest:
-    """Search from `start` on, between `smallest` and `most`.
+    """Return the largest size between `smallest` and `most` that fits; the first trial is `start`.
 
-    `tried` says what a size takes. The two sizes that are found differ by 1, or with `digits` by
-    1 in the last of so many digits. What takes more than a share `room` of the usable memory of a
-    GPU does not fit.
+    `tried` computes the footprint of a size. The two sizes of the result differ by 1, or with
+    `digits` by 1 in the last of that number of leading digits. A size that needs more than the
+    fraction `room` of a GPU's usable memory does not fit.
     """
     fits: Tried | None = None
     refused: Tried | None = None
@@ -78,7 +78,7 @@ def largest(
                 guess = size * 2 if refused is None else size // 2
         elif turn % 3 == 2 or guess is None:
             guess = (low + high) // 2
-        elif turn % 3 == 1:  # a good guess stands beside the limit
+        elif turn % 3 == 1:  # the last guess is probably next to the limit
             guess = size + step if found is fits else size - step
         turn += fits is not None and refused is not None
         size = min(max(guess, low + step), high - step)

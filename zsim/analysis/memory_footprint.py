@@ -1,6 +1,6 @@
-"""Memory that a schedule takes, known before it runs: its ledger, served by the allocator.
+"""Predict the peak memory of a schedule before it runs, by replaying its allocations.
 
-Where frees are deferred it depends on time when memory comes back, and only a run says.
+If frees are deferred, the time at which memory is returned decides, and only a run measures it.
 """
 
 from collections.abc import Mapping
@@ -29,18 +29,18 @@ from zsim.trace.trace import Shortage, Trace
 
 
 class DependsOnTimeError(ValueError):
-    """Frees of the schedule are deferred: what it takes depends on when their uses end."""
+    """Frees of the schedule are deferred, so its memory depends on when their uses end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
-    """The moment at which there was no memory, and what was alive then.
+    """The allocation that found too little memory, and the buffers alive at that moment.
 
     Attributes:
-        operation: id of the operation that asked; empty where no moment counts.
-        needed_bytes: what would have been reserved.
-        capacity_bytes: what there is.
-        alive_bytes: of each kind, with what was asked for; the largest first.
+        operation: id of the operation that allocates; empty if all model states are counted.
+        needed_bytes: memory that the allocator would have had to reserve.
+        capacity_bytes: usable memory.
+        alive_bytes: live bytes of each kind, the failed allocation included; the largest first.
         largest_buffer, largest_buffer_bytes: the largest buffer of the first of these kinds.
     """
 
@@ -57,14 +57,14 @@ class Footprint:
     """Device memory of the rank that takes most.
 
     Attributes:
-        allocated_bytes: largest book.
-        needed_bytes: the least that it holds at its peak, however long its host waits.
-        reserved_bytes: the most that the allocator takes; after a lack it takes no more.
-        usable_bytes: what there is for it; 0 if that is not known.
-        kept_bytes: the most that is alive beside buffers of collectives, deferred frees returned at
-            once, or less.
-        lack: the first rank's and pool's that does not suffice, host memory among them.
-        tiers: host memory and NVMe of the node that takes most, where ranks hold some.
+        allocated_bytes: peak of allocated bytes.
+        needed_bytes: lowest possible peak, however long the host waits for frees.
+        reserved_bytes: peak of bytes reserved by the allocator, up to the first failed allocation.
+        usable_bytes: device memory that the allocator may use; 0 if unknown.
+        kept_bytes: at most the peak of live bytes without the buffers of collectives, with deferred
+            frees returned at once.
+        lack: the first failed allocation, in device or host memory; None if all succeed.
+        tiers: host memory and NVMe of the node that uses most of them; empty if no rank does.
     """
 
     allocated_bytes: int
@@ -77,17 +77,17 @@ class Footprint:
 
     @property
     def taken_bytes(self) -> int:
-        """Return the bytes of device memory that a GPU must have, by which a fit is judged."""
+        """Return the bytes of device memory that a GPU needs for the job to fit."""
         return max(self.needed_bytes, self.reserved_bytes)
 
     @property
     def tier_short(self) -> TierUse | None:
-        """Return the first tier of which a node has too little."""
+        """Return the first tier (host memory or NVMe) that is too small, or None."""
         return next((each for each in self.tiers if not each.fits), None)
 
     @property
     def fits(self) -> bool:
-        """True if every rank goes on, waits for memory included, and no node lacks a tier."""
+        """True if every allocation succeeds, if need be after a wait, and every tier suffices."""
         return self.lack is None and self.tier_short is None
 
 
@@ -95,7 +95,7 @@ def footprint(job: Job) -> Footprint:
     """Return the footprint of `job`, without running it.
 
     Raises:
-        DependsOnTimeError: only a run can say.
+        DependsOnTimeError: frees are deferred, so only a run gives the footprint.
     """
     if depends_on_time(job.schedule):
         raise DependsOnTimeError("frees are deferred: memory depends on when their uses end")
@@ -103,10 +103,11 @@ def footprint(job: Job) -> Footprint:
 
 
 def certain_footprint(job: Job) -> Footprint | None:
-    """Return a footprint that says whether `job` fits; None where only a run can say.
+    """Return a footprint that decides if `job` fits, or None if only a run can decide.
 
-    It is a bound: where the job lacks memory even if deferred frees return at once, what it then
-    holds; where it fits, what it reserves if they return as late as they may, and no host waits.
+    With deferred frees the footprint is a bound. A job that does not fit gets the memory it holds
+    if all frees return at once. A job that fits gets the memory it reserves if they return as late
+    as possible and no host waits.
     """
     lacking = certain_lack(job)
     if lacking is not None or not depends_on_time(job.schedule):
@@ -118,9 +119,10 @@ def certain_footprint(job: Job) -> Footprint | None:
 
 
 def certain_lack(job: Job) -> Footprint | None:
-    """Return what a rank holds that lacks memory however it is served; None where none does.
+    """Return the footprint of the first rank that cannot fit in any case, or None.
 
-    Deferred frees return at once, and no allocator reserves more than what is held.
+    This is the best case: deferred frees return at once, and the allocator reserves no more than
+    the live bytes.
     """
     schedule = job.schedule
     for program in schedule.programs:
@@ -129,7 +131,7 @@ def certain_lack(job: Job) -> Footprint | None:
             usable = capacity_bytes(pool, schedule, program, job.cluster)
             if pool.place is not Place.DEVICE or usable is None:
                 continue
-            if peak_bytes(latest, pool.name) <= usable:  # at once it is no more
+            if peak_bytes(latest, pool.name) <= usable:  # frees at once cannot raise the peak
                 continue
             entries = latest
             if program.defers:
@@ -152,9 +154,9 @@ def certain_lack(job: Job) -> Footprint | None:
 
 
 def most_kept_bytes(job: Job) -> int:
-    """Return the most that a rank has alive at once beside buffers of collectives.
+    """Return the largest peak of live bytes of a rank, without the buffers of collectives.
 
-    Deferred frees return at once. Knobs that gather sooner, or free later, change nothing of it.
+    Deferred frees return at once. Options that gather earlier or free later do not change it.
     """
     device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     most = 0
@@ -165,7 +167,7 @@ def most_kept_bytes(job: Job) -> int:
 
 
 def _served(job: Job) -> dict[str, ServedBook]:
-    """Return the book of each role, and what it reserves: deferred frees return at the latest."""
+    """Return the allocations and reservations of each role, with frees as late as possible."""
     schedule = job.schedule
     served: dict[str, ServedBook] = {}
     for program in schedule.programs:
@@ -218,7 +220,7 @@ def footprint_of_run(job: Job, trace: Trace) -> Footprint:
 
 
 def lack_of_run(schedule: Schedule, trace: Trace) -> Lack | None:
-    """Return what a run of `schedule` lacked; None if it had all."""
+    """Return the allocation at which a run of `schedule` ran out of memory, or None."""
     full = trace.out_of_memory
     if full is None:
         return None
@@ -227,14 +229,14 @@ def lack_of_run(schedule: Schedule, trace: Trace) -> Lack | None:
 
 
 def communicator_count(job: Job) -> int:
-    """Return of how many communicators the first rank is a member."""
+    """Return the number of communicators that the first rank is a member of."""
     return communicators(job.schedule, job.schedule.programs[0])
 
 
 def states_alone(job: Job) -> Footprint:
-    """Return what model states take, and nothing else, of memory as its vendor prints it.
+    """Return the footprint of the model states alone, against the nominal memory of the GPU.
 
-    That is how Rajbhandari et al. 2020 (Table 2) count the theoretical size of a model.
+    Rajbhandari et al. 2020 (Table 2) compute the theoretical maximum model size like this.
     """
     program = max(job.schedule.programs, key=partial(model_state_bytes, job.schedule))
     states = {buffer.name: buffer.size_bytes for buffer in model_states(job.schedule, program)}
@@ -250,7 +252,7 @@ def states_alone(job: Job) -> Footprint:
 
 
 def depends_on_time(schedule: Schedule) -> bool:
-    """Tell whether some free is deferred."""
+    """Return True if any free of `schedule` is deferred."""
     return any(
         isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
         for program in schedule.programs
@@ -259,7 +261,7 @@ def depends_on_time(schedule: Schedule) -> bool:
 
 
 def lack(program: Program, shortage: Shortage, capacity_bytes: int) -> Lack:
-    """Return what `shortage` says of a rank that runs `program`, by kind."""
+    """Return `shortage` of a rank that runs `program`, with live bytes summed by kind."""
     buffers = program.by_name
     kinds: dict[Kind, int] = {}
     for name, size in shortage.alive:

@@ -368,4 +368,4 @@ def _resolved(text: str) -> "Source":
     from zsim.files.source import resolved
     from zsim.scenario.tables import from_tables
 
-    return resolved("scenario", from_tables(json.loads(text)))
+    return resolved("scenario", from_tables(json.loads(text)), quiet=True)  # told by the caller

@@ -8,13 +8,10 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
-from typing import Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
-from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import summary
 from zsim.api.answer import Progress, tell_nobody
-from zsim.api.proof_result import ProofResult
-from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.api.step_time_band import step_time_band_s
@@ -33,11 +30,13 @@ from zsim.cluster.cluster import Cluster, unknown_cluster
 from zsim.files.source import Source
 from zsim.limits import TimeLimitError
 from zsim.mistake import MistakeError, mistakes
-from zsim.proof import Finding
-from zsim.proof import check as findings_of
 from zsim.trace.trace import Trace
-from zsim.workers.forked import ForkedAnswer
 from zsim.workers.memory_bound import unbounded_memory
+
+if TYPE_CHECKING:
+    from zsim.analysis.remedies import Remedy
+    from zsim.api.proof_result import ProofResult
+    from zsim.proof.finding import Finding
 
 __all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
 
@@ -54,7 +53,7 @@ Ran = tuple[Trace, Trace | None, float]
 class RefutedError(ValueError):
     """The proof of a schedule has findings, so it is not run; `proof` has all findings."""
 
-    def __init__(self, proof: ProofResult) -> None:
+    def __init__(self, proof: "ProofResult") -> None:
         self.proof = proof
         first = proof.findings[0]
         super().__init__(f"{proof.schedule.name}: {first.invariant}: {first.where}: {first.why}")
@@ -176,19 +175,23 @@ def _source(
     return loaded, loaded.source
 
 
-def _findings(source: Source, job: Job, traits: BackendTraits) -> tuple[Finding, ...]:
+def _findings(source: Source, job: Job, traits: BackendTraits) -> "tuple[Finding, ...]":
     """Return the findings of the proof of a schedule.
 
     Values are compared only for real backends and schedules from elsewhere. No simulated figure
     depends on values, and tests cover the values of zsim's own schedules.
     """
+    from zsim.proof import check as findings_of
+
     compares = source.scenario is None or traits.is_real
     return findings_of(job.schedule, job.model, compares=compares)
 
 
-def _need_none(job: Job, findings: tuple[Finding, ...]) -> None:
+def _need_none(job: Job, findings: "tuple[Finding, ...]") -> None:
     """Raise RefutedError if there are findings."""
     if findings:
+        from zsim.api.proof_result import ProofResult
+
         raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
 
 
@@ -199,12 +202,14 @@ def _is_large(job: Job) -> bool:
 
 
 def _beside(
-    proof: Callable[[], tuple[Finding, ...]], made: Backend, job: Job, ran: Callable[[], Ran]
+    proof: "Callable[[], tuple[Finding, ...]]", made: Backend, job: Job, ran: Callable[[], Ran]
 ) -> Ran:
     """Simulate while a forked process proves the schedule; discard the result if the proof fails.
 
     If the simulation fails, the schedule may be the reason, so findings are raised first.
     """
+    from zsim.workers.forked import ForkedAnswer
+
     with ForkedAnswer(proof) as forked:
         _need_accepted(made, job)
         try:
@@ -267,12 +272,14 @@ class _How:
             return None
         return self._with(self.settings, progress).run(job, seed=self.seed)
 
-    def remedies(self, loaded: LoadedScenario | None, trace: Trace) -> tuple[Remedy, ...] | None:
+    def remedies(self, loaded: LoadedScenario | None, trace: Trace) -> "tuple[Remedy, ...] | None":
         """Return the changes that make a simulated run fit; None if it fits or is not simulated."""
         if trace.out_of_memory is None or not load_backend(self.name).traits.predicts:
             return None
         if loaded is None or loaded.tables is None:
             return ()
+        from zsim.api.remedy_runs import remedies_of
+
         return remedies_of(
             loaded.name, loaded.tables, loaded.changes, backend=self.backend, seed=self.seed
         )

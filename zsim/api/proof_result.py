@@ -12,7 +12,6 @@ from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.files.trace_file import read_trace
 from zsim.mistake import MistakeError
 from zsim.model.model import Model
-from zsim.proof import against_trace as refinement
 from zsim.proof import prove as proof_of
 from zsim.proof.finding import Finding
 from zsim.schedule.schedule import Schedule
@@ -119,6 +118,8 @@ def check(
         trace = read_trace(Path(str(against)))
     proof = proof_of(schedule, model)
     if trace is not None:
+        from zsim.proof import against_trace as refinement
+
         found = refinement.examine(schedule, trace)
         proved, not_shown = refinement.says(trace, found)
         proof = replace(

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from zsim.analysis.memory_category import by_category
 from zsim.analysis.memory_footprint import Lack, communicator_count, lack_of_run
 from zsim.analysis.out_of_memory import alive_text, lack_object
-from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import Summary
 from zsim.analysis.tier_fit import tier_objects
 from zsim.api.error_text import error_object, probability_text
-from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.api.step_time_band import WIDE
 from zsim.api.training_budget import TrainingBudget
 from zsim.backend.backend import Job, predicts
@@ -22,6 +21,9 @@ from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import STAGES
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from zsim.analysis.remedies import Remedy
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 ON_DEVICE = "live_bytes_peak/all"
@@ -49,7 +51,7 @@ class RunOutcome:
     wall_time_s: float
     healthy_step_time_s: float | None
     step_time_band_s: tuple[float, float] | None
-    remedies: tuple[Remedy, ...] | None
+    remedies: "tuple[Remedy, ...] | None"
     fitted: tuple[str, ...]
     training: TrainingBudget | None = None
 
@@ -63,7 +65,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "backend": trace.backend,
         "fits": found.fits,
         "out_of_memory": None if lack is None else lack_object(lack),
-        "remedies": None if outcome.remedies is None else remedy_objects(outcome.remedies),
+        "remedies": _remedy_objects(outcome.remedies),
         "step_time_s": found.step_time_s,
         "healthy_step_time_s": outcome.healthy_step_time_s,
         "step_time_band_s": outcome.step_time_band_s,
@@ -99,6 +101,16 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "wall_time_s": outcome.wall_time_s,
         **({} if outcome.training is None else {"training": outcome.training.to_dict()}),
     }
+
+
+def _remedy_objects(
+    remedies: "tuple[Remedy, ...] | None",
+) -> list[dict[str, object]] | None:
+    if remedies is None:
+        return None
+    from zsim.api.remedy_runs import remedy_objects
+
+    return remedy_objects(remedies)
 
 
 def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
@@ -170,6 +182,8 @@ def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
         ("allocated with that", alive_text(lack)),
     ]
     if outcome.remedies is not None:
+        from zsim.api.remedy_runs import remedy_lines
+
         lines += remedy_lines(outcome.remedies)
     if outcome.summary.step_time_s:
         step = format_seconds(outcome.summary.step_time_s)

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import AnswerInFacts
-from zsim.api.data_frame import data_frame
-from zsim.api.figure_file import drawn_figure, need_figure
-from zsim.api.gpu_fleet import gpu_power_w
 from zsim.api.notebook import Picture
 from zsim.api.run_facts import RunOutcome, fit_probability, run_facts, run_object
 from zsim.api.training_budget import TrainingBudget, price_of
@@ -228,6 +225,8 @@ class RunResult(AnswerInFacts):
             return self
         if not self.tokens_per_s:
             raise MistakeError(f"--tokens: backend {self.backend} has no clock")
+        from zsim.api.gpu_fleet import gpu_power_w
+
         gpu = self.job.cluster.gpu.name
         training = TrainingBudget(
             tokens=tokens,
@@ -298,6 +297,8 @@ class RunResult(AnswerInFacts):
         Raises:
             MistakeError: pandas is not installed.
         """
+        from zsim.api.data_frame import data_frame
+
         return data_frame(self.rows())
 
     def report(self, path: str | PathLike[str]) -> None:
@@ -367,6 +368,7 @@ class RunResult(AnswerInFacts):
             MistakeError: it cannot be drawn, or PNG and PDF need the extra `draw`.
             UnwrittenError: the file cannot be written.
         """
+        from zsim.api.figure_file import drawn_figure
         from zsim.report.timeline import timeline
 
         return drawn_figure(
@@ -386,6 +388,7 @@ class RunResult(AnswerInFacts):
             MistakeError: `figure` is unknown, or PNG and PDF need the extra `draw`.
             UnwrittenError: the file cannot be written.
         """
+        from zsim.api.figure_file import drawn_figure, need_figure
         from zsim.report.run_picture import run_picture
 
         need_figure("figure", figure, RUN_FIGURES)

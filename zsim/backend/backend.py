@@ -1,7 +1,7 @@
-"""The protocol of a backend, and the registry of those that are installed.
+"""The protocol of a backend, and the registry of installed backends.
 
 A backend is registered as an entry point of the group "zsim.backends": its name, and its class.
-`zsim.conformance` tests what every backend owes.
+`zsim.conformance` tests that a backend fulfils the protocol.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 GROUP = "zsim.backends"
 SIMULATOR = "sim"
-"""The backend that is taken where nobody names one."""
+"""Name of the default backend."""
 
 
 class BackendError(ValueError):
-    """A backend or job that cannot be had."""
+    """A backend cannot be loaded, or a job is invalid."""
 
 
 class UnknownBackendError(BackendError, LookupError):
@@ -39,20 +39,20 @@ class BackendUnavailableError(BackendError):
 
 
 class RefusedError(BackendError):
-    """The backend cannot execute this job; the message says which field or operation is why."""
+    """The backend cannot execute this job; the message names the field or operation."""
 
 
 class RunFailedError(RuntimeError):
-    """The run itself failed: a rank died, or nothing moved for too long."""
+    """The run itself failed: a rank died, or there was no progress for too long."""
 
 
 class NoWayError(RuntimeError):
-    """Ranks that have to exchange bytes cannot: the answer is no, and the message names the cut."""
+    """No network path connects two ranks that communicate; the message names the failed links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A schedule to run for `steps` steps, with the model it trains and the cluster it has.
+    """A schedule to run for `steps` steps, its model and its cluster.
 
     `setup` is how the model is built before the first step.
     """
@@ -70,14 +70,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendTraits:
-    """Traits of a backend that its users go by.
+    """Properties of a backend that callers depend on.
 
     Attributes:
-        is_real: it trains on ranks of this machine, or those that torchrun started. So it computes
-            values, and the cluster of a scenario says nothing of it.
+        is_real: it trains on this machine, or on the ranks that torchrun started. So it computes
+            values, and ignores the cluster of a scenario.
         predicts: times and memory of its traces are predictions for the cluster of the job.
-        options: settings that its constructor takes, by name: those of `zsim.run`, faults,
-            neighbours and decision of a scenario, and `progress`, which is told of steps.
+        options: keyword arguments of its constructor: options of `zsim.run`; `faults`,
+            `neighbours` and `decision` of a scenario; and `progress`, a callback.
     """
 
     is_real: bool = False
@@ -86,27 +86,27 @@ class BackendTraits:
 
 
 class Backend(Protocol):
-    """Runs a job and says what happened. Its own settings are its constructor's, all optional."""
+    """Runs a job and returns its trace. All arguments of the constructor are optional."""
 
     name: str
     traits: BackendTraits
 
     def refusal(self, job: Job) -> str | None:
-        """Return one line that says why this backend cannot execute `job`, or None if it can."""
+        """Return the reason why this backend cannot execute `job`, in one line, or None."""
         ...
 
     def run(self, job: Job, *, seed: int) -> Trace:
         """Execute setup and all steps.
 
         Raises:
-            RefusedError: `refusal` has something to say; nothing was started.
-            RunFailedError: it began and could not end.
+            RefusedError: `refusal` returned a reason; nothing was started.
+            RunFailedError: the run started and did not finish.
         """
         ...
 
 
 class Trier(Backend, Protocol):
-    """A backend that tries one schedule again and again, on any cluster, with any faults."""
+    """A backend that simulates one schedule repeatedly, on any cluster and with any faults."""
 
     def under(
         self,
@@ -115,14 +115,14 @@ class Trier(Backend, Protocol):
         neighbours: Sequence[Neighbour] = (),
         decision: Decision | None = None,
     ) -> Self:
-        """Return the same backend in other circumstances; what it knows of a schedule it keeps."""
+        """Return this backend with other faults, neighbours and decision, sharing its caches."""
         ...
 
     def last_step(self, job: Job, *, seed: int) -> LastStep:
-        """Return the times that the trace of `run` has of its last step, without the rest of it.
+        """Return the times of the last step, as in the trace of `run`, without the whole trace.
 
         Raises:
-            RefusedError, NoWayError, RunFailedError: as `run`.
+            RefusedError, NoWayError, RunFailedError: as in `run`.
         """
         ...
 
@@ -133,12 +133,12 @@ def names() -> tuple[str, ...]:
 
 
 def load_backend(name: str) -> type[Backend]:
-    """Return the backend class registered under `name`; imports nothing else.
+    """Return the backend class registered under `name`, without importing other backends.
 
     Raises:
         UnknownBackendError: `name` is not registered.
         BackendUnavailableError: a package the backend needs is not installed.
-        BackendError: two are registered under it, or it does not say what it is.
+        BackendError: two backends are registered as `name`, or its class has no `BackendTraits`.
         EntryPointError: its entry point names nothing.
     """
     found = tuple(entry for entry in entries(GROUP) if entry.name == name)
@@ -155,17 +155,17 @@ def load_backend(name: str) -> type[Backend]:
         hint = f"backend {name!r} needs {error.name}: pip install 'zsim[{name}]'"
         raise BackendUnavailableError(hint) from error
     if not isinstance(getattr(kind, "traits", None), BackendTraits):
-        raise BackendError(f"backend {name!r}: traits must be a BackendTraits, it has none")
+        raise BackendError(f"backend {name!r}: its class attribute traits must be a BackendTraits")
     return cast("type[Backend]", kind)
 
 
 def simulator() -> Trier:
-    """Return the backend that predicts where nobody names one."""
+    """Return an instance of the default simulator."""
     return cast("Trier", load_backend(SIMULATOR)())
 
 
 def predicts(name: str) -> bool:
-    """Return whether times in traces of a backend are predictions; False if it is not known."""
+    """Return True if the times of the backend's traces are predictions; False if not installed."""
     try:
         return load_backend(name).traits.predicts
     except (UnknownBackendError, BackendUnavailableError):

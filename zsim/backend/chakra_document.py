@@ -1,13 +1,12 @@
-"""Chakra execution traces as a schedule: what every rank does in a step, without values.
+"""Convert Chakra execution traces to a schedule of one step, without values.
 
-Nodes start when all their `data_deps` have ended; `ctrl_deps` are not followed, as in Chakra's own
-feeder (`src/feeder/et_feeder.cpp`). On a stream one runs after the other: those of one `stream`
-attribute, or else computing, communication and the CPU, of which ASTRA-sim has one each
-(`HardwareResource.cc`). A node takes the duration that was recorded; in a trace without durations
-it takes the time that the GPU's roofline says of `num_ops` and `tensor_size`. Collectives are
-simulated.
+A node starts when all its `data_deps` have ended. `ctrl_deps` are ignored, as in Chakra's own
+feeder (`src/feeder/et_feeder.cpp`). Nodes with the same `stream` attribute run in order. Nodes
+without it run on one stream for compute, one for communication and one for the CPU, as in ASTRA-sim
+(`HardwareResource.cc`). A compute node takes its recorded duration. In a trace without durations,
+the GPU's roofline gives its time from `num_ops` and `tensor_size`. Collectives are simulated.
 
-Memory is not in a trace: buffers are as large as the largest message of each stream.
+A Chakra trace does not record memory, so buffers are as large as the largest message of a stream.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from zsim.trace.chakra_schema import ChakraNode, CommKind, NodeKind
 
 PICOSECONDS_PER_MICROSECOND = 10**6
 ELEMENT = DType.BF16
-"""Format in which messages are counted; a trace says bytes alone."""
+"""Element type assumed for messages; a trace has only their size in bytes."""
 
 REFUSED = {
     CommKind.REDUCE: "REDUCE",
@@ -34,16 +33,16 @@ REFUSED = {
     CommKind.SCATTER: "SCATTER",
     CommKind.ALL_TO_ALL: "ALL_TO_ALL",
 }
-"""Collectives that no schedule has."""
+"""Collectives that schedules do not support."""
 
 COMMUNICATES = (NodeKind.COMM_COLL, NodeKind.COMM_SEND, NodeKind.COMM_RECV)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A node as an operation: what it takes, or what it communicates, and what it waits for.
+    """A node as an operation: a kernel or a message, and the operations it waits for.
 
-    `after` are places in the order of operations.
+    `after` are indices into the operations of the rank.
     """
 
     name: str
@@ -58,20 +57,20 @@ class _Step:
 
 
 Signature = tuple[_Step, ...]
-"""All that a rank does; ranks with the same play one role."""
+"""Operations of a rank. Ranks with equal signatures share a role."""
 
 
 def document_of(
     name: str, ranks: Sequence[Sequence[ChakraNode]], groups: Mapping[str, Sequence[int]]
 ) -> Document:
-    """Return the schedule in which rank n does what the nodes at place n say.
+    """Return a schedule in which rank n runs the nodes `ranks[n]`.
 
-    `groups` are ranks by the name in `pg_name`; a node without one communicates with all. Ranks
-    that do the same may have the very same list of nodes, which is then read once.
+    `groups` maps each `pg_name` to its ranks; a node without `pg_name` communicates with all ranks.
+    Ranks may share one list object of nodes, which is then read once.
 
     Raises:
-        DocumentError: nodes contradict each other, communicate in a way that no schedule has, or
-            the groups are no lines of a grid of ranks.
+        DocumentError: nodes contradict each other or communicate in an unsupported pattern, or
+            the groups are not lines of a grid of ranks.
     """
     try:
         grid = RankGrid(len(ranks), groups)
@@ -127,14 +126,14 @@ class _Rank:
         self._is_recorded = False
 
     def steps(self, nodes: Sequence[ChakraNode]) -> Signature:
-        """Return its operations in an order in which a host can issue them."""
+        """Return the operations of the rank in an order in which a host can issue them."""
         self._is_recorded = any(node.duration_us for node in nodes if node.kind not in COMMUNICATES)
         found: list[_Step] = []
         ends: dict[int, frozenset[int]] = {}
         for node in self._ordered(nodes):
             waits = frozenset[int]().union(*(ends[each] for each in node.data_deps))
             step = self._step(node, tuple(sorted(waits)))
-            if step is None:  # takes no time: who waits for it waits for what it waits for
+            if step is None:  # takes no time: replace it by its dependencies
                 ends[node.number] = waits
             else:
                 ends[node.number] = frozenset({len(found)})
@@ -142,7 +141,7 @@ class _Rank:
         return tuple(found)
 
     def _ordered(self, nodes: Sequence[ChakraNode]) -> Iterable[ChakraNode]:
-        """Return nodes behind all that they wait for; of several that can be, the first by id."""
+        """Return the nodes in topological order; among ready nodes the lowest id comes first."""
         by_number = {node.number: node for node in nodes}
         if len(by_number) < len(nodes):
             raise DocumentError(f"rank {self._rank}: two nodes have one id")
@@ -151,7 +150,7 @@ class _Rank:
         for node in nodes:
             for each in set(node.data_deps):
                 if each not in by_number:
-                    raise _wrong(self._rank, node, f"data_deps: {each} is no node")
+                    raise _wrong(self._rank, node, f"data_deps: {each} is not the id of a node")
                 behind.setdefault(each, []).append(node.number)
         ready = [number for number, count in waiting.items() if not count]
         heapify(ready)
@@ -179,7 +178,7 @@ class _Rank:
         return _Step(node.name, stream, after, kernel=kernel)
 
     def _kernel(self, node: ChakraNode) -> Kernel | None:
-        """Return what takes the time of a node; None if it takes none."""
+        """Return the kernel of a node, or None if the node takes no time."""
         recorded_ps = node.duration_us * PICOSECONDS_PER_MICROSECOND
         flops, size = self._whole(node, "num_ops"), self._whole(node, "tensor_size")
         if node.kind in (NodeKind.METADATA, NodeKind.INVALID):
@@ -207,7 +206,7 @@ class _Rank:
             sends = node.kind is NodeKind.COMM_SEND
             peer = self._whole(node, "comm_dst" if sends else "comm_src")
             if peer not in members or peer == self._rank:
-                raise _wrong(self._rank, node, f"its peer {peer} is no other rank of its group")
+                raise _wrong(self._rank, node, f"its peer {peer} is not another rank of its group")
             offset = (members.index(peer) - members.index(self._rank)) % len(members)
             return _Step(
                 node.name, stream, after, group=group, elements=max(1, elements),
@@ -238,7 +237,7 @@ def _wrong(rank: int, node: ChakraNode, why: str) -> DocumentError:
 
 
 def _boxes(axes: Sequence[Axis], kinds: Sequence[int]) -> list[tuple[Box, int]]:
-    """Return boxes of ranks that do the same, and what; `kinds` has that of each rank."""
+    """Return boxes of ranks of one kind, each with its kind; `kinds` has the kind of each rank."""
     if len(set(kinds)) == 1:
         return [((), kinds[0])]
     axis, *inner = axes
@@ -290,7 +289,7 @@ def _write(build: RoleBuilder, signature: Signature, grid: RankGrid) -> None:
 def _communicate(
     build: RoleBuilder, name: str, step: _Step, *, after: Sequence[str], members: int
 ) -> str:
-    """Write what a step communicates."""
+    """Add the collective, send or receive of `step` to `build`; return its operation id."""
 
     def out(size: int) -> View:
         return View(buffer=f"{step.stream}/out", size=size)
@@ -323,7 +322,7 @@ def _communicate(
 
 
 def _model(name: str) -> Model:
-    """Return a model of one unit without parameters: a trace does not say what is trained."""
+    """Return a model of one unit without parameters, because a trace does not list parameters."""
     batch = Value(name="batch", elements=1, dtype=DType.INT64, requires_gradient=False)
     loss = Value(name="loss", elements=1, dtype=DType.FP32, requires_gradient=False)
     segment = Segment(inputs=("batch",), outputs=(loss,), saves_input=False)

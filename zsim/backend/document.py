@@ -1,16 +1,15 @@
-"""A job as JSON, without loss: schedules can be written down, changed, and read back.
+"""Write a job as JSON and read it back without loss.
 
     {"zsim": "job", "version": 1, "schedule": {...}, "model": {...}, "cluster": {...}, "steps": 1}
 
 Keys are the fields of the values in `zsim.schedule.schedule`, `zsim.schedule.operation`,
-`zsim.model.model` and `zsim.cluster.cluster`. An operation says which it is in `type`; so does
-every value whose field allows several kinds. An empty field that is empty by default is left out. A
-schedule without a model and a cluster can be read and checked, but not run. `faults` and
-`neighbours` (`zsim.cluster.fault`) and `decision` (`zsim.network.link_load`) are circumstances of
+`zsim.model.model` and `zsim.cluster.cluster`. The key `type` names the class of an operation, and
+of every value whose field allows several classes. Fields that are empty by default are omitted if
+they are empty. A schedule without a model and a cluster can be read and checked, but not run.
+`faults` and `neighbours` (`zsim.cluster.fault`) and `decision` (`zsim.network.link_load`) apply to
 the run.
 
-A trace may stand in a file of PyTorch's profiler (`zsim.trace.kineto`), beside the keys of such a
-file.
+A trace may be part of a file of PyTorch's profiler (`zsim.trace.kineto`), under a separate key.
 """
 
 import json
@@ -31,11 +30,11 @@ from zsim.trace.kineto import KEYS
 from zsim.trace.trace import Trace
 
 VERSION = 1
-"""Rises when a document of the version before would be read as something else."""
+"""Version of the format, raised when documents of the last version would be misread."""
 
 
 class DocumentError(ValueError):
-    """Text that is no document, in one line: the path inside it, the value, what is allowed."""
+    """The text is not a valid document; the message has the path, the value, the allowed values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +72,10 @@ class Document:
         )
 
     def job(self) -> Job:
-        """Return the job that it describes; a job has no faults, neighbours or decision.
+        """Return the job of the document, without its faults, neighbours and decision.
 
         Raises:
-            DocumentError: it has no model, or no cluster.
+            DocumentError: the document has no model, or no cluster.
         """
         if self.model is None or self.cluster is None:
             missing = "model" if self.model is None else "cluster"
@@ -91,12 +90,16 @@ class Document:
 
 
 def encode(document: Document) -> str:
-    """`document` as JSON text, on one line each what is short."""
+    """Return `document` as JSON text, with each short value on one line."""
     return _text("job", cast("dict[str, object]", encode_value(document, Document)))
 
 
 def encode_trace(trace: Trace, profile: Mapping[str, object] | None = None) -> str:
-    """`trace` as JSON text; with `profile`, what `kineto` says of it, a file of PyTorch's form."""
+    """Return `trace` as JSON text.
+
+    With `profile`, the keys that `zsim.trace.kineto` makes of the trace, PyTorch's profiler tools
+    can read the text.
+    """
     return _text("trace", {**(profile or {}), "trace": encode_value(trace, Trace)})
 
 
@@ -104,7 +107,7 @@ def decode(text: str) -> Document:
     """Return the document that `encode` wrote.
 
     Raises:
-        DocumentError: `text` is none.
+        DocumentError: `text` is not a document.
     """
     return cast("Document", _decode(text, "job", Document))
 
@@ -113,7 +116,7 @@ def decode_trace(text: str) -> Trace:
     """Return the trace that `encode_trace` wrote.
 
     Raises:
-        DocumentError: `text` is none.
+        DocumentError: `text` is not a trace.
     """
     return cast("_TraceDocument", _decode(text, "trace", _TraceDocument, beside=KEYS)).trace
 
@@ -124,7 +127,7 @@ class _TraceDocument:
 
 
 EARLIER_NAMES = {"trust": "error_text"}
-"""Names of fields of a trace before, and today."""
+"""Fields of a trace that were renamed: former name to present name."""
 
 LINE_LENGTH = 100
 
@@ -134,11 +137,11 @@ def _text(kind: str, fields: dict[str, object]) -> str:
 
 
 _plain = json.JSONEncoder(allow_nan=False).encode
-"""Encoder of values that are on one line; `json.dumps` with options makes one for each call."""
+"""Encoder for values on one line; `json.dumps` with options would make an encoder for each call."""
 
 
 def _laid_out(value: object, indent: str) -> str:
-    """Return JSON in which a value that fits on a line is on one: files can be compared."""
+    """Return JSON with one line for each value that fits, so that files can be compared by line."""
     deeper = indent + " "
     if isinstance(value, list):
         items = [_laid_out(item, deeper) for item in cast("list[object]", value)]
@@ -180,14 +183,14 @@ def _decode(text: str, kind: str, hint: type, *, beside: Iterable[str] = ()) -> 
 
 
 def _renamed(trace: dict[str, object]) -> None:
-    """Give fields of a trace that an earlier version wrote their names of today."""
+    """Rename fields of a trace that an earlier version wrote, in place."""
     for before, now in EARLIER_NAMES.items():
         if before in trace and now not in trace:
             trace[now] = trace.pop(before)
 
 
 def _printable(text: str) -> str:
-    """`text` on one line: names in a document may hold anything."""
+    """Return `text` with control characters escaped: names in a document may contain any."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text

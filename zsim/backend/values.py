@@ -1,4 +1,4 @@
-"""Values that a simulated run can carry: exact whole numbers, torch tensors, or others."""
+"""Protocol of the values in a simulated run: exact whole numbers, torch tensors, or others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from zsim.schedule.operation import Communication, Compute, Copy, Fill
 from zsim.schedule.schedule import Program
 
 A = TypeVar("A")
-"""Numbers in a row: a slice of it is a window on the same memory."""
+"""One-dimensional array type; a slice of it is a view of the same memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,38 +23,38 @@ class Seat:
 
 
 class Values(Protocol[A]):
-    """Memory that can be spoiled, and what operations make of what they read."""
+    """Memory of buffers, and the results of operations on it. Unwritten memory is "spoiled"."""
 
     def memory(self, elements: int, dtype: DType) -> A:
-        """Return new memory, spoiled."""
+        """Return new memory, marked as unwritten (spoiled)."""
         ...
 
     def window(self, memory: A, start: int, size: int) -> A:
-        """Elements `start` on of `memory`: the same memory."""
+        """Return a view of `size` elements of `memory` from `start`."""
         ...
 
     def spoil(self, window: A) -> None:
-        """Whoever reads `window` now computes nonsense."""
+        """Mark `window` as unwritten: operations that read it compute wrong values."""
         ...
 
     def is_spoiled(self, window: A) -> bool:
-        """Return whether nobody wrote any of `window` since it was spoiled."""
+        """Return True if no element of `window` was written since it was spoiled."""
         ...
 
     def taken(self, window: A) -> A:
-        """Return a copy."""
+        """Return a copy of `window`."""
         ...
 
     def same(self, one: A, other: A) -> bool:
-        """Return whether both hold the same bits."""
+        """Return True if both hold the same bits."""
         ...
 
     def store(self, window: A, value: A) -> None:
-        """`window` becomes `value`."""
+        """Write `value` into `window`."""
         ...
 
     def is_zero(self, window: A) -> bool:
-        """Return whether the only element is zero: not so if it is spoiled."""
+        """Return True if the only element of `window` is zero; False if it is spoiled."""
         ...
 
     def apply(
@@ -66,25 +66,25 @@ class Values(Protocol[A]):
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[A | None]:
-        """Return what `operation` writes.
+        """Compute the values that `operation` writes.
 
         Args:
-            operation: what runs.
-            views: what each of its accesses held when it began, in the order of
+            operation: operation to run.
+            views: value of each access when the operation started, in the order of
                 `zsim.schedule.access`.
-            seat: where it runs.
-            step: in which step; -1 in setup.
-            scalars: of the host, when it issued the operation.
+            seat: rank that runs it.
+            step: number of the step; -1 in setup.
+            scalars: values of the host's scalars when it issued the operation.
 
         Returns:
-            For each access that writes its new value, else None.
+            The new value of each access that writes; None for each access that only reads.
         """
         ...
 
     def meet(self, members: Sequence[Communication], sources: Sequence[A]) -> Sequence[A]:
-        """Return what each member of a communicator gets, in their order.
+        """Return the result of a collective for each member of a communicator, in order.
 
-        `members` are what each rank brings, `sources` what each read; a pair is a Send and a
-        Receive, and both get what was sent.
+        `members` are the operations of the ranks, and `sources` the values that they read. For a
+        Send and its Receive, the result of both is the sent value.
         """
         ...

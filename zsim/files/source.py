@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from zsim.network.link_load import Decision
     from zsim.scenario.resolved_scenario import ResolvedScenario
     from zsim.scenario.tables import Scenario
+    from zsim.scenario.trainer_files import Completed
 
 
 FILES = (".toml", ".json", ".yaml", ".yml", ".py")
@@ -122,10 +123,37 @@ def tables_or_schedule(name: str) -> dict[str, Any] | str:
     from zsim.scenario.toml import tables_of
 
     text = _text(name)
+    need_scenario(name, text)
     if _is_schedule(name, text):
         return text
     with mistakes(ScenarioError, prefix=f"{name}: "):
         return tables_of(text)
+
+
+MODEL_FILE = ('"model_type"', '"hidden_size"')
+"""Words of a model's config.json."""
+
+
+def need_scenario(name: str, text: str) -> None:
+    """Raise MistakeError if the file `name` is of another kind than a scenario or a schedule.
+
+    Raises:
+        MistakeError: it is the file of a trainer or a model; the line tells where to name it.
+    """
+    from zsim.runtimes.lookup import kind_of_file
+
+    if name in scenarios() or "[zero" in text or "zero." in text or '"zsim"' in text:
+        return
+    if (key := kind_of_file(text)) is not None:
+        raise MistakeError(
+            f"{name}: is the file of a trainer; name it in a scenario: [zero] {key} = "
+            f'"{Path(name).name}" (docs/how_to/exchange.md)'
+        )
+    if all(word in text for word in MODEL_FILE):
+        raise MistakeError(
+            f"{name}: is the file of a model: zsim best {name} --gpus 8xh100 finds a setting for "
+            f"it, zsim run SCENARIO --set model.hf_config={name} runs it in a scenario"
+        )
 
 
 def _text(name: str) -> str:
@@ -301,13 +329,13 @@ def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Sce
 def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     """Return `scenario` with the content of the files that it names, and a line about them.
 
-    The line lists ignored options, and a sequence length taken from a model's file.
+    The line lists ignored options, assumed values, and a sequence length of a model's file.
 
     Raises:
         MistakeError: a file cannot be read.
         ScenarioError: the content of a file cannot be used.
     """
-    from zsim.scenario.hugging_face import configured
+    from zsim.scenario.hugging_face import configured, length_source
     from zsim.scenario.model_catalogue import named
 
     if scenario.model.name is not None:
@@ -315,23 +343,27 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     ignored: list[str] = []
     if (path := scenario.model.hf_config) is not None:
         is_given = scenario.model.sequence_length is not None
-        scenario = configured(scenario, _config_text(name, "model.hf_config", path))
+        text = _config_text(name, "model.hf_config", path)
+        scenario = configured(scenario, text)
         if not is_given:
             ignored.append(
                 f"{path}: model.sequence_length: not given, {scenario.model.sequence_length:,} is "
-                "taken, the longest of the model"
+                f"taken, {length_source(text, scenario.model.sequence_length)}"
             )
     while (key := scenario.zero.file_key) is not None:  # a file may name another one
         path = getattr(scenario.zero, key)
         text = _config_text(name, f"zero.{key}", path)
-        scenario, left = _completed(key, scenario, text)
-        if left:
-            ignored.append(f"{path}: not modelled: {', '.join(left)}")
+        found = _completed(key, scenario, text)
+        scenario = found.scenario
+        if found.assumed:
+            ignored.append(f"{path}: not given: {', '.join(found.assumed)}")
+        if found.ignored:
+            ignored.append(f"{path}: not modelled: {', '.join(found.ignored)}")
     return scenario, "; ".join(ignored)
 
 
-def _completed(key: str, scenario: "Scenario", text: str) -> "tuple[Scenario, tuple[str, ...]]":
-    """Return `scenario` completed from the file of a trainer, and its ignored options.
+def _completed(key: str, scenario: "Scenario", text: str) -> "Completed":
+    """Return `scenario` completed from the file of a trainer, with its ignored options.
 
     Raises:
         MistakeError: the reader needs a package that is not installed.
@@ -340,11 +372,13 @@ def _completed(key: str, scenario: "Scenario", text: str) -> "tuple[Scenario, tu
     from zsim.scenario import trainer_files
 
     try:
-        return trainer_files.configured(scenario, text, model_catalogue(), key=key)
+        found = trainer_files.configured(scenario, text, model_catalogue(), key=key)
     except ModuleNotFoundError as error:
         hint = ": pip install 'zsim[yaml]'" if error.name == "yaml" else ""
         needs = f"needs {error.name}, which is not installed{hint}"
         raise MistakeError(f"zero.{key}: {needs}") from None
+    trainer_files.need_machines(found, topology, key=key)
+    return found
 
 
 def settled(

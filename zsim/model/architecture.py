@@ -40,6 +40,10 @@ class Activation(StrEnum):
 
     GELU = "gelu"
     RELU = "relu"
+    RELU2 = "relu2"
+    """ReLU squared (So et al. 2021, "Primer", section 4.1)."""
+    XIELU = "xielu"
+    """A curve with two trained numbers in each block (Huang et al. 2024, arXiv 2411.13010)."""
     SWIGLU = "swiglu"
     """SiLU of one linear layer times another (Shazeer 2020)."""
     GEGLU = "geglu"
@@ -122,10 +126,12 @@ class Transformer:
         position_embeddings: number of learned positions; None is sequence_length.
         bias: linear layers and layer norms have biases.
         qkv_bias: the layers of queries, keys and values have biases; None is the value of `bias`.
+        output_bias: the last layer of attention has a bias; None is the value of `bias`.
         norm_bias: layer norms have biases; None is the value of `bias`.
         norm_weight: norms have a scale. With neither scale nor bias they have no parameters
             (Groeneveld et al. 2024, "OLMo", section 2.1).
         head_bias: the output projection has a bias.
+        embedding_norm: a norm follows the embedding (Le Scao et al. 2022, "BLOOM", section 3.2).
         norm_placement: where blocks apply norms.
         qk_norm: norms of queries and of keys, of the kind given by `norm`.
         joined_qkv: one matrix computes queries, keys and values.
@@ -166,9 +172,11 @@ class Transformer:
     activation: Activation = Activation.GELU
     bias: bool = True
     qkv_bias: bool | None = None
+    output_bias: bool | None = None
     norm_bias: bool | None = None
     norm_weight: bool = True
     head_bias: bool = False
+    embedding_norm: bool = False
     norm_placement: NormPlacement = NormPlacement.BEFORE
     qk_norm: QKNorm | None = None
     joined_qkv: bool = True
@@ -258,8 +266,9 @@ class Transformer:
     def _need_fitting_norms(self) -> None:
         """Raise ArchitectureError unless the placement and kind of norms are supported."""
         after = self.norm_placement is not NormPlacement.BEFORE
-        if after and (self.bias or self.parallel_residual):
-            named = "bias" if self.bias else "parallel_residual"
+        if after and (self.bias or self.biased_output or self.parallel_residual):
+            named = "bias" if self.bias else "output_bias"
+            named = "parallel_residual" if self.parallel_residual else named
             raise ArchitectureError(
                 f"model.norm_placement: {self.norm_placement} needs {named} false, norms behind "
                 "attention and MLP are modelled without"
@@ -352,6 +361,11 @@ class Transformer:
     def biased_norms(self) -> bool:
         """Return True if layer norms have biases."""
         return self.bias if self.norm_bias is None else self.norm_bias
+
+    @property
+    def biased_output(self) -> bool:
+        """Return True if the last layer of attention has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
 
     @property
     def biased_qkv(self) -> bool:

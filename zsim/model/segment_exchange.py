@@ -1,7 +1,7 @@
-"""Exchanges between segments: what ranks of an axis send each other before or after one runs.
+"""Exchanges between segments: communication of an axis before or after a segment.
 
-A segment begins or ends with an exchange. Backward runs the adjoint: of the exchange that ends a
-segment, before its backward; of the one that begins it, after.
+A segment may have an exchange of its inputs (`begins`) and of its outputs (`ends`). The adjoint of
+the output exchange runs before the segment's backward, that of the input exchange after it.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class ExchangeAxis(StrEnum):
 
 
 class ExchangeKind(StrEnum):
-    """What becomes of a value of each rank.
+    """Effect of an exchange on a value.
 
-    SUM adds up partial values; each rank keeps all of the sum, or its part if the value is sharded.
-    GATHER joins the parts of all ranks; a value that every rank holds stays as it is. OWN keeps a
-    rank's part of a value that all have, without communication. PASS takes the value of the rank
-    `offset` places before, and its adjoint sends the gradient back.
+    SUM adds partial values; each rank keeps the whole sum, or its shard if the value is sharded.
+    GATHER concatenates the shards of all ranks; a replicated value is unchanged. OWN keeps a rank's
+    shard of a replicated value, without communication. PASS receives the value of the rank `offset`
+    places before; its adjoint sends the gradient back.
     """
 
     SUM = "sum"
@@ -37,9 +37,9 @@ class SegmentExchange:
     """One exchange of values over an axis.
 
     Attributes:
-        kind: what happens in forward.
+        kind: effect on the value in forward.
         axis: the axis of the ranks that exchange.
-        adjoint: what happens to the gradient in backward.
+        adjoint: effect on the gradient in backward.
         offset: places between sender and receiver of a PASS; 0 for a rank's own value.
         narrow: gathered tokens are first cast to 8-bit floats, in either direction.
         stays: the next segment's forward reads the gathered values, too, without another gather.
@@ -53,7 +53,7 @@ class SegmentExchange:
     stays: bool = False
 
     def over(self, axis: ExchangeAxis, kind: ExchangeKind) -> bool:
-        """Return True if it is of this kind and axis."""
+        """Return True if the exchange has this axis and kind."""
         return self.axis is axis and self.kind is kind
 
 
@@ -107,12 +107,12 @@ def sums_gradients(begins: SegmentExchange | None) -> bool:
 
 
 def is_narrow(*exchanges: SegmentExchange | None) -> bool:
-    """Return True if one of the exchanges casts what it gathers to 8-bit floats."""
+    """Return True if one of the exchanges casts gathered tokens to 8-bit floats."""
     return any(each is not None and each.narrow for each in exchanges)
 
 
 class ExchangeFlags(TypedDict):
-    """The form of both exchanges in a file: fields of a segment, as documented there."""
+    """Both exchanges of a segment as the fields of a segment in a file (`zsim.model.model`)."""
 
     reduces_output: bool
     reduces_input_gradient: bool
@@ -124,7 +124,7 @@ class ExchangeFlags(TypedDict):
 
 
 def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> ExchangeFlags:
-    """Return the form of both exchanges of a segment in a file."""
+    """Return the fields that describe both exchanges of a segment in a file."""
     context = None
     if begins is not None and begins.axis is ExchangeAxis.CONTEXT:
         context = begins
@@ -144,10 +144,10 @@ def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> Ex
 def exchanges_of(
     flags: tuple[bool, bool, bool, bool, bool, bool, int | None],
 ) -> tuple[SegmentExchange | None, SegmentExchange | None]:
-    """Return the exchanges that begin and end a segment, from the values of `ExchangeFlags`.
+    """Return the input and output exchange of a segment, from the values of `ExchangeFlags`.
 
     Raises:
-        ValueError: it begins with several.
+        ValueError: the values describe more than one input exchange.
     """
     sums_output, sums_gradient, alike, stays, narrow, shared, offset = flags
     found: list[SegmentExchange] = []

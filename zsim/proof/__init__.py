@@ -7,15 +7,17 @@ contract.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model
-from zsim.proof import values
 from zsim.proof.context import Context
-from zsim.proof.families import ProofStage, of_stage, says
+from zsim.proof.families import VALUES, ProofStage, of_stage, says
 from zsim.proof.finding import Finding
-from zsim.proof.values import Shown
 from zsim.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from zsim.proof.values import Shown
 
 __all__ = ["Finding", "Proof", "check", "prove"]
 
@@ -32,7 +34,7 @@ class Proof:
     """
 
     findings: tuple[Finding, ...]
-    values: Shown | None
+    values: "Shown | None"
     proved: tuple[str, ...]
     not_shown: tuple[str, ...]
 
@@ -47,9 +49,11 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
         found = _findings(ProofStage.ORDER, context)
         ordered, shown = not found, None
         if ordered and compares:
+            from zsim.proof import values
+
             shown = values.shown(context)
             found += shown.findings
-            found += _findings(ProofStage.VALUES, context, but=values.INVARIANT)
+            found += _findings(ProofStage.VALUES, context, but=VALUES)
         found += _findings(ProofStage.PROMISES, context)
         broken = {finding.invariant for finding in found}
         proved, not_shown = says(schedule, shown, broken, ordered=ordered)

@@ -2,37 +2,29 @@
 
 A package registers a family as an entry point of the group "zsim.invariants": its name, and a
 `Family`. It is checked after those of zsim of the same stage.
+
+Modules of families that compare values are imported when one of them is checked: a simulation
+asks only for order and promises.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from zsim.entry_point import registered
-from zsim.proof import (
-    alignment,
-    formats,
-    generators,
-    host_order,
-    lifetime,
-    matching,
-    memory,
-    places,
-    progress,
-    races,
-    scalars,
-    scales,
-    values,
-    volume,
-)
+from zsim.proof import alignment, host_order, lifetime, matching, memory, progress, races, volume
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.values import Shown
 from zsim.schedule.operation import Action, Compute, Fill
 from zsim.schedule.schedule import Place, Schedule
 from zsim.units import format_bytes
+
+if TYPE_CHECKING:
+    from zsim.proof.values import Shown
 
 GROUP = "zsim.invariants"
 
@@ -76,6 +68,11 @@ def _cast(schedule: Schedule) -> bool:
     return tokens or any(each.float8 for each in schedule.contract.parameters)
 
 
+def _counts(schedule: Schedule) -> bool:
+    """Return True if the host computes a scalar."""
+    return not all(each.given for each in schedule.scalars)
+
+
 def _memory(schedule: Schedule) -> str | None:
     """Return the words with the largest promised peak."""
     peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
@@ -89,28 +86,43 @@ def _if(words: str, applies: Callable[[Schedule], bool]) -> Proves:
 _ORDER = (matching, progress, lifetime, races, host_order)
 """In the order of their findings; progress finds two invariants. The proof calls them "order"."""
 
-_VALUES: tuple[tuple[ModuleType, Proves], ...] = (
-    (values, lambda _: None),  # described with the ranks and rules that were run
-    (scalars, _if("host scalars", lambda one: not all(each.given for each in one.scalars))),
-    (formats, _if("number formats", lambda one: one.contract.strategy is not None)),
-    (scales, _if("scales of 8-bit floats", _cast)),
-    (places, lambda _: "places"),
-    (generators, _if("random numbers", lambda one: bool(one.generators))),
+VALUES = "values"
+"""Name of the family that runs a step on exact numbers."""
+
+_VALUES: tuple[tuple[str, Proves], ...] = (
+    ("zsim.proof.values", lambda _: None),  # described with the ranks and rules that were run
+    ("zsim.proof.scalars", _if("host scalars", _counts)),
+    ("zsim.proof.formats", _if("number formats", lambda one: one.contract.strategy is not None)),
+    ("zsim.proof.scales", _if("scales of 8-bit floats", _cast)),
+    ("zsim.proof.places", lambda _: "places"),
+    ("zsim.proof.generators", _if("random numbers", lambda one: bool(one.generators))),
 )
 _PROMISES: tuple[tuple[ModuleType, Proves], ...] = (
     (memory, _memory),
     (volume, _if("volume", lambda one: one.contract.wire_bytes is not None)),
     (alignment, _if("alignment", lambda one: any(each.alignment > 1 for each in one.layouts))),
 )
-_STAGES = {
-    ProofStage.ORDER: tuple((each, lambda _: None) for each in _ORDER),
-    ProofStage.VALUES: _VALUES,
-    ProofStage.PROMISES: _PROMISES,
-}
-SHIPPED = tuple(
-    Family(name=module.INVARIANT, stage=stage, examine=module.examine, proves=proves)
-    for stage, modules in _STAGES.items()
-    for module, proves in modules
+
+
+def _shipped(stage: ProofStage, module: ModuleType, proves: Proves) -> Family:
+    return Family(name=module.INVARIANT, stage=stage, examine=module.examine, proves=proves)
+
+
+def _imported_later(module: str, proves: Proves) -> Family:
+    """Return the family of values in `module`, which has the name of its invariant."""
+
+    def examine(context: Context) -> list[Finding]:
+        found = import_module(module).examine
+        return cast("Callable[[Context], list[Finding]]", found)(context)
+
+    name = module.rpartition(".")[2]
+    return Family(name=name, stage=ProofStage.VALUES, examine=examine, proves=proves)
+
+
+SHIPPED = (
+    *(_shipped(ProofStage.ORDER, module, lambda _: None) for module in _ORDER),
+    *(_imported_later(module, proves) for module, proves in _VALUES),
+    *(_shipped(ProofStage.PROMISES, module, proves) for module, proves in _PROMISES),
 )
 
 
@@ -130,7 +142,7 @@ def of_stage(stage: ProofStage) -> tuple[Family, ...]:
 
 
 def says(
-    schedule: Schedule, shown: Shown | None, broken: Set[str], *, ordered: bool
+    schedule: Schedule, shown: "Shown | None", broken: Set[str], *, ordered: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the properties proved, and those not shown.
 
@@ -149,7 +161,7 @@ def says(
     else:
         if shown.not_shown:
             not_shown.insert(0, f"values: {shown.not_shown}")
-        elif values.INVARIANT not in broken:
+        elif VALUES not in broken:
             proved.append(f"values ({', '.join(_values(schedule, shown))})")
             not_shown += [f"taken as given: {each}" for each in shown.assumed]
         proved += _words(ProofStage.VALUES, schedule, broken)
@@ -164,7 +176,7 @@ def _words(stage: ProofStage, schedule: Schedule, broken: Set[str]) -> Iterator[
             yield words
 
 
-def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
+def _values(schedule: Schedule, shown: "Shown") -> Iterator[str]:
     ranks = f"{shown.ranks} rank{'s' if shown.ranks > 1 else ''}"
     if shown.classes < shown.ranks:
         ranks += f" by {shown.classes} classes"
@@ -202,6 +214,8 @@ def _unpromised(schedule: Schedule) -> Iterator[str]:
 
 def _of_no_precision(schedule: Schedule) -> Iterator[str]:
     """Yield properties that depend on the unknown precision, and on tests of gradients."""
+    from zsim.proof.scalars import SCALERS
+
     computes = [
         each
         for program in schedule.programs
@@ -210,7 +224,7 @@ def _of_no_precision(schedule: Schedule) -> Iterator[str]:
     ]
     if not any(each.action is Action.FINITE for each in computes):
         yield "overflow: the contract names no strategy, and nothing tests gradients"
-    scales = any(each.scalars and each.action in scalars.SCALERS for each in computes)
+    scales = any(each.scalars and each.action in SCALERS for each in computes)
     if scales or any(
         isinstance(each, Fill) and each.scalar
         for program in schedule.programs

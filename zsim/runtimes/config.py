@@ -71,6 +71,10 @@ Reader: TypeAlias = "Read | str"
 """A reader, or the text `module:name` of one."""
 
 
+Marks: TypeAlias = tuple[tuple[str, ...], ...]
+"""Groups of words; a file of a kind has all words of one group."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFile:
     """A file of another program that trains with the runtime, recognized by its suffix.
@@ -93,10 +97,13 @@ class Config:
     Attributes:
         readers: by the key of `[zero]` that names the file, such as `mine_config`. A file may name
             another one: the reader then sets the key of that file.
+        marks: words by the same key, of which a file of that kind has all of one group; so a file
+            that is given in place of a scenario is named.
         write: writes the configuration of the runtime itself; None if there is no writer.
         kinds: files of other programs.
     """
 
     readers: Mapping[str, Reader] = field(default_factory=dict[str, "Reader"])
+    marks: Mapping[str, Marks] = field(default_factory=dict[str, "Marks"])
     write: Write | str | None = None
     kinds: Sequence[ProgramFile] = ()

@@ -75,6 +75,15 @@ def file_keys() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def kind_of_file(text: str) -> str | None:
+    """Return the key of `[zero]` for files such as `text`, by their marks; None if none fits."""
+    for runtime in runtimes().values():
+        for key, groups in runtime.config.marks.items():
+            if any(all(word in text for word in group) for group in groups):
+                return key
+    return None
+
+
 def reader_of(key: str) -> Read:
     """Return the reader of the files that a key of `[zero]` names.
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from zsim.bounded_text import bounded_json
 from zsim.config_error import line, shown
+from zsim.runtimes.lookup import kind_of_file
 from zsim.scenario.hugging_face_architectures import READERS, REFUSED
 from zsim.scenario.hugging_face_values import Config, Fields
 from zsim.scenario.tables import ModelTable, Scenario, ScenarioError
@@ -33,6 +34,27 @@ def configured(scenario: Scenario, text: str) -> Scenario:
     return scenario.model_copy(update={"model": read})
 
 
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+)
+"""Keys of the longest sequence of a model."""
+
+
+def length_source(text: str, length: int | None) -> str:
+    """Return where the `length` that was read from `text`, a config.json, comes from."""
+    config = cast("Config", bounded_json(text))
+    inner = config.get("text_config")
+    tables = [config, cast("Config", inner)] if isinstance(inner, dict) else [config]
+    for name in LENGTHS:
+        if any(each.get(name) == length for each in tables):
+            return f"{name} of the file, its longest; trainings are often shorter"
+    return "the default of its model_type; trainings are often shorter"
+
+
 def shape_fields(text: str) -> Fields:
     """Return the fields of `[model]` that a config.json gives.
 
@@ -50,6 +72,8 @@ def shape_fields(text: str) -> Fields:
     for why, kinds in REFUSED.items():
         if kind in kinds:
             raise ScenarioError(f"model.hf_config: model_type {shown(kind)} is {why}")
+    if kind is None and (key := kind_of_file(text)) is not None:
+        raise ScenarioError(f"model.hf_config: is the file of a trainer; name it as zero.{key}")
     if not isinstance(kind, str) or kind not in READERS:
         known = ", ".join(READERS)
         said = "missing;" if kind is None else shown(kind)

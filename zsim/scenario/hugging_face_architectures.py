@@ -7,7 +7,19 @@ gemma3_text and olmo3 the version that introduced them), from memory.
 from collections.abc import Callable
 from typing import cast
 
-from zsim.scenario.hugging_face_values import Config, Fields, flag, must, number
+from zsim.scenario.hugging_face_decoders import DECODERS
+from zsim.scenario.hugging_face_values import (
+    Config,
+    Fields,
+    alternating,
+    biased_llama,
+    decoder,
+    flag,
+    llama,
+    must,
+    number,
+    windows,
+)
 from zsim.scenario.tables import ScenarioError
 
 GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
@@ -76,67 +88,20 @@ def _mpt(config: Config) -> Fields:
     return fields
 
 
-def _decoder(config: Config) -> Fields:
-    """Return the fields that most configurations since Llama's give under the same names."""
-    heads = number(config, "num_attention_heads")
-    fields: Fields = {
-        "architecture": "llama",
-        "layers": number(config, "num_hidden_layers"),
-        "hidden_size": number(config, "hidden_size"),
-        "attention_heads": heads,
-        "key_value_heads": number(config, "num_key_value_heads", heads),
-        "intermediate_size": number(config, "intermediate_size"),
-        "sequence_length": number(config, "max_position_embeddings"),
-        "vocab_size": number(config, "vocab_size"),
-        "tied_embeddings": flag(config, "tie_word_embeddings", default=False),
-    }
-    if config.get("head_dim") is not None:
-        fields["head_size"] = number(config, "head_dim")
-    return fields
-
-
-def _windows(config: Config) -> Fields:
-    """Return the window of all blocks, if there is one."""
-    if config.get("sliding_window") is None:
-        return {}
-    return {"window": number(config, "sliding_window")}
-
-
-def _alternating(config: Config, every: int) -> Fields:
-    """Return windows of all blocks but every n-th one; `layer_types` must match if given."""
-    listed, layers = config.get("layer_types"), number(config, "num_hidden_layers")
-    expected = [
-        "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
-    ]
-    if listed is not None and listed != expected:
-        raise ScenarioError(
-            f"model.hf_config: layer_types: only full_attention in one of {every} layers, the "
-            "last, and sliding_attention in the others is modelled"
-        )
-    return {"window": number(config, "sliding_window", 4096), "global_every": every}
-
-
-def _llama(config: Config) -> Fields:
-    must(config, "hidden_act", ("silu",))
-    for name in ("attention_bias", "mlp_bias"):
-        must(config, name, (False,))
-    return _decoder(config)
-
-
 def _mistral(config: Config) -> Fields:
-    return _llama(config) | _windows({"sliding_window": 4096} | config)
+    return llama(config) | windows({"sliding_window": 4096} | config)
 
 
 def _qwen(config: Config) -> Fields:
     """Return the fields of Qwen since version 2, whose window is off by default."""
-    fields = _llama(config)
+    fields = llama(config)
     if not flag(config, "use_sliding_window", default=False):
         return fields
     first, layers = config.get("max_window_layers", 28), number(config, "num_hidden_layers")
     if isinstance(first, int) and first >= layers:  # earlier blocks have no window
         return fields
     must(config, "max_window_layers", (0,))
-    return fields | _windows({"sliding_window": 4096} | config)
+    return fields | windows({"sliding_window": 4096} | config)
 
 
 def _qwen2(config: Config) -> Fields:
@@ -152,18 +117,18 @@ def _gemma(config: Config) -> Fields:
     must(config, "attention_bias", (False,))
     act = "hidden_activation" if config.get("hidden_activation") is not None else "hidden_act"
     must(config, act, ("gelu_pytorch_tanh", *GELUS))
-    fields = _decoder({"head_dim": 256, "tie_word_embeddings": True} | config)
+    fields = decoder({"head_dim": 256, "tie_word_embeddings": True} | config)
     return fields | {"activation": "geglu"}
 
 
 def _gemma2(config: Config) -> Fields:
-    return _gemma(config) | _alternating(config, 2) | {"norm_placement": "both"}
+    return _gemma(config) | alternating(config, 2) | {"norm_placement": "both"}
 
 
 def _gemma3(config: Config) -> Fields:
     every = number(config, "sliding_window_pattern", 6)
     return (
-        _gemma(config) | _alternating(config, every) | {"norm_placement": "both", "qk_norm": "head"}
+        _gemma(config) | alternating(config, every) | {"norm_placement": "both", "qk_norm": "head"}
     )
 
 
@@ -171,7 +136,7 @@ def _phi(config: Config) -> Fields:
     """Return the fields of Phi 1 to 2: attention and MLP share a norm; biases everywhere."""
     must(config, "hidden_act", ("gelu_new", *GELUS))
     must(config, "qk_layernorm", (False,))
-    return _decoder(config) | {
+    return decoder(config) | {
         "architecture": "gpt",
         "positions": "rotary",
         "joined_qkv": False,
@@ -182,22 +147,22 @@ def _phi(config: Config) -> Fields:
 
 
 def _phi3(config: Config) -> Fields:
-    return _llama(config) | _windows(config) | {"joined_qkv": True}
+    return llama(config) | windows(config) | {"joined_qkv": True}
 
 
 def _olmo(config: Config) -> Fields:
     """Return the fields of the first OLMo, whose layer norms have no parameters."""
     must(config, "clip_qkv", (None,))
     norms = {"norm": "layer", "norm_weight": False, "norm_bias": False}
-    return _llama(config) | norms
+    return llama(config) | norms
 
 
 def _olmo2(config: Config) -> Fields:
-    return _llama(config) | {"norm_placement": "after", "qk_norm": "width"}
+    return llama(config) | {"norm_placement": "after", "qk_norm": "width"}
 
 
 def _olmo3(config: Config) -> Fields:
-    return _olmo2(config) | _alternating(config, 4)
+    return _olmo2(config) | alternating(config, 4)
 
 
 def _opt(config: Config) -> Fields:
@@ -256,7 +221,7 @@ READERS: dict[str, Callable[[Config], Fields]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "mpt": _mpt,
-    "llama": _llama,
+    "llama": biased_llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
@@ -270,6 +235,7 @@ READERS: dict[str, Callable[[Config], Fields]] = {
     "olmo3": _olmo3,
     "opt": _opt,
     "falcon": _falcon,
+    **DECODERS,
 }
 """Readers by `model_type`."""
 
@@ -280,7 +246,81 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "umt5",
         "longt5",
         "bart",
+        "whisper",
+        "pegasus",
+        "marian",
+        "mbart",
+        "m2m_100",
+        "blenderbot",
+        "t5gemma",
     ),
+    "an encoder, only decoders are modelled": (
+        "bert",
+        "roberta",
+        "distilbert",
+        "albert",
+        "electra",
+        "deberta",
+        "deberta-v2",
+        "xlm-roberta",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "esm",
+    ),
+    "of images or sound, only decoders of text are modelled": (
+        "vit",
+        "clip",
+        "siglip",
+        "dinov2",
+        "swin",
+        "convnext",
+        "wav2vec2",
+        "hubert",
+    ),
+    "a decoder with an encoder of images or sound; save its text_config as config.json": (
+        "gemma3",
+        "gemma3n",
+        "mistral3",
+        "mllama",
+        "llava",
+        "llava_next",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "idefics3",
+        "smolvlm",
+        "internvl",
+        "internvl_chat",
+        "paligemma",
+        "phi4_multimodal",
+        "glm4v",
+        "kimi_vl",
+    ),
+    "recurrent or has layers of state space, only attention is modelled": (
+        "mamba",
+        "mamba2",
+        "falcon_mamba",
+        "rwkv",
+        "recurrent_gemma",
+        "xlstm",
+        "jamba",
+        "bamba",
+        "zamba",
+        "zamba2",
+        "nemotron_h",
+        "falcon_h1",
+        "granitemoehybrid",
+        "lfm2",
+        "qwen3_next",
+        "minimax",
+        "kimi_linear",
+    ),
+    "with compressed keys and values (MLA), which are not modelled": (
+        "minicpm3",
+        "longcat_flash",
+    ),
+    "with layers of different shapes, which are not modelled": ("openelm", "nemotron-nas"),
     "a mixture of experts, only dense models are modelled": (
         "mixtral",
         "qwen2_moe",
@@ -294,6 +334,19 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "llama4",
         "llama4_text",
         "switch_transformers",
+        "granitemoe",
+        "granitemoeshared",
+        "glm4_moe",
+        "kimi_k2",
+        "qwen3_vl_moe",
+        "ernie4_5_moe",
+        "hunyuan_v1_moe",
+        "minimax_m2",
+        "dots1",
+        "jetmoe",
+        "grok-1",
+        "arctic",
+        "flex_olmo",
     ),
 }
 """Reasons why common architectures cannot be read, each with its `model_type` values."""

@@ -90,9 +90,11 @@ class ModelTable(Table):
     activation: Activation | None = None
     bias: Flag | None = None
     qkv_bias: Flag | None = None
+    output_bias: Flag | None = None
     norm_bias: Flag | None = None
     norm_weight: Flag | None = None
     head_bias: Flag | None = None
+    embedding_norm: Flag | None = None
     norm_placement: NormPlacement | None = None
     qk_norm: QKNorm | None = None
     joined_qkv: Flag | None = None

@@ -1,8 +1,9 @@
-"""Exchanges before and after segments: one weaving for all axes.
+"""Write the exchanges before and after segments, for all axes.
 
-The exchange that begins a segment runs before its forward, and its adjoint after its backward; the
-exchange that ends it, the reverse. Each axis has a writer of its collectives and names of buffers:
-`Tokens` for the tensor axis, `SharedSequence` for ranks that share a sequence.
+The input exchange of a segment (`begins`) runs before its forward, and its adjoint after its
+backward. The output exchange (`ends`) runs after the forward, and its adjoint before the backward.
+Each axis has a class that writes its collectives and names its buffers: `Tokens` for the tensor
+axis, `SharedSequence` for ranks that share a sequence.
 """
 
 from collections.abc import Container, Sequence
@@ -22,7 +23,7 @@ class AxisWriter(Protocol):
     """Writer of the exchanges over one axis."""
 
     def changes(self, segment: Segment, value: str) -> bool:
-        """Return True if `segment` reads other numbers than this rank's of its input `value`."""
+        """Return True if `segment` reads exchanged data instead of this rank's own `value`."""
         ...
 
     def contributes(self, segment: Segment, value: str) -> bool:
@@ -34,28 +35,28 @@ class AxisWriter(Protocol):
         ...
 
     def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str:
-        """Return the buffer of the numbers that `part` reads in place of its own."""
+        """Return the buffer that `part` reads instead of the rank's own value."""
         ...
 
     def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
-        """Write the exchange that begins a segment; return buffers to free after it."""
+        """Write the input exchange of a segment; return buffers to free after the segment."""
         ...
 
     def before_backward(
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]
     ) -> tuple[str, ...]:
-        """Repeat the exchange that begins a segment, and write the adjoint of the one that ends it.
+        """Repeat the input exchange of a segment, and write the adjoint of its output exchange.
 
         `gradients` are the values that have a gradient. Return buffers to free after the segment.
         """
         ...
 
     def made_by_backward(self, segment: Segment, value: str, contribution: str) -> str:
-        """Return the buffer to which backward writes the gradient of a value that it `changes`."""
+        """Return the buffer into which backward writes the gradient of an exchanged value."""
         ...
 
     def settle(self, segment: Segment, part: SegmentVisit, value: str, gradient: str) -> None:
-        """Write the adjoint of the exchange that begins a segment, for one gradient."""
+        """Write the adjoint of the input exchange of a segment, for one gradient."""
         ...
 
     def end(
@@ -65,7 +66,7 @@ class AxisWriter(Protocol):
         made: Sequence[tuple[str, str]],
         operation: str,
     ) -> None:
-        """Write the exchange that ends a segment.
+        """Write the output exchange of a segment.
 
         `made` are the names and buffers of its outputs, and `operation` has written them.
         """
@@ -92,24 +93,24 @@ class ExchangeWeaver:
         return None if exchange is None else self._by_axis[exchange.axis]
 
     def changing(self, segment: Segment, value: str) -> AxisWriter | None:
-        """Return the axis over which `segment` reads other numbers of `value`; None if its own."""
+        """Return the writer of the axis over which `value` is exchanged for `segment`, or None."""
         axis = self._over(segment.begins)
         return axis if axis is not None and axis.changes(segment, value) else None
 
     def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str | None:
-        """Return the buffer of an input after the exchange; None if a segment reads its own."""
+        """Return the buffer of an input after its exchange; None if it is not exchanged."""
         axis = self.changing(segment, instance.value)
         return None if axis is None else axis.read(segment, part, instance)
 
     def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
-        """Write the exchange that begins a segment; return buffers to free after it."""
+        """Write the input exchange of a segment; return buffers to free after the segment."""
         axis = self._over(segment.begins)
         return () if axis is None else axis.before_forward(segment, part)
 
     def before_backward(
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]
     ) -> tuple[str, ...]:
-        """Write the exchanges before a backward; return buffers to free after it."""
+        """Write the exchanges before a backward; return buffers to free after the backward."""
         axes = dict.fromkeys(
             each.axis for each in (segment.begins, segment.ends) if each is not None
         )
@@ -120,7 +121,7 @@ class ExchangeWeaver:
         )
 
     def arrive(self, segment: Segment, part: SegmentVisit) -> tuple[Edge, ...]:
-        """Send values on for the next segment; return what this segment waits for."""
+        """Send values on for the next segment; return the edges that this segment waits for."""
         return self.sequence.exchange(segment, part)
 
     def come(self) -> tuple[Edge, ...]:
@@ -138,7 +139,7 @@ class ExchangeWeaver:
         return () if axis is None else axis.partial(segment, value)
 
     def settle(self, segment: Segment, part: SegmentVisit, value: str, gradient: str) -> None:
-        """Write the adjoint of the exchange that begins a segment, for one gradient."""
+        """Write the adjoint of the input exchange of a segment, for one gradient."""
         axis = self._over(segment.begins)
         if axis is not None:
             axis.settle(segment, part, value, gradient)
@@ -150,16 +151,16 @@ class ExchangeWeaver:
         made: Sequence[tuple[str, str]],
         operation: str,
     ) -> None:
-        """Write the exchange that ends a segment, if any; see `AxisWriter.end`."""
+        """Write the output exchange of a segment, if any; see `AxisWriter.end`."""
         axis = self._over(segment.ends)
         if axis is not None:
             axis.end(segment, part, made, operation)
 
     def after_backward(self, segment: Segment, part: SegmentVisit, operation: str) -> None:
-        """Free what was received for a segment; `operation` was the last to read it."""
+        """Free the received buffers of a segment; `operation` was the last to read them."""
         self.sequence.finish(segment, part, operation)
 
     def after_forward(self, segment: Segment, part: SegmentVisit, operation: str) -> None:
-        """Note `operation` as the producer of outputs, and free what was received for it."""
+        """Record `operation` as the producer of the outputs; free received buffers."""
         self.sequence.note(part, operation)
         self.sequence.finish(segment, part, operation)

@@ -1,4 +1,4 @@
-"""Published constants of kernels, which are not fitted, and relations of GPUs, by profile."""
+"""Kernel constants from publications, which are not fitted, and similar GPUs, by profile."""
 
 from collections.abc import Mapping
 
@@ -13,15 +13,15 @@ FLASH2_HOPPER = FusedAttention(
     forward=0.357,
     forward_fill=204,
     # Figure 6, backward without mask: 214, 260, 291, 310, 318 and 322, which is 329 x keys / (keys
-    # + 272) within 1 %. With a mask it is taken to lose what forward does in figure 5, where 378 x
-    # keys / (keys + 104) holds without: 0.933 times as much, and 100 keys more.
+    # + 272) within 1 %. With a mask, backward is assumed to slow down as forward does in figure 5:
+    # 0.933 times the rate, and 100 keys more. Forward without mask is 378 x keys / (keys + 104).
     backward=0.310,
     backward_fill=372,
 )
 
 FLASH2_AMPERE = FusedAttention(
     # Dao 2023, "FlashAttention-2" (arXiv 2307.08691), section 4.1, A100 SXM4: up to 73 % of the
-    # peak forward and 63 % backward, without mask; with it 0.933 times as much, as above.
+    # peak forward and 63 % backward, without mask; with a mask 0.933 times that, as above.
     forward=0.681,
     forward_fill=204,
     backward=0.588,
@@ -34,8 +34,8 @@ CUDNN_HOPPER = FusedAttention(
     forward=0.567,
     forward_fill=194,
     # Backward without mask: 305, 408, 465, 499, 518 and 516, which is 542 x keys / (keys + 377)
-    # within 3 %; with one 0.905 times as much and 83 keys more, as forward, which without mask is
-    # 619 x keys / (keys + 111) within 5 %.
+    # within 3 %. With a mask 0.905 times the rate and 83 keys more, as forward, which without mask
+    # is 619 x keys / (keys + 111) within 5 %.
     backward=0.496,
     backward_fill=460,
 )
@@ -44,12 +44,12 @@ CUDNN_BLACKWELL = FusedAttention(
     # MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5: cuDNN through
     # Transformer Engine 2.11 on a B200, heads of 128 elements, shares of 2,250 TFLOP/s that count
     # masked scores: forward 0.835 and 0.946 (64 and 128 heads, 4,096 tokens), 1.165 and 1.202 (16
-    # and 8 heads, 32,768), 0.989 and 1.003 (131,072), half of which is done: 0.56 x keys / (keys +
-    # 530) within 12 %; it is too much at the longest, where power is short.
+    # and 8 heads, 32,768), 0.989 and 1.003 (131,072). Half of the scores are computed: 0.56 x keys
+    # / (keys + 530) within 12 %. That is too high for the longest, which the power limit slows.
     forward=0.56,
     forward_fill=530,
-    # Backward, with the scores that it makes again: 0.725 and 0.825, 0.872 and 0.955, 0.827 and
-    # 0.826, half of which is 0.44 x keys / (keys + 280) within 10 %.
+    # Backward, recomputed scores included: 0.725 and 0.825, 0.872 and 0.955, 0.827 and 0.826. Half
+    # of that is 0.44 x keys / (keys + 280) within 10 %.
     backward=0.44,
     backward_fill=280,
 )
@@ -60,7 +60,7 @@ FLASH2: Mapping[str, FusedAttention] = {
     "a100": FLASH2_AMPERE,
     **dict.fromkeys(HOPPERS, FLASH2_HOPPER),
 }
-"""FlashAttention-2, by profile. It does not run on V100; on B200 it was not published with a mask.
+"""FlashAttention-2, by profile. It does not run on V100; for B200 no rates with mask are published.
 """
 
 CUDNN: Mapping[str, FusedAttention] = {
@@ -72,8 +72,8 @@ CUDNN: Mapping[str, FusedAttention] = {
 AMPERE = Alignment(
     # Logs of Anthony et al. 2024, "The Case for Co-Designing Model Architectures with Hardware"
     # (arXiv 2401.14489), github.com/jahatef/TransformerSizing at 81d67396, results: A100, fp16,
-    # PyTorch 1.13.1. Medians over those with a multiple of 32 bytes, of 129 products each, 8,192
-    # rows high. Inner extents of 14,272 to 14,400 (vocab.out) and of 51,136 to 51,264
+    # PyTorch 1.13.1. Rates relative to sizes that are multiples of 32 bytes; medians of 129
+    # products of 8,192 rows. Inner extents of 14,272 to 14,400 (vocab.out) and of 51,136 to 51,264
     # (vocab_v_sweep.out): 0.283 and 0.290, 0.551 and 0.541, 0.556 and 0.548, 0.899 and 0.887.
     inner_2=0.287,
     inner_4=0.546,
@@ -89,8 +89,8 @@ AMPERE = Alignment(
 
 VOLTA = Alignment(
     # The same on V100, products of plain attention (V100_h_sweep.out, heads of 64 elements or
-    # more): those of an even size are as fast as others, those of an odd size reach 3.9 and 5.0
-    # TFLOP/s, which these shares of zsim's constants make.
+    # more). Even sizes run at full rate; odd sizes reach 3.9 and 5.0 TFLOP/s, which these
+    # fractions reproduce with zsim's constants.
     inner_2=0.034,
     inner_4=1.0,
     inner_8=1.0,
@@ -112,16 +112,16 @@ OF_AMPERE = (
     "gh200",
     "b200",
 )
-"""Profiles that take what was published of A100. Of later chips rows of 16 bytes were timed alone:
-products of plain attention on GH200 take as long as round ones, or up to 1.25 times
-(github.com/DebarghaG/estimate-train-time at 1ac4d5e4, bmm and baddbmm). Their own instructions want
-16 bytes, too (`cp.async.bulk` of the PTX ISA), so that others are run by kernels of A100's kind."""
+"""Profiles that use the published rates of A100. On later GPUs only rows of 16 bytes were timed:
+on GH200, products of plain attention take 1 to 1.25 times as long as aligned ones
+(github.com/DebarghaG/estimate-train-time at 1ac4d5e4, bmm and baddbmm). Copy instructions of these
+GPUs need 16 bytes, too (`cp.async.bulk` of the PTX ISA); other rows use kernels as on A100."""
 
 ALIGNMENT: Mapping[str, Alignment] = {
     **dict.fromkeys(OF_AMPERE, AMPERE),
     **dict.fromkeys(("v100", "v100_timed"), VOLTA),
 }
-"""Shares that odd rows reach, by profile."""
+"""Fractions of the full rate that unaligned rows reach, by profile."""
 
 TRAINING_SIBLINGS = {
     "v100": "a100",
@@ -132,9 +132,9 @@ TRAINING_SIBLINGS = {
     "gh200": "h100",
     "b200": "h100",
 }
-"""The GPU whose constants of training stand where few or no runs are at hand: a generation apart at
-most, with the same matrix units where there is one."""
+"""GPU whose training constants are used for a profile with few or no measured runs. It is at most
+one generation away, and has the same matrix units if such a GPU exists."""
 
 TIMED_WARM = ("b200",)
-"""Profiles whose kernels were timed one after the other without a pause, as in training: they reach
-in training what they reach so (`zsim_lab.fit.b200_kernels`)."""
+"""Profiles whose kernels were timed back to back, as in training. So training reaches the same
+rates (`zsim_lab.fit.b200_kernels`)."""

@@ -14,21 +14,22 @@ class Published:
 
     Attributes:
         file: name of the table.
-        line: of the row in it; the header is line 1.
-        hardware, model, sequence_length: what a sweep has in common, beside the file.
+        line: line number of the row in the table; the header is line 1.
+        hardware, model, sequence_length: with `file`, the key of the sweep that the row is part of.
         scenario: the run, as the tables of a scenario file; empty if it is not modelled.
-        fallbacks: the same run in other ways that need less memory, where the publication has the
-            best of several; one counts where those before it do not fit.
-        reason: why it is not modelled; empty if it is.
-        refusal: why the trainer itself begins no such run, whatever the memory; empty if it does.
-        incomplete: what of it is not simulated; such a run is predicted, and fits nothing.
-        part: the part of the file whose errors are told apart from the others', if any.
-        extent: what of its part it is, by the nodes it ran on, if errors are told apart so.
-        step_time_s: published time of an optimizer step in seconds, if it was published.
-        peak_bytes: published peak of device memory in bytes, if it was published.
-        reserved: the peak is of memory that the allocator reserved; else of what was allocated.
+        fallbacks: variants of the run that need less memory, if the publication has the best of
+            several settings. The first variant that fits is used if `scenario` does not fit.
+        reason: why the run is not modelled; empty if it is.
+        refusal: why the trainer itself refuses such a run, whatever the memory; empty if it runs.
+        incomplete: features of the run that are not simulated. Such a run is predicted, but not
+            used to fit constants.
+        part: part of the file with separate error statistics, if any.
+        extent: class of the number of nodes, if `part` has separate statistics by nodes.
+        step_time_s: published time of an optimizer step in seconds, or None.
+        peak_bytes: published peak of device memory in bytes, or None.
+        reserved: True if the peak counts reserved memory, False if it counts allocated memory.
         failed: the run ended without a result: it ran out of memory, crashed or took too long.
-        fitted: a constant or a choice of the reader was read from its figures; it gives no score.
+        fitted: a constant, or a choice of the reader, was derived from this run; it is not scored.
         source: the publication.
     """
 
@@ -53,16 +54,16 @@ class Published:
 
     @property
     def ways(self) -> tuple[Mapping[str, object], ...]:
-        """Scenarios of the run, in the order to try; empty if it is not to be predicted."""
+        """Scenarios of the run, in the order to try; empty if it is not predicted."""
         return (self.scenario, *self.fallbacks) if self.scenario and not self.refusal else ()
 
     @property
     def sweep(self) -> tuple[str, str, str, int]:
-        """Key (file, hardware, model, sequence length); a sweep is either fitted or judged."""
+        """Key (file, hardware, model, sequence length); a whole sweep is used to fit or to test."""
         return (self.file, self.hardware, self.model, self.sequence_length)
 
     @property
     def judged(self) -> bool:
-        """True if its sweep judges predictions: half of them, by hash. Others may be fitted."""
+        """True if its sweep only tests predictions: half of the sweeps, chosen by hash."""
         text = "\0".join(map(str, self.sweep))
         return sha256(text.encode()).digest()[0] % 2 == 0

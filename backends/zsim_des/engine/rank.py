@@ -27,7 +27,8 @@ class Rank:
 
     Kernels run at `pace` and share `gpu` with collectives. If given, `durations` replaces the times
     of kernels and of the host. `watcher` is called at each event. With `memory`, allocations of the
-    host may have to wait.
+    host may have to wait. `host_ps` is the time of the host. `end_ps` returns the end of a kernel
+    that has the GPU to itself, None if its time is that of its item.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Rank:
         self.program = program
         self.memory: AskedMemory | None = None
         self.instances: list[ProgramRun] = []
+        self._before: list[ProgramRun] = []  # steps before the current run
         self._scalars = program.scalars
         self._agenda = agenda
         self._rendezvous = rendezvous
@@ -53,7 +55,7 @@ class Rank:
         self._durations = durations
         self._watcher = watcher
         self._host_at = ""
-        self._host_ps = 0
+        self.host_ps = 0
         self._begin_ps = 0
         self._tails: dict[str, tuple[ProgramRun, int]] = {}
         self._meets = bool(rank_class.peers) or any(
@@ -64,13 +66,14 @@ class Rank:
         self._has_ended = False
         beside = Beside(agenda, gpu) if gpu is not None and takes_from_kernels(gpu) else None
         changes = pace is not None or durations is not None
+        self.end_ps = self._end_ps if changes else None
         self._streams = [
             Stream(
                 name,
                 rank_class,
                 agenda=agenda,
                 rendezvous=rendezvous,
-                end_ps=self._end_ps if changes else None,
+                end_ps=self.end_ps,
                 beside=beside,
                 is_alone=self._is_alone,
             )
@@ -79,10 +82,31 @@ class Rank:
 
     def begin(self, steps: Sequence[int], begin_ps: int, overflow_steps: frozenset[int]) -> None:
         """Start the host at `begin_ps` before `steps`: setup alone, or all other steps."""
-        self._host_ps = self._begin_ps = begin_ps
+        self.start_at(begin_ps)
         self._going = self._host(steps, overflow_steps)
         self._awaited, self._has_ended = None, False
         self._agenda.wake(self)
+
+    def start_at(self, begin_ps: int) -> None:
+        """Set the time of the host to `begin_ps`; the windows of slow hardware count from it."""
+        self.host_ps = self._begin_ps = begin_ps
+
+    def open(self, step: int, overflow_steps: frozenset[int]) -> ProgramRun:
+        """Return the run of setup or of `step` that the host issues next."""
+        course = self.program.of(step, self._scalars, overflows=step in overflow_steps)
+        self._scalars = course.scalars
+        unknown = [UNKNOWN] * len(self.program.slots)
+        told = None if self._watcher is None else self._tell
+        instance = ProgramRun(step, course, unknown, unknown.copy(), told)
+        if self.instances and self.instances[-1].step != SETUP:
+            self._before.append(self.instances[-1])
+        self.instances.append(instance)
+        return instance
+
+    def close(self, instance: ProgramRun) -> None:
+        """Note the last operation of each group, once the host has issued all of `instance`."""
+        for group, slot in instance.course.closes.items():
+            self._tails[group] = (instance, slot)
 
     def advance(self) -> None:
         """Advance the host until it must wait."""
@@ -114,14 +138,8 @@ class Rank:
     ) -> Iterator[Awaited | int]:
         """Issue all steps; yield each slot or time that the host waits for."""
         for step in steps:
-            overflows = step in overflow_steps
-            course = self.program.of(step, self._scalars, overflows=overflows)
-            self._scalars = course.scalars
-            unknown = [UNKNOWN] * len(self.program.slots)
-            told = None if self._watcher is None else self._tell
-            instance = ProgramRun(step, course, unknown, unknown.copy(), told)
-            self.instances.append(instance)
-            for stretch in course.stretches:
+            instance = self.open(step, overflow_steps)
+            for stretch in instance.course.stretches:
                 self._issue(stretch, instance)
                 stop = stretch.stop
                 if stop is None:
@@ -132,57 +150,56 @@ class Rank:
                     self._host_at = ""
                     continue
                 waited = [(instance, slot) for slot in stop.after.here]
-                waited += self._earlier(instance, stop.after.earlier)
+                waited += self.earlier(stop.after.earlier)
                 yield from self._wait(waited)
                 self._host_at = ""
                 for slot in stretch.skipped:
                     instance.ends[slot] = 0
                 if isinstance(stop, Choose):
                     self._tell_act(instance, stop.operation)
-            for group, slot in course.closes.items():
-                self._tails[group] = (instance, slot)
+            self.close(instance)
 
     def _wait(self, waited: Sequence[Awaited]) -> Iterator[Awaited]:
         """Wait for slots; yield each one that has not ended."""
         for where, slot in waited:
             if where.ends[slot] < 0:
                 yield where, slot
-            self._host_ps = max(self._host_ps, where.ends[slot])
+            self.host_ps = max(self.host_ps, where.ends[slot])
 
     def _ask(self, instance: ProgramRun, allocate: Allocate) -> Iterator[Awaited | int]:
         """Request memory, and wait until it is available."""
         memory = self.memory
         assert memory is not None
-        if memory.depends_on_time and self._agenda.env.now <= self._host_ps:
-            yield self._host_ps
-        begin_ps = self._host_ps
+        if memory.depends_on_time and self._agenda.env.now <= self.host_ps:
+            yield self.host_ps
+        begin_ps = self.host_ps
         yield from self._wait(memory.allocate(instance, allocate, begin_ps))
-        instance.memory_wait_ps += self._host_ps - begin_ps
+        instance.memory_wait_ps += self.host_ps - begin_ps
 
     def _issue(self, stretch: IssueStretch, instance: ProgramRun) -> None:
         """Put the entries of a stretch on their streams."""
-        begin_ps = issuing_ps = self._host_ps
+        begin_ps = issuing_ps = self.host_ps
         if not stretch.acts:  # the common case between two requests for memory
             if self._durations is None:
-                self._host_ps += stretch.length_ps
-            instance.issuing.append((issuing_ps, self._host_ps))
+                self.host_ps += stretch.length_ps
+            instance.issuing.append((issuing_ps, self.host_ps))
             return
         offsets_ps = stretch.offsets_ps
         if self._durations is None and self._watcher is None:
-            self._host_ps += stretch.length_ps
+            self.host_ps += stretch.length_ps
             for name, offset_ps in stretch.notes_ps:
                 instance.noted[name] = begin_ps + offset_ps
         else:
             offsets_ps = self._walk(stretch, instance)
             if self._durations is None:
-                self._host_ps = begin_ps + stretch.length_ps
+                self.host_ps = begin_ps + stretch.length_ps
             begin_ps = 0
-        instance.issuing.append((issuing_ps, self._host_ps))
+        instance.issuing.append((issuing_ps, self.host_ps))
         keys: dict[int, tuple[Key, ...]] = {}
         for item in stretch.meetings:
             if self._meets or len(item.what.members) > 1:
                 keys[item.slot] = self._rendezvous.keys(self.rank_class, item.what.members)
-        links: Links = {item.slot: self._links(item, instance) for item in stretch.links}
+        links: Links = {item.slot: self.links(item) for item in stretch.links}
         for stream, items in zip(self._streams, stretch.items, strict=True):
             if items:
                 stream.put(EntryBatch(items, instance, begin_ps, offsets_ps, keys, links))
@@ -196,38 +213,38 @@ class Rank:
         rank, step, issued_ps = self.rank_class.rank, instance.step, list[int]()
         for act in stretch.acts:
             if not isinstance(act, Item):
-                instance.noted[act.name] = self._host_ps
+                instance.noted[act.name] = self.host_ps
                 self._tell_act(instance, act.operation)
                 continue
             taken_ps = act.what.launch_ps
             if self._durations is not None:
                 taken_ps = self._durations.issue_ps(rank, step, act.what.name)
-            self._host_ps += taken_ps
-            issued_ps.append(self._host_ps)
+            self.host_ps += taken_ps
+            issued_ps.append(self.host_ps)
             if self._watcher is not None:
-                self._watcher.put(rank, step, act.what, self._host_ps)
+                self._watcher.put(rank, step, act.what, self.host_ps)
         return issued_ps
 
-    def _links(self, item: Item, instance: ProgramRun) -> list[tuple[ProgramRun, int]]:
-        found = self._earlier(instance, item.earlier)
+    def links(self, item: Item) -> list[tuple[ProgramRun, int]]:
+        """Return the slots of earlier runs that `item` waits for."""
+        found = self.earlier(item.earlier)
         if item.opens is not None and item.opens in self._tails:
             found.append(self._tails[item.opens])
         return found
 
-    def _earlier(self, instance: ProgramRun, slots: Sequence[int]) -> list[tuple[ProgramRun, int]]:
-        """Return each slot with the latest step before `instance` that ran it, if any."""
+    def earlier(self, slots: Sequence[int]) -> list[tuple[ProgramRun, int]]:
+        """Return each slot with the latest step before the current run that ran it, if any."""
         found: list[tuple[ProgramRun, int]] = []
         for slot in slots:
-            for before in reversed(self.instances):
-                taken = before is not instance and before.step != SETUP
-                if taken and slot in before.course.slots:
+            for before in reversed(self._before):
+                if slot in before.course.slots:
                     found.append((before, slot))
                     break
         return found
 
     def _tell_act(self, instance: ProgramRun, operation: Operation) -> None:
         if self._watcher is not None:
-            self._watcher.act(self.rank_class.rank, instance.step, operation, self._host_ps)
+            self._watcher.act(self.rank_class.rank, instance.step, operation, self.host_ps)
 
     def _tell(self, instance: ProgramRun, slot: int) -> None:
         assert self._watcher is not None
@@ -260,4 +277,4 @@ class Rank:
     def drained_ps(self) -> int:
         """Return when everything issued so far has finished, the host included."""
         ends = [max(instance.ends, default=0) for instance in self.instances]
-        return max([self._host_ps, *ends])
+        return max([self.host_ps, *ends])

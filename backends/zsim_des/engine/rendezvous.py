@@ -49,7 +49,7 @@ class Rendezvous:
         self._agenda = agenda
         self._durations = durations
         self._links = links
-        self._network = network
+        self.network = network
         self._meetings: dict[Key, MetRanks] = {}
         self._counts: dict[Key, int] = {}
         self._carried: dict[tuple[object, ...], int | None] = {}
@@ -150,12 +150,12 @@ class Rendezvous:
         assert isinstance(message, Send)
         peer = (sender.rank_class, message.group, message.offset)
         size_bytes = next(size for member, size in sender.members if member is message)
-        latency_ps = self._links.send_latency_ps(*peer, self._network.state)
+        latency_ps = self._links.send_latency_ps(*peer, self.network.state)
         if not size_bytes:
             for entry in ends:
                 entry.end(key, ready_ps + latency_ps)
             return
-        env, network, step = self._agenda.env, self._network, sender.step
+        env, network, step = self._agenda.env, self.network, sender.step
         number = self._message_shape(sender.rank_class, message)
 
         def finish() -> None:
@@ -181,7 +181,7 @@ class Rendezvous:
         found = self._sends.get(peer)
         if found is None:
             loads = self._links.send(rank_class, message.group, message.offset)
-            found = self._sends[peer] = self._network.number(shapes(loads))
+            found = self._sends[peer] = self.network.number(shapes(loads))
         return found
 
     def _gather(self, entry: Arrival, key: Key) -> None:
@@ -257,7 +257,7 @@ class Rendezvous:
         member, size_bytes = first.members[0]
         is_one = len(met) == 1 or all(len(entry.keys) == 1 for entry in met)
         if is_one and len(first.keys) == 1 and isinstance(member, CollectiveOperation):
-            number, latency_ps = self._ring(first.rank_class, member, size_bytes)
+            number, latency_ps = self.ring(first.rank_class, member, size_bytes)
         else:
             number, size_bytes, latency_ps = self._together(met)
         begin_ps = max([entry.ready_ps for entry in met]) + latency_ps
@@ -277,7 +277,7 @@ class Rendezvous:
                 entry.finish(end_ps)
             self._agenda.run()
 
-        network = self._network
+        network = self.network
 
         moves = None if first.moves is None else _moves(met, size_bytes)
 
@@ -296,7 +296,7 @@ class Rendezvous:
         number = self._carried_shape(rank_class, what.carries)
         if number is None or not size_bytes or self._durations is not None:
             return False
-        env, join = self._agenda.env, self._network.join
+        env, join = self._agenda.env, self.network.join
 
         def finish() -> None:
             start.finish(env.now)
@@ -311,16 +311,16 @@ class Rendezvous:
         key = (rank_class.index, what.flow, what.kernel, what.access, what.share)
         if key not in self._carried:
             loads = self._links.carried(rank_class, what)
-            number = None if loads is None else self._network.number(shapes(loads))
+            number = None if loads is None else self.network.number(shapes(loads))
             self._carried[key] = number
         return self._carried[key]
 
-    def _ring(
+    def ring(
         self, rank_class: RankClass, member: CollectiveOperation, size_bytes: int
     ) -> tuple[int, int]:
         """Return the shape number and the latency of a collective that starts now."""
         communicator = rank_class.communicators[member.group]
-        state = self._network.state
+        state = self.network.state
         key = (communicator.index, type(member), member.in_parts, size_bytes, state)
         found = self._rings.get(key)
         if found is None:
@@ -330,7 +330,7 @@ class Rendezvous:
                 latency_ps = self._links.lap_ps(communicator, state) * member.laps
             else:
                 latency_ps = demand.latency_ps
-            found = self._rings[key] = (self._network.number(shapes(loads)), latency_ps)
+            found = self._rings[key] = (self.network.number(shapes(loads)), latency_ps)
         return found
 
     def _together(self, met: list[Arrival]) -> tuple[int, int, int]:
@@ -346,18 +346,18 @@ class Rendezvous:
                 if isinstance(member, Send):
                     peer = (entry.rank_class, member.group, member.offset)
                     loads = self._links.send(*peer)
-                    latency_ps = self._links.send_latency_ps(*peer, self._network.state)
+                    latency_ps = self._links.send_latency_ps(*peer, self.network.state)
                 else:
                     assert isinstance(member, CollectiveOperation)
-                    number, latency_ps = self._ring(entry.rank_class, member, size_bytes)
-                    loads = tuple(dict(shape) for shape in self._network.shapes(number))
+                    number, latency_ps = self.ring(entry.rank_class, member, size_bytes)
+                    loads = tuple(dict(shape) for shape in self.network.shapes(number))
                 longest_ps = max(longest_ps, latency_ps)
                 if size_bytes:
                     parts.append((loads, size_bytes))
         if not parts:
             return 0, 0, longest_ps
         taken, size_bytes = joined(parts)
-        return self._network.number(taken), size_bytes, longest_ps
+        return self.network.number(taken), size_bytes, longest_ps
 
 
 def _moves(met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:

@@ -22,12 +22,25 @@ Ints = npt.NDArray[np.int64]
 class Used:
     """Traffic that programs cause: offsets of Sends and Receives by group, and host-side flows.
 
-    `rings` are the groups with collectives.
+    `rings` are the groups with collectives. `places` keeps placements by the size of a node and of
+    a domain.
     """
 
     groups: dict[str, list[int]]
     rings: frozenset[str]
     host_flows: tuple[HostFlow, ...]
+    places: dict[tuple[int, int], "Placement"] = field(
+        default_factory=dict[tuple[int, int], "Placement"], compare=False, repr=False
+    )
+
+    def placed(self, schedule: Schedule, cluster: Cluster) -> "Placement":
+        """Return coordinates by axis and rank, and the placement of the groups of `schedule`."""
+        key = (cluster.gpus_per_node, cluster.nodes_per_domain)
+        found = self.places.get(key)
+        if found is None:
+            domain = np.arange(schedule.mesh.size) // key[0] // key[1]
+            found = self.places[key] = spreads(schedule, self.groups, domain)
+        return found
 
     def need_hosts(self, cluster: Cluster) -> None:
         """Raise RefusedError unless nodes have the host-side hardware that a schedule needs.
@@ -110,9 +123,11 @@ def _coordinates(mesh: Mesh) -> dict[str, Ints]:
     return found
 
 
-def spreads(
-    schedule: Schedule, used: Mapping[str, Sequence[int]], domain: Ints
-) -> tuple[dict[str, Ints], list[Spread]]:
+Placement = tuple[dict[str, Ints], list[Spread]]
+"""Coordinates by axis and rank, and the placement of groups."""
+
+
+def spreads(schedule: Schedule, used: Mapping[str, Sequence[int]], domain: Ints) -> Placement:
     """Return coordinates by axis and rank, and the placement of the `used` groups by `domain`."""
     places = _coordinates(schedule.mesh)
     found: list[Spread] = []

@@ -93,13 +93,23 @@ class Network:
         """
         if self.state in self._cuts:
             raise CutError(self._cuts[self.state])
-        self._count(shape, step, size_bytes)
+        self.count(shape, step, size_bytes)
         flow = Flow(shape, step, size_bytes, finish, moves, since_ps=self.env.now)
         self._flows.append(flow)
         if len(self._flows) == 1:
             self._arm_alone(flow, size_bytes)
         else:
             self._arm()
+
+    def alone_ps(self, shape: int, size_bytes: int) -> int:
+        """Return how long `size_bytes` (more than 0) take if nothing else is in flight.
+
+        Raises:
+            CutError: ranks cannot reach each other.
+        """
+        if self.state in self._cuts:
+            raise CutError(self._cuts[self.state])
+        return self._cost_alone(shape, size_bytes)[2]
 
     def occupy(self, shape: int) -> Callable[[], None]:
         """Start traffic without end now; return a function that ends it."""
@@ -128,17 +138,18 @@ class Network:
         for flow in self._flows:
             flow.settle(self.env.now)
             if flow.left is not None:
-                self._count(flow.shape, flow.step, -flow.left)
+                self.count(flow.shape, flow.step, -flow.left)
         self.state = state
         for flow in self._flows:
             if flow.left is not None:
                 if state in self._cuts and flow.left > 0:
                     raise CutError(self._cuts[state])
-                self._count(flow.shape, flow.step, flow.left)
+                self.count(flow.shape, flow.step, flow.left)
         self._forget_rates()
         self._arm()
 
-    def _count(self, shape: int, step: int, size_bytes: int | Fraction) -> None:
+    def count(self, shape: int, step: int, size_bytes: int | Fraction) -> None:
+        """Add `size_bytes` of progress of a shape in `step`."""
         key = (shape, step, self.state)
         self.moved[key] = self.moved.get(key, 0) + size_bytes
 
@@ -220,17 +231,21 @@ class Network:
     def _arm_alone(self, flow: Flow, size_bytes: int) -> None:
         """Set the alarm for a new activity that shares its links with no other."""
         self._version = version = self._version + 1
-        key = (flow.shape, size_bytes)
-        found = self._alone.get(key)
-        if found is None:
-            rate, per_second = self._rates_of((flow.shape,))[flow.shape]
-            taken_ps = -(-size_bytes * rate.denominator // rate.numerator)
-            found = self._alone[key] = rate, per_second, taken_ps
-        flow.rate, per_second, taken_ps = found
+        flow.rate, per_second, taken_ps = self._cost_alone(flow.shape, size_bytes)
         flow.ends_ps = ends_ps = self.env.now + taken_ps
         if flow.moves is not None:
             flow.moves(per_second)
         self.env.at(ends_ps, lambda: self._alarm(version))
+
+    def _cost_alone(self, shape: int, size_bytes: int) -> tuple[Fraction, Fraction, int]:
+        """Return both rates of an activity that shares its links with no other, and its time."""
+        key = (shape, size_bytes)
+        found = self._alone.get(key)
+        if found is None:
+            rate, per_second = self._rates_of((shape,))[shape]
+            taken_ps = -(-size_bytes * rate.denominator // rate.numerator)
+            found = self._alone[key] = rate, per_second, taken_ps
+        return found
 
     def _alarm(self, version: int) -> None:
         if version != self._version:

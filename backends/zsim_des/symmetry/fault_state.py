@@ -53,9 +53,15 @@ class Pace:
             prod((fault.factor for fault in slow if fault.window.holds(edge)), start=Fraction(1))
             for edge in self._changes_ps
         ]
+        self._only = None  # numerator and denominator of a factor that never changes
+        if len(self._factors) == 1 and not jitter:
+            self._only = self._factors[0].as_integer_ratio()
 
     def end_ps(self, start_ps: int, time_ps: int, which: int) -> int:
         """Return the end of a kernel of `time_ps` from `start_ps`; `which` selects its jitter."""
+        if self._only is not None:
+            over, under = self._only
+            return start_ps - (-time_ps * over // under)
         left: int | Fraction = time_ps
         for number, jitter in enumerate(self._jitter):
             if jitter.window.holds(start_ps):

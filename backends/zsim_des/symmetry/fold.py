@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from zsim.schedule.schedule import Schedule
-from zsim_des.network.communicator_placement import Ints, Spread, Used, spreads, used_of
+from zsim_des.network.communicator_placement import Ints, Spread, Used, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.link_loads import (
     LoadTable,
@@ -79,8 +79,7 @@ class _Folding:
         self._wiring = wiring = Wiring(cluster)
         self._slow = trouble.links(wiring)
         self._node = every // cluster.gpus_per_node
-        domain = self._node // cluster.nodes_per_domain
-        places, self._spreads = spreads(schedule, used.groups, domain)
+        places, self._spreads = used.placed(schedule, cluster)
         self._rings = used.rings
         self._cuts: dict[int, str] = {}
         self._states = [
@@ -210,7 +209,7 @@ class _Folding:
             numbers.append((class_of + len(communicators)).tolist())
             for where, count in zip(firsts, counts, strict=True):
                 members = spread.members[where]
-                classes = np.unique(self._index_of[members]).tolist()
+                classes = np.flatnonzero(np.bincount(self._index_of[members])).tolist()
                 made = CommunicatorClass(
                     index=len(communicators),
                     group=spread.name,

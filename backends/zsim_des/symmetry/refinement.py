@@ -20,12 +20,30 @@ OWN, LINK, MEMBER, MEETS = range(1, 5)
 """Salts, one for each relation between colours."""
 
 
+SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Constants of splitmix64."""
+
+
 def mixed(values: Ints | Mixes, salt: int) -> Mixes:
     """Return a pseudorandom 64-bit number for each different value (splitmix64)."""
-    found = values.astype(np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
-    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return found ^ (found >> np.uint64(31))
+    found = values.astype(np.uint64)
+    found += np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
+    high = found >> SHIFTS[0]
+    found ^= high
+    for shift, factor in zip(SHIFTS[1:], FACTORS, strict=True):
+        found *= factor
+        np.right_shift(found, shift, out=high)
+        found ^= high
+    return found
+
+
+def distinct(colours: Mixes) -> int:
+    """Return the number of different colours."""
+    if not len(colours) or (colours == colours[0]).all():
+        return min(1, len(colours))
+    ordered = np.sort(colours)
+    return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def sums(owner: Ints, values: Mixes, count: int) -> Mixes:
@@ -72,7 +90,7 @@ class Colours:
     def refine(self, *, keep_ranks: bool = False) -> None:
         """Refine until stable; with `keep_ranks`, only the links and communicators."""
         count = 0
-        while count < (count := len(np.unique(self.ranks)) + len(np.unique(self.links))):
+        while count < (count := distinct(self.ranks) + distinct(self.links)):
             self.links = self._links()
             if not keep_ranks:
                 self.ranks = self._ranks()

@@ -27,7 +27,7 @@ def linear_layers(shape: Transformer) -> dict[str, tuple[int, int, bool]]:
     queries, keys = shape.attention_heads * size, shape.shared_heads * size
     widths = {"q": queries, "k": keys, "v": keys, "qkv": queries + 2 * keys}
     found = {name: (widths[name], hidden, shape.biased_qkv) for name in projections(shape)}
-    found["proj"] = (hidden, queries, shape.bias)
+    found["proj"] = (hidden, queries, shape.biased_output)
     if shape.activation is Activation.SWIGLU:
         found["gate"] = (wide, hidden, shape.bias)
     return found | {"up": (wide, hidden, shape.bias), "down": (hidden, wide, shape.bias)}

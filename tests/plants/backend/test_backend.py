@@ -72,7 +72,7 @@ def test_one_that_does_not_say_what_it_is_and_one_that_is_not_there_are_refused(
 ) -> None:
     refused = python(installed, "-m", "zsim.conformance", "silent")
     assert refused.returncode == 2
-    assert "backend 'silent': traits must be a BackendTraits, it has none" in refused.stderr
+    assert "backend 'silent': its class attribute traits must be a BackendTraits" in refused.stderr
     refused = zsim(installed, "run", "tiny", "--backend", "metronome", "--poison")
     assert refused.returncode == 2
     assert "--poison: backend metronome has no memory to poison" in refused.stderr

@@ -12,6 +12,7 @@ import pytest
 from forks import are_gone, noted_forks
 
 import zsim
+import zsim.proof
 from zsim.api import launch
 from zsim.api.launch import NoWayError, RefutedError, RunFailedError
 from zsim.cli.main import answer
@@ -53,7 +54,7 @@ def proved_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], l
             print(os.getpid(), file=file)
         return check(schedule, model, compares=compares)
 
-    monkeypatch.setattr(launch, "findings_of", proved)
+    monkeypatch.setattr(zsim.proof, "check", proved)
     return lambda: [int(line) for line in noted.read_text("utf-8").split()]
 
 
@@ -148,7 +149,7 @@ def test_who_ends_a_run_need_not_wait_for_its_proof(
         raise error
 
     forks = noted_forks(monkeypatch)
-    monkeypatch.setattr(launch, "findings_of", stopped)
+    monkeypatch.setattr(zsim.proof, "check", stopped)
     monkeypatch.setattr("zsim_des.SimBackend.run", ends)
     with pytest.raises(error):
         zsim.run("tiny", forks=True)

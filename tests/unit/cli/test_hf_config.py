@@ -103,8 +103,8 @@ def test_a_length_that_nobody_gave_is_said(
     path = without_length(scenario)
     assert answer(["plan", str(path)]) == 0
     assert capsys.readouterr().err == (
-        "zsim: config.json: model.sequence_length: not given, 8,192 is taken, the longest of the "
-        "model\n"
+        "zsim: config.json: model.sequence_length: not given, 8,192 is taken, "
+        "max_position_embeddings of the file, its longest; trainings are often shorter\n"
     )
     assert answer(["plan", str(path), "--set", "model.sequence_length=64"]) == 0
     assert capsys.readouterr().err == ""

@@ -24,11 +24,12 @@ from zsim_des.engine.stream import Stream
 
 def traces(job: Job) -> tuple[Trace, Trace]:
     """The job with kernels ahead of their events, and with an event for each."""
-    ahead = SimBackend(unfold=True).run(job, seed=0)
-    with patch.object(Stream, "_runs_ahead", return_value=False):
-        assert SimBackend(unfold=True).run(job, seed=0) == ahead
-        with patch.object(Rank, "_is_alone", return_value=False):
-            one_by_one = SimBackend(unfold=True).run(job, seed=0)
+    with patch.object(SimBackend, "_is_steady", return_value=False):
+        ahead = SimBackend(unfold=True).run(job, seed=0)
+        with patch.object(Stream, "_runs_ahead", return_value=False):
+            assert SimBackend(unfold=True).run(job, seed=0) == ahead
+            with patch.object(Rank, "_is_alone", return_value=False):
+                one_by_one = SimBackend(unfold=True).run(job, seed=0)
     return ahead, one_by_one
 
 

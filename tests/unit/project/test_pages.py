@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = [*sorted((DOCS / "how_to").glob("*.md")), DOCS / "tutorial.md"]
 COMMAND_LINE = sorted((DOCS / "reference").glob("command_line*.md"))
-SCENARIO, PAPER = DOCS / "scenario.md", DOCS / "zero_paper.md"
-SHORT = [DOCS / "reference" / "names.md", SCENARIO, PAPER]
+PAPER = DOCS / "zero_paper.md"
+EXAMPLE = DOCS / "reference" / "scenario_example.md"
+SHORT = [DOCS / "reference" / "names.md", EXAMPLE, PAPER]
 """Pages whose commands take little time."""
 
 VARYING = {"predict", "release", "train"}
@@ -59,7 +60,8 @@ def test_the_commands_of_a_short_page_print_what_it_shows(
 
 
 def test_the_scenario_shown_is_the_one_that_ships() -> None:
-    shown = [parse(each) for each in blocks("scenario.md", "toml") if each.startswith("title")]
+    texts = blocks("reference/scenario_example.md", "toml")
+    shown = [parse(each) for each in texts if each.startswith("title")]
     assert shown == [parse(zsim_scenarios.text("zero_100b"))]
 
 

@@ -122,6 +122,7 @@ def test_words_of_version_1_may_be_numbers(
     strategy: str | int, prefetch: tuple[str, str], key: str
 ) -> None:
     text = FSDP1.replace("fsdp_sharding_strategy: FULL_SHARD", f"{key}: {strategy!r}")
+    text = text.replace("num_machines: 2\n", "")
     text = text.replace("fsdp_backward_prefetch: BACKWARD_PRE", prefetch[0])
     hybrid = strategy in ("HYBRID_SHARD", 4, 5)
     found = read(text, "parallel.replicate=2") if hybrid else read(text)
@@ -142,11 +143,12 @@ def test_how_many_gpus_there_are_is_the_scenarios_where_it_says_so() -> None:
 def test_a_mesh_is_read() -> None:
     sizes = {"dp_replicate": 2, "dp_shard": 2, "tp": 2, "cp": 2}
     lines = "".join(f"  parallelism_config_{name}_size: {n}\n" for name, n in sizes.items())
-    found = read(f"{FSDP2}parallelism_config:\n{lines}").parallel
+    whole = FSDP2.replace("processes: 8", "processes: 16")
+    found = read(f"{whole}parallelism_config:\n{lines}").parallel
     assert (found.replicate, found.data, found.tensor, found.context) == (2, 4, 2, 2)
     assert found.context_exchange == "all_gather"
     around = "  parallelism_config_cp_comm_strategy: alltoall\n"
-    found = read(f"{FSDP2}parallelism_config:\n{lines}{around}").parallel
+    found = read(f"{whole}parallelism_config:\n{lines}{around}").parallel
     assert found.context_exchange == "ring"
 
 
@@ -207,10 +209,14 @@ def test_the_file_of_deepspeed_is_read_after_it(
     ("text", "why"),
     [
         ("num_processes: 8", "distributed_type: missing; must be FSDP or DEEPSPEED"),
-        ("distributed_type: MULTI_GPU", '"MULTI_GPU" must be FSDP or DEEPSPEED'),
+        ("distributed_type: MULTI_GPU", '"MULTI_GPU" is DDP, which is not modelled, only FSDP and'),
+        ("distributed_type: NO", '"NO" is one GPU; write parallel.data = 1'),
+        ("distributed_type: MEGATRON_LM", '"MEGATRON_LM" is not read, only FSDP and DEEPSPEED; w'),
+        ("distributed_type: XLA", 'distributed_type: "XLA" must be FSDP or DEEPSPEED'),
+        ("distributed_type: {a: 1}", "distributed_type: missing; must be FSDP or DEEPSPEED"),
         (FSDP1.replace("BASED_WRAP", "WRAP"), '"TRANSFORMER_WRAP" must be TRANSFORMER_BASED_WRAP'),
         (FSDP1.replace("TRANSFORMER_BASED", "NO"), '"NO_WRAP" is not modelled, only TRANSFORMER'),
-        (FSDP1.replace("FULL_SHARD", "NO_SHARD"), '"NO_SHARD" is DDP, which is not modelled'),
+        (FSDP1.replace("FULL_SHARD", "NO_SHARD"), '"NO_SHARD" is DDP, which is not modelled; zero'),
         (FSDP1.replace("params: false", "params: true"), "with fsdp_version 1, only with 2"),
         (FSDP1.replace("bf16\n", "fp8\n"), '"fp8" is not modelled'),
         (FSDP1.replace(": 16", ": 0"), "num_processes: 0 must be a whole number from 1"),
@@ -278,7 +284,7 @@ def test_an_option_that_nobody_follows_is_refused(more: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("fsdp_activation_checkpointing_offload: true", "true is not modelled; remove it"),
+        ("activation_checkpointing_offload: true", "needs fsdp_version 2 and fsdp_activation_c"),
         ("ignored_modules: lm_head", 'fsdp_ignored_modules: "lm_head" is not modelled'),
     ],
 )
@@ -298,3 +304,71 @@ def test_options_of_fsdp_are_read_without_their_prefix_and_under_an_old_name() -
     old = FSDP1.replace("prefetch: BACKWARD_PRE", "prefetch_policy: NO_PREFETCH")
     assert read(old).zero.model_dump()["fsdp1"]["backward_prefetch"] == "none"
     assert left(old) == ()
+
+
+HYBRID = FSDP1.replace("FULL_SHARD", "HYBRID_SHARD")
+
+
+def test_hybrid_sharding_has_a_replica_on_each_machine() -> None:
+    found = read(HYBRID).parallel
+    assert (found.replicate, found.data) == (2, 8)
+    assert read(HYBRID, "parallel.replicate=4").parallel.data == 4
+    assert read(HYBRID, "cluster.nodes=2").parallel.replicate == 2
+    for size in ("cluster.nodes=3", "parallel.data=8"):  # then not the machines of the file
+        assert "needs parallel.replicate" in refusal(HYBRID, size)
+
+
+@pytest.mark.parametrize(
+    ("machines", "processes", "fits"),
+    [(2, 16, True), (1, 8, True), (1, 4, True), (2, 8, False), (1, 16, False), (2, 12, False)],
+)
+def test_machines_are_nodes_of_the_cluster(
+    machines: int, processes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, fits: bool
+) -> None:
+    text = FSDP1.replace("machines: 2", f"machines: {machines}")
+    text = text.replace("processes: 16", f"processes: {processes}")
+    (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
+    (tmp_path / "accelerate.yaml").write_text(text, "utf-8")
+    assert answer(["plan", str(tmp_path / "scenario.toml")]) == (0 if fits else 2)
+    said = capsys.readouterr().err
+    assert ("do not fit nodes of 8 GPUs" in said) is not fits
+    if not fits:
+        assert answer(["plan", str(tmp_path / "scenario.toml"), "--set", "cluster.nodes=2"]) == 0
+
+
+def test_a_mesh_of_another_number_of_ranks_is_refused() -> None:
+    mesh = "parallelism_config:\n  dp_shard_size: 4\n".replace("dp_", "parallelism_config_dp_")
+    assert "num_processes: 8 must be 4, the ranks of its mesh" in refusal(FSDP2 + mesh)
+
+
+def test_old_keys_of_precision_and_compilation_are_converted() -> None:
+    old = FSDP1.replace("mixed_precision: bf16", "fp16: true\ndynamo_backend: INDUCTOR")
+    assert read(old).train.precision == "fp16"
+    assert read(old).train.compile
+    off = FSDP1.replace("mixed_precision: bf16", "fp16: false\ndynamo_backend: NO")
+    assert read(off).train.precision == "fp32"
+    assert not read(off).train.compile
+
+
+def test_offloaded_inputs_of_checkpointed_blocks_are_followed() -> None:
+    more = "  fsdp_activation_checkpointing: true\n  activation_checkpointing_offload: true\n"
+    found = read(FSDP2.replace("  fsdp_version", f"{more}  fsdp_version"))
+    assert found.zero.model_dump()["fsdp2"]["offload_wrapper"]
+    assert found.activations.checkpointing == "full"
+
+
+def test_mixed_precision_decides_what_a_deepspeed_file_leaves_open(tmp_path: Path) -> None:
+    text = "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+    text += "deepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
+    (tmp_path / "accelerate.yaml").write_text(text, "utf-8")
+    config = {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}
+    (tmp_path / "ds.json").write_text(json.dumps(config), "utf-8")
+    assert load(tmp_path / "scenario.toml").strategy.train.precision == "bf16"
+
+
+def test_a_mesh_with_deepspeed_is_refused_unless_it_has_one_rank() -> None:
+    mesh = "parallelism_config:\n  parallelism_config_dp_replicate_size: 1\n"
+    assert read(DEEPSPEED + mesh).zero.stage == 3
+    said = refusal(f"{DEEPSPEED}{mesh}  parallelism_config_sp_size: 2\n")
+    assert "parallelism_config_sp_size: 2 is not modelled with DEEPSPEED, only 1" in said

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from read_deepspeed_config import Config, named, read
+from read_deepspeed_config import Config, assumed, named, read
 
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.runtime_tables import emulated
@@ -94,3 +94,67 @@ def test_options_of_stage_3_are_read_without_their_prefix() -> None:
     both = zero(3, max_reuse_distance=7, stage3_max_reuse_distance=8)
     assert emulated(read(both).zero) == DeepSpeed(stage3_max_reuse_distance=8)
     assert not named(zero(3, gather_16bit_weights_on_model_save=True))
+
+
+MICRO, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+def test_batch_sizes_that_are_auto_have_the_defaults_of_training_arguments() -> None:
+    """`per_device_train_batch_size` is 8 and `gradient_accumulation_steps` 1 by default."""
+    config = zero(2) | {MICRO: "auto", ACCUMULATION: "auto", "train_batch_size": "auto"}
+    found = read(config).train
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (8, 1)
+    assert assumed(config) == (
+        "train_micro_batch_size_per_gpu is 8 (train.micro_batch_size gives another)",
+        "gradient_accumulation_steps is 1 (train.gradient_accumulation_steps gives another)",
+    )
+    whole = zero(2) | {"train_batch_size": "auto"}
+    assert read(whole).train.micro_batch_size == 8
+    assert assumed(zero(2) | {MICRO: 4, ACCUMULATION: 2}) == ()
+
+
+@given(st.sets(st.sampled_from(["micro_batch_size", "gradient_accumulation_steps", "global"])))
+def test_batch_sizes_of_the_scenario_take_precedence_over_auto(given_sizes: set[str]) -> None:
+    names = {
+        "micro_batch_size": "micro_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+        "global": "global_batch_size",
+    }
+    config = zero(1) | {MICRO: "auto", ACCUMULATION: "auto"}
+    settings = [f"train.{names[each]}=32" for each in sorted(given_sizes)]
+    found = read(config, *settings).train.model_dump(exclude_unset=True)
+    assert all(found[names[each]] == 32 for each in given_sizes)
+    sizes = {*names.values()} & found.keys()
+    assert len(sizes) == max(2, len(given_sizes))
+    assert len(assumed(config, *settings)) == len(sizes) - len(given_sizes)
+
+
+def test_constants_of_the_optimizer_that_are_auto_are_those_of_training_arguments() -> None:
+    names = ("lr", "betas", "eps", "weight_decay")
+    params = dict.fromkeys(names, "auto")
+    config = zero(1) | {"optimizer": {"type": "AdamW", "params": params}}
+    found = read(config).train
+    assert found.learning_rate == 5e-5
+    constants = found.model_dump()
+    assert constants["weight_decay"] == 0.0
+    assert (constants["beta1"], constants["beta2"], constants["epsilon"]) == (0.9, 0.999, 1e-8)
+    assert read(config, "train.learning_rate=0.1").train.learning_rate == 0.1
+
+
+@pytest.mark.parametrize(
+    ("formats", "setting", "precision", "is_assumed"),
+    [
+        ({"bf16": "auto", "fp16": "auto"}, "", "fp32", True),
+        ({"bf16": "auto", "fp16": "auto"}, "train.precision=bf16", "bf16", False),
+        ({"bf16": True, "fp16": "auto"}, "", "bf16", False),
+        ({"fp16": "auto"}, "train.precision=fp16", "fp16", False),
+    ],
+)
+def test_a_format_that_is_auto_is_that_of_the_scenario(
+    formats: Config, setting: str, precision: str, *, is_assumed: bool
+) -> None:
+    config = zero(2) | {name: {"enabled": value} for name, value in formats.items()}
+    settings = [setting] if setting else []
+    assert read(config, *settings).train.precision == precision
+    said = "bf16.enabled and fp16.enabled are false (train.precision gives one)"
+    assert assumed(config, *settings) == ((said,) if is_assumed else ())

@@ -124,11 +124,11 @@ def test_sgd_has_momentum_and_decay_and_its_dampening_is_refused() -> None:
 
 def test_the_loss_scale_is_dynamic_at_0_and_else_constant() -> None:
     fp16 = {"enabled": True, "initial_scale_power": 20, "min_loss_scale": 1e-5, "hysteresis": 2}
-    found, ignored = configured(parse(TEXT), json.dumps(zero(1) | {"fp16": fp16}))
+    found, ignored, *_ = configured(parse(TEXT), json.dumps(zero(1) | {"fp16": fp16}))
     assert found.train.precision == "fp16"
     assert found.train.loss_scale == LossScale(initial=2.0**20, interval=1000, minimum=1e-5)
     assert ignored == ("fp16.hysteresis (the loss scale falls at the first overflow)",)
-    found, ignored = configured(
+    found, ignored, *_ = configured(
         parse(TEXT), json.dumps(zero(1) | {"fp16": fp16 | {"loss_scale": 128}})
     )
     scale = found.train.loss_scale
@@ -230,12 +230,12 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "no stage": (
         json.dumps(zero(0)),
-        "zero_optimization.stage: 0 is not modelled, only 1, 2 and 3",
+        "zero_optimization.stage: 0 is data parallelism without ZeRO, which is not modelled; give",
     ),
-    "no section for ZeRO": ("{}", "zero_optimization.stage: 0 is not modelled, only 1, 2 and 3"),
+    "no section for ZeRO": ("{}", "zero_optimization.stage: missing; 0 is data parallelism"),
     "a section without a stage": (
         '{"zero_optimization": {"overlap_comm": true}}',
-        "zero_optimization.stage: 0 is not modelled, only 1, 2 and 3",
+        "zero_optimization.stage: missing; 0 is data parallelism without ZeRO",
     ),
     "a fraction": (
         json.dumps(zero(1, reduce_bucket_size=0.5)),
@@ -373,7 +373,7 @@ def configs(draw: st.DrawFn) -> Config:
 @given(configs(), st.sampled_from(["zero.stage=2", "train.precision=fp16", "train.steps=1"]))
 def test_any_configuration_is_read_or_refused_in_one_line(config: Config, setting: str) -> None:
     try:
-        scenario, ignored = configured(parse(TEXT, [setting]), json.dumps(config))
+        scenario, ignored, *_ = configured(parse(TEXT, [setting]), json.dumps(config))
     except ScenarioError as error:
         assert "\n" not in str(error)  # noqa: PT017  (either is right)
         return
@@ -386,3 +386,25 @@ def test_any_configuration_is_read_or_refused_in_one_line(config: Config, settin
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     with pytest.raises(ScenarioError, match=r"^zero\.deepspeed_config: [^\n]*\Z"):
         configured(parse(TEXT), f"[{text}")
+
+
+def test_comments_and_last_commas_are_read_as_in_hjson() -> None:
+    text = """{
+  // a comment, with "quotes" and a comma,
+  "zero_optimization": {"stage": 2,},  # "stage": 3
+  "train_micro_batch_size_per_gpu": 3, "monitor // not # one": [1,],
+}"""
+    found = configured(parse(TEXT), text)
+    assert (found.scenario.zero.stage, found.scenario.train.micro_batch_size) == (2, 3)
+    assert "monitor // not # one" in found.ignored[0]
+
+
+def test_a_name_of_a_template_is_named() -> None:
+    with pytest.raises(ScenarioError, match=r'not JSON: line 2: "BATCH_SIZE" must be replaced by'):
+        configured(parse(TEXT), '{"zero_optimization": {"stage": 2},\n"a": BATCH_SIZE}')
+
+
+def test_quotes_and_commas_without_end_are_refused_in_linear_time() -> None:
+    for text in ('"\\' * 100_000, "," * 300_000, "{" + ", " * 300_000, "#" * 300_000):
+        with pytest.raises(ScenarioError, match="not JSON"):
+            configured(parse(TEXT), text)

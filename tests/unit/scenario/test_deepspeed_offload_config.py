@@ -24,7 +24,7 @@ configured = partial(trainer_files.configured, key="deepspeed_config")
 def taken(stage: int, **options: object) -> tuple[Scenario, tuple[str, ...]]:
     """The scenario and what is not modelled of these options of `zero_optimization`."""
     config = {"zero_optimization": {"stage": stage, **options}}
-    return configured(parse(TEXT, ()), json.dumps(config))
+    return configured(parse(TEXT, ()), json.dumps(config))[:2]
 
 
 def test_sections_of_offloading_are_those_of_the_runtime() -> None:
@@ -67,7 +67,7 @@ def test_handles_of_files_are_read_and_what_is_not_modelled_of_them_is_refused()
         wrong = {"zero_optimization": {"stage": 3}, "aio": tuned | {other: True}}
         with pytest.raises(ScenarioError, match=rf"aio\.{other}: true is not modelled"):
             configured(parse(TEXT), json.dumps(wrong))
-    scenario, _ = configured(
+    scenario, *_ = configured(
         parse(TEXT), json.dumps({"zero_optimization": {"stage": 3}, "aio": tuned})
     )
     options = emulated(scenario.zero)
@@ -80,7 +80,7 @@ def test_handles_of_files_are_read_and_what_is_not_modelled_of_them_is_refused()
 
 def test_handles_of_files_are_for_stage_3() -> None:
     config = {"zero_optimization": {"stage": 1}, "aio": {"queue_depth": 32}}
-    scenario, said = configured(parse(TEXT), json.dumps(config))
+    scenario, said, *_ = configured(parse(TEXT), json.dumps(config))
     options = emulated(scenario.zero)
     assert isinstance(options, DeepSpeed)
     assert (options.aio.queue_depth, said) == (8, ())

@@ -112,8 +112,8 @@ def test_windows_are_those_of_the_configuration() -> None:
 
 WRONG: dict[str, tuple[str, str]] = {
     "an unknown architecture": (
-        json.dumps({"model_type": "bert"}),
-        "model.hf_config: model_type 'bert' must be one of gpt2, gpt_neox, mpt, llama, mistral",
+        json.dumps({"model_type": "elmo"}),
+        "model.hf_config: model_type 'elmo' must be one of gpt2, gpt_neox, mpt, llama, mistral",
     ),
     "no architecture": ("{}", "model.hf_config: model_type missing; must be one of gpt2"),
     "a list": ("[]", "model.hf_config: must be an object"),
@@ -135,8 +135,8 @@ WRONG: dict[str, tuple[str, str]] = {
         "model.hf_config: hidden_act: 'relu' is not modelled, only silu",
     ),
     "biases that are not modelled": (
-        json.dumps(LLAMA | {"attention_bias": True}),
-        "model.hf_config: attention_bias: true is not modelled, only false",
+        json.dumps(LLAMA | {"mlp_bias": True}),
+        "model.hf_config: mlp_bias: true is not modelled, only false",
     ),
     "an encoder and a decoder": (
         json.dumps({"model_type": "t5"}),

@@ -336,7 +336,9 @@ def test_recomputation_and_flags_of_the_optimizer_are_read() -> None:
 )
 def test_old_names_of_recomputation_are_followed(words: str) -> None:
     found = read(f"{SHAPE} {words}")
-    assert found == read(f"{SHAPE} --recompute-granularity full --recompute-method uniform")
+    scores = "--attention-backend unfused"  # versions with these names store them
+    now = f"--recompute-granularity full --recompute-method uniform {scores}"
+    assert found == read(f"{SHAPE} {now}")
     assert found.activations.checkpointing == "full"
 
 
@@ -348,10 +350,19 @@ def test_both_names_of_one_argument_contradict_each_other() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("--deepspeed --zero-stage 1", "--deepspeed: Megatron-DeepSpeed (write a scenario"),
+        ("--deepspeed --zero-stage 1", "--deepspeed: Megatron-DeepSpeed (write a scenario with"),
         ("--zero-stage 1", "--zero-stage: 1 is not modelled; remove it to run without it"),
         ("--fp8-format hybrid", "--fp8-format: hybrid is not modelled"),
-        ("--glu-activation swiglu", "--glu-activation: swiglu is not modelled"),
+        ("--glu-activation reglu", "--glu-activation: 'reglu' must be swiglu or geglu"),
+        ("--position-embedding-type alibi", "'alibi' must be learned_absolute or rope"),
+        ("--no-position-embedding", "--no-position-embedding: a model without positions"),
+        ("--empty-unused-memory-level 1", "--empty-unused-memory-level: 1 is not modelled"),
+        ("--batch-size 4", "--batch-size: the global batch of versions before 2020"),
+        ("--model-parallel-size 4", "--model-parallel-size: an old name (write --tensor-model"),
+        (
+            "--transformer-impl local --no-masked-softmax-fusion",
+            "--no-masked-softmax-fusion: stores more of attention",
+        ),
         ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion: not modelled; remove it"),
         ("--use-precision-aware-optimizer", "--use-precision-aware-optimizer: not modelled"),
         ("--data-parallel-random-init", "--data-parallel-random-init: not modelled"),
@@ -370,6 +381,48 @@ def test_paths_may_be_variables_and_nothing_that_changes_a_step() -> None:
     assert read(f"{SHAPE} {paths}") == read(SHAPE)
     for words in ("--num-layers $N", "$ARGS", "--data-path ${DATA} ${ARGS}", "--save-$N 3"):
         assert "must be written out, a variable has no value" in refusal(f"{SHAPE} {words}")
+    assert "--num-layers: '$N': must be written out" in refusal(f"{SHAPE} --num-layers $N")
+
+
+@pytest.mark.parametrize(
+    ("words", "attention"),
+    [
+        ("", "flash2"),
+        ("--transformer-impl local", "plain"),
+        ("--transformer-impl local --use-flash-attn", "flash2"),
+        ("--transformer-impl transformer_engine --DDP-impl local", "flash2"),
+        ("--DDP-impl local", "plain"),
+        ("--DDP-impl local --use-flash-attn", "flash2"),
+        ("--data-impl mmap --use-flash-attn-v2", "flash2"),
+        ("--data-impl mmap", "plain"),
+        ("--attention-backend flash --no-masked-softmax-fusion", "flash2"),
+    ],
+)
+def test_scores_are_stored_by_the_local_implementation_of_old_versions(
+    words: str, attention: str
+) -> None:
+    assert read(f"{SHAPE} {words}").model.attention == attention
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--use-rotary-position-embeddings",
+        "--use-rotary-position-embeddings --no-position-embedding",
+        "--position-embedding-type rotary",
+        "--position-embedding-type rope --no-position-embedding",
+    ],
+)
+def test_rotary_positions_are_read_under_their_old_names(words: str) -> None:
+    found = read(f"{SHAPE} --max-position-embeddings 16 {words}").model
+    assert found.positions == "rotary"
+    assert found.position_embeddings is None
+
+
+@pytest.mark.parametrize("gate", ["swiglu", "geglu"])
+def test_a_gate_of_megatron_deepspeed_is_followed(gate: str) -> None:
+    found = read(f"{SHAPE} --glu-activation {gate} --ffn-hidden-size 96").model
+    assert (found.activation, found.intermediate_size) == (gate, 96)
 
 
 @pytest.mark.parametrize(

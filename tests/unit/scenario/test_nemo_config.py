@@ -104,9 +104,28 @@ def refusal(text: str, *changes: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "from nemo.collections import llm\nrecipe = llm.llama3_8b.pretrain_recipe()\n",
+            "is Python",
+        ),
+        ("import nemo_run as run\n", "is Python, a recipe of NeMo 2, which is not read; write the"),
+        ("model:\n  _target_: nemo.collections.llm.LlamaModel\n", "model._target_: is of a recipe"),
+        ("_factory_: llama3_8b\ntrainer: {num_nodes: 1}\n", "_factory_: is of a recipe of NeMo 2"),
+    ],
+)
+def test_recipes_of_nemo_2_are_refused_by_name(text: str, why: str) -> None:
+    said = refusal(text)
+    assert said.startswith("zero.nemo_config: ")
+    assert why in said
+    assert said.endswith("zero.megatron_arguments")
+
+
 def test_it_is_the_scenario_of_megatrons_arguments() -> None:
     arguments = parse(TEXT.replace("nemo_config", "megatron_arguments"), ["parallel.data=8"])
-    same, _ = with_arguments(arguments, SAME)
+    same, *_ = with_arguments(arguments, SAME)
     found = read(LLAMA2_7B)
     for table in ("model", "parallel", "zero", "activations", "train"):
         assert getattr(found, table) == getattr(same, table), table
@@ -159,8 +178,8 @@ def test_a_pipeline_with_virtual_stages_is_that_of_megatrons_arguments() -> None
     cut = LLAMA2_7B.replace(stages, stages.replace("null", "2").replace(": 1", ": 2"))
     arguments = parse(TEXT.replace("nemo_config", "megatron_arguments"), ["parallel.data=4"])
     pipeline = " --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"
-    same, _ = with_arguments(arguments, SAME + pipeline)
-    apart, _ = with_arguments(arguments, f"{SAME}{pipeline} --no-overlap-p2p-communication")
+    same, *_ = with_arguments(arguments, SAME + pipeline)
+    apart, *_ = with_arguments(arguments, f"{SAME}{pipeline} --no-overlap-p2p-communication")
     together = read(cut.replace("  bias: False", "  bias: False\n  overlap_p2p_comm: True"))
     assert (together.parallel, together.zero) == (same.parallel, same.zero)
     found = read(cut)

@@ -257,7 +257,10 @@ def test_what_would_change_the_step_and_is_not_modelled_is_refused_at_once() -> 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", 'model.flavor: "debugmodel" of llama3 is not known, only 8B, 70B, 405B; give'),
+        (
+            '[model]\nflavor = "1B"\n',
+            'model.flavor: "1B" of llama3 is not known, only 8B, 70B, 405B; give',
+        ),
         ('model.name = "deepseek_v3"', 'model.name: "deepseek_v3" is not modelled, only llama3'),
         ("parallelism.data_parallel_shard_degree = 0", "0 must be at least 1, or -1"),
         ("training.local_batch_size = 0", "0 must be a whole number from 1 to"),
@@ -275,7 +278,10 @@ def test_what_would_change_the_step_and_is_not_modelled_is_refused_at_once() -> 
         ("training.max_norm = 0", "training.max_norm: 0 must be more than 0"),
         ("fault_tolerance.enable = true", "is not modelled"),
         ("[model", "not TOML: "),
-        ("from torchtitan.trainer import Trainer", "configurations in Python, of torchtitan since"),
+        (
+            "from torchtitan.trainer import Trainer",
+            "is Python, as torchtitan's configurations since 0.2.2 are",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line_with_the_option(text: str, why: str) -> None:
@@ -371,3 +377,9 @@ def test_pipelines_that_are_not_modelled_are_one_line(option: str, why: str) -> 
     found = refusal(with_options(option))
     assert why in found
     assert "\n" not in found
+
+
+def test_the_default_flavor_of_llama_is_its_debugging_model() -> None:
+    found = read("[training]\nseq_len = 256\n").model
+    assert (found.layers, found.hidden_size, found.vocab_size) == (6, 256, 2048)
+    assert found.sequence_length == 256

@@ -94,14 +94,14 @@ def test_flash_attention_with_alibi_is_refused() -> None:
 
 
 SIMULATED_ALONE: dict[str, dict[str, Any]] = {
-    "model.norm_bias: False is simulated only": {"norm_bias": False},
-    "model.norm_weight: False is simulated only": {"norm_weight": False},
-    "model.head_bias: True is simulated only": {"head_bias": True},
+    "model.norm_bias: false is simulated only": {"norm_bias": False},
+    "model.norm_weight: false is simulated only": {"norm_weight": False},
+    "model.head_bias: true is simulated only": {"head_bias": True},
     "model.norm_placement: after is simulated only": {
         "norm_placement": NormPlacement.AFTER,
         "bias": False,
     },
-    "model.shared_norm: True is simulated only": {
+    "model.shared_norm: true is simulated only": {
         "shared_norm": True,
         "parallel_residual": True,
     },

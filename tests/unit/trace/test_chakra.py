@@ -331,7 +331,11 @@ def test_groups_along_axes_of_a_grid_are_groups_of_the_schedule(
     ("nodes", "groups", "why"),
     [
         ([node(0), node(0)], {}, "rank 0: two nodes have one id"),
-        ([node(0, NodeKind.COMP, 5, us=1)], {}, "rank 0: node 0: data_deps: 5 is no node"),
+        (
+            [node(0, NodeKind.COMP, 5, us=1)],
+            {},
+            "rank 0: node 0: data_deps: 5 is not the id of a node",
+        ),
         ([node(0, NodeKind.COMP, 1), node(1, NodeKind.COMP, 0)], {}, "in a circle"),
         ([node(0, NodeKind.MEM_LOAD, tensor_size=5)], {}, "MEM_LOAD without a duration"),
         ([node(0, num_ops=-1)], {}, "num_ops: must be a whole number of at least 0"),

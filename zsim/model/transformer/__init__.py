@@ -11,7 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from zsim.dtype import DType
-from zsim.model.architecture import Architecture, NormPlacement, QKNorm
+from zsim.model.architecture import Activation, Architecture, NormPlacement, QKNorm
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, ModelError, Unit, Value
 from zsim.model.transformer.block import block, like
@@ -149,11 +149,17 @@ def _need_dividing(
             ("qk_norm", shape.qk_norm is not None),
             ("norm_placement", shape.norm_placement is not NormPlacement.BEFORE),
             ("shared_norm", shape.shared_norm),
+            ("activation", shape.activation is Activation.XIELU),
         ):
             if differs:
                 raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
     if shape.lora is not None and tensor > 1:
         raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
+    if shape.activation is Activation.XIELU and tensor > 1:
+        raise ModelError(
+            f"model.activation: xielu is not modelled with tensor {tensor}, whose ranks would sum "
+            "the gradients of its numbers; say parallel.tensor 1"
+        )
     if shape.qk_norm is QKNorm.WIDTH and tensor > 1:
         raise ModelError(
             f"model.qk_norm: width is not modelled with tensor {tensor}, whose ranks hold a part "

@@ -194,21 +194,42 @@ def activate(size: Size, gate: Tensor | None, up: Tensor, name: str) -> tuple[Op
     if gate is not None and size.shape.execution.compiled:
         return (_gate(size, gate, up, product),)
     active = size.rows(f"{name}/active", wide)
+    if size.shape.activation is Activation.RELU2 and not size.shape.execution.compiled:
+        rectified = size.rows(f"{name}/rectified", wide)
+        return (_curve(size, up, rectified), _square(size, rectified, active))
     if gate is None:
-        return (_curve(size, up, active),)
+        return (_curve(size, up, active, name),)
     return (_curve(size, gate, active), _times(size, active, up, product))
 
 
-def _curve(size: Size, source: Tensor, target: Tensor) -> Operator:
-    """Return the activation function; ReLU computes its gradient from its output."""
-    rectified = size.shape.activation is Activation.RELU
+def _curve(size: Size, source: Tensor, target: Tensor, name: str = "") -> Operator:
+    """Return the activation function; ReLU computes its gradient from its output.
+
+    xIELU has two trained numbers in block `name`; its backward also sums their gradients.
+    """
+    activation, compiled = size.shape.activation, size.shape.execution.compiled
+    rectified = activation is Activation.RELU or (activation is Activation.RELU2 and not compiled)
     streams = (2, 3) if size.shape.fused or rectified else SCRIPTED
+    trained = ("alpha_p", "alpha_n") if activation is Activation.XIELU else ()
     return Operator(
         reads=(source,),
         makes=target,
         saves=(target,) if rectified else (source,),
+        parameters=tuple(size.copied(f"{name}.{each}", 1) for each in trained),
         forward=(_over(size, source, KernelKind.ACTIVATION, streams[0]),),
         backward=(_over(size, source, KernelKind.ACTIVATION, streams[1], backward=True),),
+    )
+
+
+def _square(size: Size, source: Tensor, target: Tensor) -> Operator:
+    """Return the square of a tensor, which backward multiplies by twice its source."""
+    kind = KernelKind.ELEMENTWISE
+    return Operator(
+        reads=(source,),
+        makes=target,
+        saves=(source,),
+        forward=(_over(size, source, kind, 2),),
+        backward=(_over(size, source, kind, 3, backward=True),),
     )
 
 
@@ -257,20 +278,26 @@ def norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
 
 def add(size: Size, sources: Sequence[Value], target: Value, names: tuple[str, ...]) -> Stretch:
     """Return the residual sum, with the biases that the summed layers left out."""
-    biases = tuple(size.copied(f"{name}.bias", size.hidden) for name in names)
-    shape, dtype = (size.own_tokens, size.hidden), size.dtype
+    shape = size.shape
+    biased = {"proj": shape.biased_output, "down": shape.bias}
+    biases = tuple(
+        size.copied(f"{name}.bias", size.hidden)
+        for name in names
+        if biased[name.rpartition(".")[2]]
+    )
+    area, dtype = (size.own_tokens, size.hidden), size.dtype
     # If compiled, the norm after it reads the sum in the same kernel.
-    streams = 2 if size.shape.execution.compiled else 3
+    streams = 2 if shape.execution.compiled else 3
     adds: tuple[Kernel, ...] = ()
     for _ in sources[1:]:
-        if not size.shape.fused:  # first add the bias of each term, and drop elements
-            adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=2),)
-            adds += (dropout(shape, dtype),)
-        adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=streams),)
+        if not shape.fused:  # first add the bias of each term, and drop elements
+            adds += (streaming(KernelKind.ELEMENTWISE, area, dtype, streams=2),)
+            adds += (dropout(area, dtype),)
+        adds += (streaming(KernelKind.ELEMENTWISE, area, dtype, streams=streams),)
     back: tuple[Kernel, ...] = ()
-    if not size.shape.fused:
-        back += tuple(dropout(shape, dtype, backward=True) for _ in sources[1:])
-    trained = [each for each in biases if size.shape.bias and not each.frozen]
+    if not shape.fused:
+        back += tuple(dropout(area, dtype, backward=True) for _ in sources[1:])
+    trained = [each for each in biases if not each.frozen]
     return Stretch(
         inputs=tuple(source.name for source in sources),
         outputs=(target,),
@@ -278,9 +305,9 @@ def add(size: Size, sources: Sequence[Value], target: Value, names: tuple[str, .
             Operator(
                 reads=tuple(map(tensor_of, sources)),
                 makes=tensor_of(target),
-                parameters=biases if size.shape.bias else (),
+                parameters=biases,
                 saves=tuple(mask for each in sources[1:] for mask in size.masks(each)),
-                shares_gradient=not size.shape.dropout,
+                shares_gradient=not shape.dropout,
                 draws=size.draws,
                 forward=adds,
                 backward=back,

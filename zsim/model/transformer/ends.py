@@ -28,12 +28,12 @@ def embedding(size: Size, batch: Value) -> Unit:
     ranks. Alternatively each rank has the whole embedding: kernels read rows of all tokens, the
     rank keeps those of its own tokens, and the gradients are summed over ranks. DTensor computes
     the same sum from hidden state gradients that it gathers first. Ranks that share sequences
-    first copy their own tokens out of the batch, and save the copy.
+    first copy their own tokens out of the batch, and save the copy. A norm may follow.
     """
     is_whole = size.whole_embedding
     made = size.copied if is_whole else size.part
     words = made(TOKENS, size.shape.vocab_size if is_whole else size.vocabulary, size.hidden)
-    output = size.value("embedding/output")
+    output = size.value("embedding/sum" if size.shape.embedding_norm else "embedding/output")
     shape, dtype, is_cut = (size.tokens, size.hidden), size.dtype, size.cut and not is_whole
     ends = sum_outputs() if is_cut else None
     found = size.value("embedding/words")
@@ -48,12 +48,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     )
     if not size.shape.places:
         only = Stretch(inputs=(BATCH,), outputs=(output,), operators=(look_up,), ends=ends)
-        return Unit(
-            name="embedding",
-            parameters=(words,),
-            segments=segments(rearranged(size, (only,)), (batch,)),
-            checkpoint=False,
-        )
+        return _embedding(size, batch, (words,), (only,))
     places = size.copied(PLACES, size.shape.places, size.hidden)
     sums = streaming(KernelKind.ELEMENTWISE, (size.own_tokens, size.hidden), dtype, streams=1)
     shape = (size.own_tokens, size.hidden)
@@ -73,9 +68,23 @@ def embedding(size: Size, batch: Value) -> Unit:
     )
     if not size.cut:
         stretches = (joined(stretches),)
+    return _embedding(size, batch, (words, places), stretches)
+
+
+def _embedding(
+    size: Size, batch: Value, parameters: tuple[Parameter, ...], stretches: tuple[Stretch, ...]
+) -> Unit:
+    """Return the unit of `stretches`; a norm of their output follows if the shape has one."""
+    if size.shape.embedding_norm:
+        (found,) = stretches[-1].outputs
+        normed = size.value("embedding/output")
+        norm = normalize(size, tensor_of(found), tensor_of(normed), "embedding.ln")
+        parameters += norm.parameters
+        last = Stretch(inputs=(found.name,), outputs=(normed,), operators=(norm,))
+        stretches = (*stretches, last) if size.cut else (joined((*stretches, last)),)
     return Unit(
         name="embedding",
-        parameters=(words, places),
+        parameters=parameters,
         segments=segments(rearranged(size, stretches), (batch,)),
         checkpoint=False,
     )

@@ -45,7 +45,7 @@ def tiled_block(size: Size, name: str, source: Value, *, local: bool = False) ->
         for part, width in projections(size).items()
     }
     attended = block.attention(parts)
-    summands = block.linear("proj", attended, size.hidden, biased=size.shape.bias)
+    summands = block.linear("proj", attended, size.hidden, biased=size.shape.biased_output)
     middle = source
     if not size.shape.parallel_residual:
         middle, summands = block.add("sum", source, summands), ()

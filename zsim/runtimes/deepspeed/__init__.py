@@ -11,6 +11,13 @@ RUNTIME = Runtime(
     search="zsim.runtimes.deepspeed.search:SEARCH",
     config=Config(
         readers={"deepspeed_config": "zsim.runtimes.deepspeed.config_reader:read"},
+        marks={
+            "deepspeed_config": (
+                ('"zero_optimization"',),
+                ('"train_micro_batch_size_per_gpu"',),
+                ('"train_batch_size"',),
+            )
+        },
         write="zsim.runtimes.deepspeed.config_writer:write",
     ),
 )

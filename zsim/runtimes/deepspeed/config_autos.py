@@ -2,7 +2,9 @@
 
 Values are filled as in `trainer_config_process` and `trainer_config_finalize` of
 `HfTrainerDeepSpeedConfig` (transformers 5.23, `integrations/deepspeed.py`) and `_prepare_deepspeed`
-(Accelerate 1.15, `accelerator.py`). DeepSpeed itself uses its default if a value is "auto".
+(Accelerate 1.15, `accelerator.py`). The scenario has the place of `TrainingArguments`: values that
+it does not give have the defaults of that class. DeepSpeed itself uses its default for any other
+option that is "auto".
 """
 
 from collections.abc import Mapping
@@ -20,8 +22,26 @@ BY_HIDDEN_SIZE: Mapping[str, tuple[int, int, int]] = {
 }
 """Options of `zero_optimization` that are `numerator / denominator * hidden_size ** power`."""
 
-CLIPPING, CLIP_NORM = "gradient_clipping", 1.0
-"""`max_grad_norm` of `TrainingArguments`; its default is 1.0, as in Accelerate."""
+CLIP_NORM = 1.0
+"""`max_grad_norm` of `TrainingArguments` by default, as in Accelerate."""
+
+MICRO, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+PARAMS = "optimizer.params"
+ARGUMENTS: Mapping[str, tuple[str, object]] = {
+    MICRO: ("micro_batch_size", 8),
+    ACCUMULATION: ("gradient_accumulation_steps", 1),
+    "gradient_clipping": ("clip_norm", CLIP_NORM),
+    f"{PARAMS}.lr": ("learning_rate", 5e-5),
+    f"{PARAMS}.eps": ("epsilon", 1e-8),
+    f"{PARAMS}.weight_decay": ("weight_decay", 0.0),
+}
+"""Options that `TrainingArguments` gives: the key of `[train]`, and the default."""
+
+BETAS = (0.9, 0.999)
+"""`adam_beta1` and `adam_beta2` of `TrainingArguments` by default."""
+
+SIZES = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size"})
+"""Keys of `[train]` of which two give the third."""
 
 WITHOUT_PREFIX = (
     *("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold"),
@@ -32,8 +52,8 @@ WITHOUT_PREFIX = (
 
 
 def is_filled(name: str) -> bool:
-    """Return True if Hugging Face fills the option `name` from the model, or by its default."""
-    return name == CLIPPING or name.removeprefix(f"{ZERO}.") in BY_HIDDEN_SIZE
+    """Return True if Hugging Face fills the option `name` from the model's hidden size."""
+    return name.removeprefix(f"{ZERO}.") in BY_HIDDEN_SIZE
 
 
 def full_names(options: dict[str, object]) -> None:
@@ -44,11 +64,39 @@ def full_names(options: dict[str, object]) -> None:
 
 
 def take_autos(options: dict[str, object]) -> list[str]:
-    """Remove the options that are "auto" from `options`; return the filled ones."""
+    """Remove the options that are "auto" from `options`; return their names."""
     found = [name for name, value in options.items() if value == AUTO]
     for name in found:
         del options[name]
-    return [name for name in found if is_filled(name)]
+    return found
+
+
+def fill_arguments(
+    options: dict[str, object], autos: list[str], train: Mapping[str, Any]
+) -> list[str]:
+    """Put defaults of `TrainingArguments` in `options` where `autos` has no value in `train`.
+
+    Return the batch sizes that were filled so, each with its value and its key in a scenario.
+    """
+    given: set[str] = {*SIZES} & train.keys()
+    given |= {"global_batch_size"} if "train_batch_size" in options else set()
+    given |= {ARGUMENTS[name][0] for name in (MICRO, ACCUMULATION) if name in options}
+    if "train_batch_size" in autos and MICRO not in options:
+        autos = [*autos, MICRO]  # it is computed from the micro-batch of every rank
+    assumed: list[str] = []
+    for name, (key, default) in ARGUMENTS.items():
+        if name not in autos or key in train:
+            continue
+        if key in SIZES:
+            if len(given) > 1:
+                continue  # the two others give it
+            given.add(key)
+            assumed.append(f"{name} is {default} (train.{key} gives another)")
+        if key != "learning_rate" or "learning_rates" not in train:
+            options[name] = default
+    if f"{PARAMS}.betas" in autos and not {"beta1", "beta2"} & train.keys():
+        options[f"{PARAMS}.betas"] = [*BETAS]
+    return assumed
 
 
 def fill_autos(
@@ -65,11 +113,7 @@ def fill_autos(
         TrainerFileError: the model has no hidden size to compute them from.
     """
     runtime = tables["zero"].get("deepspeed") or {}
-    for name in names:
-        if name == CLIPPING:
-            if "clip_norm" not in tables["train"]:
-                said["train.clip_norm"] = Said(name, CLIP_NORM)
-            continue
+    for name in filter(is_filled, names):
         option = name.removeprefix(f"{ZERO}.")
         if option in runtime:
             continue

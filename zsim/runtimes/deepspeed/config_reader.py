@@ -6,12 +6,20 @@ batch sizes are needed; accumulation is 1 if not given, as in DeepSpeed. Other o
 effect, reported or refused (`zsim.runtimes.deepspeed.ignored_options`).
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
 from zsim.bounded_text import bounded_json
-from zsim.runtimes.deepspeed.config_autos import AUTO, fill_autos, full_names, take_autos
+from zsim.runtimes.deepspeed.config_autos import (
+    AUTO,
+    fill_arguments,
+    fill_autos,
+    full_names,
+    take_autos,
+)
 from zsim.runtimes.deepspeed.config_values import read_at_least_one, read_device, read_format
 from zsim.runtimes.deepspeed.ignored_options import is_silent, reasons
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
@@ -39,12 +47,21 @@ Options = dict[str, object]
 
 Betas = tuple[float, float]
 
+NO_STAGE = (
+    "is data parallelism without ZeRO, which is not modelled; give 1, 2 or 3, or write "
+    "zero.stage = 0 without this file"
+)
+"""Refusal of stage 0."""
+
 Read = Callable[[object], object]
 """Converts the value of an option to zsim's; raises ValueError with the allowed values."""
 
 FIELD = "zero.deepspeed_config"
 ZERO = "zero_optimization"
 OPTIMIZER, PARAM = f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param"
+COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|(?://|#)[^\n]*+|,(?=\s*+[}\]])')
+"""Strings, comments and last commas: DeepSpeed reads its file as Hjson."""
+PLACEHOLDER = re.compile(r"[$<{]*+[A-Z][A-Z0-9_]++")
 AIO_FIELD = "zero.deepspeed.aio"
 OPTIMIZER_FIELD, PARAM_FIELD = "zero.deepspeed.offload_optimizer", "zero.deepspeed.offload_param"
 SECTIONS = (
@@ -75,6 +92,8 @@ def read(given: GivenTables, text: str) -> ReadTables:
         raise TrainerFileError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')
     full_names(options)
     autos = take_autos(options)
+    assumed = fill_arguments(options, autos, tables["train"])
+    assumed += _assumed_precision(options, autos, tables["train"])
     _deprecated(options)
     said = _plain(options)
     precision = _precision(options, said, tables["train"])
@@ -101,7 +120,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
         and _applies(name, precision, recomputes=recomputes)
     }
     ignored = need_followed(FIELD, left.items(), reasons(left))
-    return ReadTables(tables=tables, said=said, ignored=ignored)
+    return ReadTables(tables=tables, said=said, ignored=ignored, assumed=tuple(assumed))
 
 
 def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
@@ -115,9 +134,9 @@ def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
 def _options(text: str) -> Options:
     """Return options of a ds_config.json by dotted name; null counts as not given."""
     try:
-        found = bounded_json(text)
+        found = bounded_json(COMMENT.sub(r"\1", text))
     except ValueError as error:
-        raise TrainerFileError(f"{FIELD}: not JSON: {error}") from None
+        raise TrainerFileError(f"{FIELD}: not JSON: {_why(error)}") from None
     if not isinstance(found, dict):
         raise TrainerFileError(f"{FIELD}: must be an object, as ds_config.json is")
     options = _given("", cast("Options", found))
@@ -126,6 +145,15 @@ def _options(text: str) -> Options:
     for section in SECTIONS:
         options |= _section(options, section)
     return options | _section(options, "optimizer.params")
+
+
+def _why(error: ValueError) -> str:
+    """Return the problem; a name of a template in place of a value is shown."""
+    if isinstance(error, json.JSONDecodeError):
+        name = PLACEHOLDER.match(error.doc, error.pos)
+        if name is not None and error.pos:
+            return f"line {error.lineno}: {shown(name[0])} must be replaced by a value"
+    return str(error)
 
 
 def _section(options: Options, name: str) -> Options:
@@ -257,6 +285,20 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     return precision
 
 
+def _assumed_precision(
+    options: Options, autos: list[str], train: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the formats that are "auto" if neither another option nor the scenario decides."""
+    names = [f"{each}.enabled" for each in ("bf16", "fp16")]
+    is_given = "precision" in train or any(options.get(each) is True for each in names)
+    auto = [each for each in names if each in autos]
+    if is_given or not auto:
+        return ()
+    return (
+        f"{' and '.join(auto)} {'are' if auto[1:] else 'is'} false (train.precision gives one)",
+    )
+
+
 def _narrow(options: Options) -> str | None:
     """Return the option that puts masters and moments in bf16, too; None if neither is.
 
@@ -334,7 +376,10 @@ def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
         return cast("int", zero["stage"])
     stage = 0 if what is None else cast("int", what.value)
     if stage not in DeepSpeed.stages:
-        raise TrainerFileError(f"{FIELD}: {ZERO}.stage: {stage} is not modelled, only 1, 2 and 3")
+        why = (
+            f"{stage} must be 1, 2 or 3" if stage else f"{'0' if what else 'missing; 0'} {NO_STAGE}"
+        )
+        raise TrainerFileError(f"{FIELD}: {ZERO}.stage: {why}")
     return stage
 
 

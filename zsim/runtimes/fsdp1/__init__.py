@@ -9,5 +9,11 @@ RUNTIME = Runtime(
     schedule="zsim.runtimes.fsdp1.schedule:schedule",
     volume="zsim.runtimes.fsdp1.volume:volume",
     search="zsim.runtimes.fsdp1.search:SEARCH",
-    config=Config(write="zsim.runtimes.fsdp1.config_writer:write"),
+    config=Config(
+        readers={"foundry_config": "zsim.runtimes.fsdp1.foundry_reader:read"},
+        marks={
+            "foundry_config": (("global_train_batch_size:",), ("device_train_microbatch_size:",))
+        },
+        write="zsim.runtimes.fsdp1.config_writer:write",
+    ),
 )

@@ -13,7 +13,17 @@ RUNTIME = Runtime(
     config=Config(
         readers={
             "accelerate_config": "zsim.runtimes.fsdp2.accelerate_reader:read",
+            "axolotl_config": "zsim.runtimes.fsdp2.axolotl_reader:read",
             "torchtitan_config": "zsim.runtimes.fsdp2.torchtitan_reader:read",
+        },
+        marks={
+            "accelerate_config": (("distributed_type:",), ("compute_environment:",)),
+            "axolotl_config": (("base_model:", "micro_batch_size:"),),
+            "torchtitan_config": (
+                ("[training]", "local_batch_size"),
+                ("[model]", "flavor"),
+                ("from torchtitan",),
+            ),
         },
         write="zsim.runtimes.fsdp2.config_writer:write",
         kinds=(

@@ -4,7 +4,7 @@ Keys, defaults and effects of options are those of Accelerate 1.15: `utils/datac
 `utils/fsdp_utils.py` and `commands/config/cluster.py`. They give the runtime and its options, the
 precision, degrees of parallelism and activation checkpointing. The model, batches and the optimizer
 are in the training script, so the scenario gives them. If the file names a DeepSpeed file, that is
-read after it.
+read after it. Old keys are converted as in `process_config` (`commands/config/config_args.py`).
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ WRAP = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 WITHOUT_EFFECT = (
     *("compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "gpu_ids"),
-    *("machine_rank", "main_process_", "main_training_function", "num_machines", "rdzv_"),
+    *("machine_rank", "main_process_", "main_training_function", "rdzv_"),
     *("same_network", "tpu_", "commands", "command_file", "mpirun_config."),
     *("fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_sync_module_states"),
     *("fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_use_orig_params"),
@@ -60,36 +60,91 @@ def read(given: GivenTables, text: str) -> ReadTables:
             contradicts the scenario.
     """
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
-    _full_names(options)
+    full_names(options)
     tables = given.copied("parallel", "zero", "activations", "train")
-    if "distributed_type" not in options.left:
-        raise TrainerFileError(f"{FIELD}: distributed_type: missing; must be FSDP or DEEPSPEED")
-    kind = options.word("distributed_type", "", ("FSDP", "DEEPSPEED"))
+    kind = _kind(options)
     if options.flag("use_cpu"):
         raise options.wrong("use_cpu", value=True, why="is not modelled, only GPUs")
     if kind == "FSDP":
         _precision(options)
         _axes(options)
-        _fsdp(options, replicas=given.value("parallel", "replicate", 1))
+        set_fsdp(options, _replicas(options, given))
         options.drop(("deepspeed_config.", "megatron_lm_config.", "fp8_config."))
     else:
         _deepspeed(options, clips="clip_norm" in tables["train"])
         options.drop(("fsdp_config.", "megatron_lm_config.", "fp8_config."))
     _compile(options)
     ranks = options.take("num_processes", partial(read_whole, least=1))
+    machines = options.take("num_machines", partial(read_whole, least=1))
+    _need_ranks(options, ranks)
     put_all(tables, options.said.items(), source=FIELD)
     options.drop(WITHOUT_EFFECT)
     off: tuple[object, ...] = (False, "", [])
     left = {name: shown(value) for name, value in options.left.items() if value not in off}
     need_followed(FIELD, left.items())
-    return ReadTables(tables=tables, said=options.said, ranks=ranks)
+    return ReadTables(tables=tables, said=options.said, ranks=ranks, machines=machines)
 
 
-def _full_names(options: SectionOptions) -> None:
+def _kind(options: SectionOptions) -> str:
+    """Take the kind of training, which must be FSDP or DEEPSPEED."""
+    name = "distributed_type"
+    if name not in options.left:
+        raise TrainerFileError(f"{FIELD}: {name}: missing; must be FSDP or DEEPSPEED")
+    found = options.left.pop(name)
+    if found is False:  # unquoted `NO` is false in YAML 1.1
+        found = "NO"
+    kind = found.upper() if isinstance(found, str) else found
+    if kind not in ("FSDP", "DEEPSPEED"):
+        why = OTHER_KINDS.get(str(kind), "must be FSDP or DEEPSPEED")
+        raise options.wrong(name, found, why)
+    return str(kind)
+
+
+OWN_DDP = "zero.stage = 0 without this file is zsim's own DDP"
+OTHER_KINDS: Mapping[str, str] = {
+    "MULTI_GPU": f"is DDP, which is not modelled, only FSDP and DEEPSPEED; {OWN_DDP}",
+    "NO": "is one GPU; write parallel.data = 1 and zero.stage = 0 without this file",
+    "MEGATRON_LM": "is not read, only FSDP and DEEPSPEED; write zero.megatron_arguments",
+}
+"""Other values of `DistributedType`; those of accelerators are not modelled."""
+
+
+def _replicas(options: SectionOptions, given: GivenTables) -> int:
+    """Return the replicas of hybrid sharding: one a machine, unless the scenario decides.
+
+    `_init_intra_and_inter_node_groups` (torch/distributed/fsdp/_init_utils.py) shards over the GPUs
+    of a machine.
+    """
+    found = given.value("parallel", "replicate")
+    machines = options.left.get("num_machines")
+    is_of_file = not given.is_sized or given.nodes == machines
+    if found is None and isinstance(machines, int) and is_of_file:
+        return machines
+    return 1 if found is None else int(found)
+
+
+def _need_ranks(options: SectionOptions, ranks: int | None) -> None:
+    """Raise TrainerFileError unless a mesh has as many ranks as there are processes."""
+    axes = ("replicate", "tensor", "data")
+    sizes = [options.said.get(f"parallel.{each}") for each in axes]
+    if ranks is None or sizes[-1] is None:
+        return
+    mesh = 1
+    for size in sizes:
+        mesh *= size.value if size is not None and isinstance(size.value, int) else 1
+    if mesh != ranks:
+        raise options.wrong("num_processes", ranks, f"must be {mesh}, the ranks of its mesh")
+
+
+def full_names(options: SectionOptions) -> None:
     """Add the section's prefix to options, as in `_validate_launch_command`, and update old names.
 
     `fsdp_backward_prefetch_policy`, used before 0.26, has no effect since; it is read as before.
     """
+    if options.left.pop("fp16", False) is True:  # before mixed_precision
+        options.left.setdefault("mixed_precision", "fp16")
+    if (backend := options.left.pop("dynamo_backend", None)) is not None:
+        options.left.setdefault("dynamo_config.dynamo_backend", backend or "NO")
     for section, prefix in (("fsdp_config", "fsdp"), ("dynamo_config", "dynamo_")):
         for name in [each for each in options.left if each.startswith(f"{section}.")]:
             key = name.removeprefix(f"{section}.")
@@ -146,7 +201,7 @@ def _axes(options: SectionOptions) -> None:
         raise options.wrong(stages, degree, "is not modelled, only 1")
 
 
-def _fsdp(options: SectionOptions, *, replicas: int) -> None:
+def set_fsdp(options: SectionOptions, replicas: int) -> None:
     """Set FSDP of version `fsdp_version`, wrapped around every block."""
     section = "fsdp_config"
     version = options.whole(f"{section}.fsdp_version", 1)
@@ -164,10 +219,21 @@ def _fsdp(options: SectionOptions, *, replicas: int) -> None:
     kind = Checkpointing.FULL if full else Checkpointing.NONE
     options.say("activations.checkpointing", kind, recomputes)
     options.say("activations.early_stop", full or None, recomputes)  # PyTorch's default
+    _offloaded_checkpoints(options, version=version, full=full)
     if version == 1:
         _fsdp1(options, section, replicas)
     else:
         _fsdp2(options, section)
+
+
+def _offloaded_checkpoints(options: SectionOptions, *, version: int, full: bool) -> None:
+    """Set the wrapper that keeps inputs of checkpointed blocks in host memory."""
+    name = "fsdp_config.fsdp_activation_checkpointing_offload"
+    if options.flag(name):
+        if version == 1 or not full:  # as FullyShardedDataParallelPlugin
+            why = "needs fsdp_version 2 and fsdp_activation_checkpointing"
+            raise options.wrong(name, value=True, why=why)
+        options.say("zero.fsdp2.offload_wrapper", value=True, option=name)
 
 
 def _fsdp1(options: SectionOptions, section: str, replicas: int) -> None:
@@ -175,9 +241,11 @@ def _fsdp1(options: SectionOptions, section: str, replicas: int) -> None:
     cuts, name = _sharding(options, section)
     is_hybrid = cuts.startswith("HYBRID")
     if is_hybrid and replicas == 1 and "parallel.replicate" not in options.said:
-        raise options.wrong(name, cuts, "needs parallel.replicate, such as one replica a node")
-    if not is_hybrid:
-        options.say("parallel.replicate", 1, name)
+        why = "needs parallel.replicate, such as one replica a node"
+        raise options.wrong(name, cuts, why)
+    if not is_hybrid or "parallel.replicate" not in options.said:
+        count = replicas if is_hybrid else 1
+        options.say("parallel.replicate", count, "num_machines" if is_hybrid else name)
     states = "shard_grad_op" if cuts in {"SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"} else "full_shard"
     options.say("zero.fsdp1.sharding_strategy", states, name)
     ahead = f"{section}.fsdp_backward_prefetch"
@@ -201,7 +269,7 @@ def _sharding(options: SectionOptions, section: str) -> tuple[str, str]:
     found = _numbered(options, name, "FULL_SHARD", SHARDING)
     options.left.pop(new, None)
     if found == "NO_SHARD":
-        raise options.wrong(name, found, "is DDP, which is not modelled")
+        raise options.wrong(name, found, f"is DDP, which is not modelled; {OWN_DDP}")
     return found, name
 
 
@@ -239,17 +307,26 @@ def _deepspeed(options: SectionOptions, *, clips: bool) -> None:
     Without a norm in the file, Accelerate clips at 1, unless the scenario clips.
     """
     section = "deepspeed_config"
+    for axis in ("sp", "cp", "tp", "dp_replicate"):
+        option = f"parallelism_config.parallelism_config_{axis}_size"
+        if (degree := options.whole(option, 1)) != 1:
+            raise options.wrong(option, degree, "is not modelled with DEEPSPEED, only 1")
+    options.drop(("parallelism_config.parallelism_config_dp_shard_size",))
     path = options.word(f"{section}.deepspeed_config_file", "")
     if path:
         options.say("zero.deepspeed_config", path, "deepspeed_config_file")
-        options.left.pop("mixed_precision", None)  # the file gives it
+        # It decides what is "auto" in the file, or missing: `set_mixed_precision` of the plugin.
+        if options.left.get("mixed_precision") not in (None, False, "no"):
+            _precision(options)
+        options.left.pop("mixed_precision", None)
         return
     _precision(options)
     options.say("zero.emulate", "deepspeed", "distributed_type")
     name = f"{section}.zero_stage"
     stage = options.whole(name, 2, least=0)
     if stage not in (1, 2, 3):
-        raise options.wrong(name, stage, "is not modelled, only 1, 2 and 3")
+        why = f"is not modelled, only 1, 2 and 3; {OWN_DDP}"
+        raise options.wrong(name, stage, why if stage == 0 else "must be 1, 2 or 3")
     options.say("zero.stage", stage, name)
     for option, field in OFFLOADS.items():
         device = options.take(f"{section}.{option}", read_device)

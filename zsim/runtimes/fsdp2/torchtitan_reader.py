@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from zsim.bounded_text import bounded_toml
 from zsim.runtimes.fsdp2.options import PipelineSchedule
+from zsim.runtimes.trainer_files.python_text import is_python
 from zsim.runtimes.trainer_files.section_options import SectionOptions
 from zsim.runtimes.trainer_files.tables import (
     GivenTables,
@@ -39,6 +40,16 @@ FLAVORS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Models that ship with zsim, by name and flavor (`models/*/__init__.py`)."""
+
+DEBUG: Mapping[str, object] = {
+    "architecture": "llama",
+    "layers": 6,
+    "hidden_size": 256,
+    "attention_heads": 16,
+    "intermediate_size": 768,
+    "vocab_size": 2048,
+}
+"""Shape of `debugmodel` of llama3, the default flavor."""
 
 OLD_NAMES = {
     "training.compile": "compile.enable",
@@ -146,12 +157,15 @@ def read(given: GivenTables, text: str) -> ReadTables:
 
 
 def _tree(text: str) -> dict[str, object]:
+    if is_python(text):
+        raise TrainerFileError(
+            f"{FIELD}: is Python, as torchtitan's configurations since 0.2.2 are, which are not "
+            "read; write the same options as TOML ([training] local_batch_size = 1)"
+        )
     try:
         return bounded_toml(text)
     except ValueError as error:
-        what = "; configurations in Python, of torchtitan since 0.2.2, are not read"
-        is_python = "import " in text
-        raise TrainerFileError(f"{FIELD}: not TOML: {error}{what if is_python else ''}") from None
+        raise TrainerFileError(f"{FIELD}: not TOML: {error}") from None
 
 
 def _runtime(options: SectionOptions, stages: int) -> None:
@@ -218,8 +232,9 @@ def _model(
         raise options.wrong("model.name", name, why)
     flavors = FLAVORS[name]
     length = "training.seq_len"
-    if flavor in flavors:
-        for key, value in shape_of(flavors[flavor]).items():
+    is_debug = (name, flavor) == ("llama3", "debugmodel") and not has_shape
+    if is_debug or flavor in flavors:
+        for key, value in (DEBUG if is_debug else shape_of(flavors[flavor])).items():
             if key != "sequence_length":
                 options.say(f"model.{key}", value, "model.flavor")
     elif not has_shape:

@@ -15,6 +15,17 @@ RUNTIME = Runtime(
             "megatron_arguments": "zsim.runtimes.megatron.arguments_reader:read",
             "nemo_config": "zsim.runtimes.megatron.nemo_reader:read",
         },
+        marks={
+            "nemo_config": (
+                ("encoder_seq_length:",),
+                ("trainer:", "model:", "num_layers"),
+                ("nemo.collections",),
+            ),
+            "megatron_arguments": (
+                ("--num-layers", "--hidden-size"),
+                ("--num-layers", "pretrain_"),
+            ),
+        },
         write="zsim.runtimes.megatron.config_writer:write",
     ),
     host_costs="zsim.runtimes.megatron:host_costs.toml",

@@ -34,7 +34,9 @@ WITHOUT_EFFECT = (
     ),
     *("short-seq-prob", "mask-prob", "disable-msc", "enable-msc", "run-workload", "result-reject"),
     *("no-check-for-nan", "check-for", "use-cpu-initialization", "perform-initialization"),
-    *("override-ckpt", "titles-", "onnx-safe", "lazy-mpu-init", "local-rank", "empty-unused"),
+    *("override-ckpt", "titles-", "onnx-safe", "lazy-mpu-init", "local-rank", "data-impl"),
+    *("mmap-warmup", "finetune", "no-initialization", "no-log-", "reset-iteration"),
+    *("trust-remote-code", "universal-checkpoint", "kill-switch"),
     *("barrier-with-L1-time", "no-ckpt", "use-persistent-ckpt", "straggler"),
     *("use-rope-scaling", "rope-scaling", "rope-type", "rotary-seq-len", "rotary-scaling"),
     *("apply-query-key-layer", "no-query-key-layer", "layernorm-epsilon", "tp-comm-bootstrap"),
@@ -43,9 +45,9 @@ WITHOUT_EFFECT = (
     *("mock-data", "no-load", "no-mmap", "no-save", "num-workers", "override-opt", "profile"),
     *("rotary-base", "save", "seed", "split", "step-batch-size", "tensorboard"),
     *("test-data", "tiktoken", "timing", "tokenizer", "train-data", "train-iters"),
-    *("train-samples", "transformer-impl", "use-checkpoint", "use-mcore-models", "valid-data"),
+    *("train-samples", "use-checkpoint", "use-mcore-models", "valid-data"),
     *("vocab-file", "wandb", "no-create-attention-mask", "rotary-percent", "attention-softmax"),
-    *("no-masked-softmax-fusion", "use-rotary-position-embeddings", "norm-epsilon", "no-rope-f"),
+    *("norm-epsilon", "no-rope-f"),
 )
 """Prefixes of arguments that change neither time nor memory of a training step."""
 
@@ -60,6 +62,7 @@ NAMED = {
 
 DEFAULTS = {
     "cpu-offloading-num-layers": "0",
+    "empty-unused-memory-level": "0",
     "num-distributed-optimizer-instances": "1",
     "recompute-modules": "core_attn",
     "weight-decay-incr-style": "constant",
@@ -76,6 +79,19 @@ OF_RULES = {
     },
 }
 """Arguments of an optimizer: their fields in `[train]`, and their defaults."""
+
+GATES = {"swiglu": "swiglu", "geglu": "geglu"}
+"""Values of `--glu-activation` of BigScience's Megatron-DeepSpeed, and activations."""
+
+OF_OLD_VERSIONS = frozenset(
+    {
+        *("checkpoint-activations", "checkpoint-num-layers", "activations-checkpoint-method"),
+        *("distribute-checkpointed-activations", "DDP-impl", "glu-activation", "data-impl"),
+        *("activations-checkpoint-num-layers", "activations-checkpoint-granularity"),
+        *("no-contiguous-buffers-in-local-ddp", "scaled-upper-triang-masked-softmax-fusion"),
+    }
+)
+"""Arguments of versions before 2024, which store scores of attention by default."""
 
 OLD_NAMES = {
     "checkpoint-num-layers": "recompute-num-layers",
@@ -95,11 +111,12 @@ REFUSED = {
     "use-torch-fsdp2": "FSDP2 inside Megatron-LM (write a scenario with zero.emulate = fsdp2)",
     "squared-relu": "a squared ReLU",
     "quick-geglu": "quick GEGLU",
-    "no-position-embedding": "a model without positions",
     "optimizer-cpu-offload": "its optimizer on the host",
     "fine-grained-activation-offloading": "activations of modules on the host",
     "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
-    "deepspeed": "Megatron-DeepSpeed (write a scenario with zero.emulate = deepspeed)",
+    "deepspeed": "Megatron-DeepSpeed (write a scenario with zero.deepspeed_config, its file)",
+    "batch-size": "the global batch of versions before 2020 (write --micro-batch-size)",
+    "model-parallel-size": "an old name (write --tensor-model-parallel-size)",
 }
 """Arguments that select a model or runtime that is not modelled."""
 
@@ -124,12 +141,14 @@ def with_arguments(
         TrainerFileError: as `configured`.
     """
     tables = given.copied("model", "parallel", "zero", "activations", "train")
+    is_old = not OF_OLD_VERSIONS.isdisjoint(arguments.given)
     arguments.drop(name for name, value in DEFAULTS.items() if arguments.given.get(name) == [value])
     for name, other in REFUSED.items():
         if name in arguments.given:
             raise arguments.wrong(name, f"{other}: not modelled")
     _parallel(arguments)
     _model(arguments)
+    _attention(arguments, is_old=is_old)
     _train(arguments)
     _optimizer(arguments)
     _checkpoints(arguments)
@@ -185,11 +204,9 @@ def _model(arguments: Arguments) -> None:
     groups = arguments.whole("num-query-groups", 1)
     if arguments.flag("group-query-attention"):
         arguments.say("model.key_value_heads", groups, "num-query-groups")
-    kinds = {"learned_absolute": "learned", "rope": "rotary"}
-    kind = arguments.word("position-embedding-type", "learned_absolute", tuple(kinds))
-    arguments.say("model.positions", kinds[kind], "position-embedding-type")
+    kind = _positions(arguments)
     most = arguments.whole("max-position-embeddings")
-    if kind == "learned_absolute":
+    if kind == "learned":
         arguments.say("model.position_embeddings", most, "max-position-embeddings")
     norms = {"LayerNorm": "layer", "RMSNorm": "rms"}
     norm = arguments.word("normalization", "LayerNorm", tuple(norms))
@@ -204,16 +221,59 @@ def _model(arguments: Arguments) -> None:
     untied = arguments.flag("untie-embeddings-and-output-weights")
     arguments.say("model.tied_embeddings", not untied, "untie-embeddings-and-output-weights")
     _vocabulary(arguments)
-    backend = arguments.word("attention-backend", "auto", BACKENDS)
-    asks_for_flash = arguments.flag("use-flash-attn")
-    plain = backend in {"unfused", "local"} and not asks_for_flash
-    arguments.say("model.attention", "plain" if plain else "flash2", "attention-backend")
     dropout = arguments.number("hidden-dropout", 0.1)
     arguments.say("model.dropout", dropout, "hidden-dropout")
     if (other := arguments.number("attention-dropout", 0.1)) != dropout:
         hidden = arguments.called("hidden-dropout")
         raise arguments.wrong("attention-dropout", f"{other} must be {dropout}, as {hidden}")
 
+
+POSITIONS = {
+    "learned_absolute": "learned",
+    "rope": "rotary",
+    "absolute": "learned",
+    "rotary": "rotary",
+}
+"""Values of `--position-embedding-type`, those of BigScience's fork included."""
+
+
+def _positions(arguments: Arguments) -> str:
+    """Set the kind of positions, of which rotary ones have an older flag; return it."""
+    name, old, none = (
+        "position-embedding-type",
+        "use-rotary-position-embeddings",
+        "no-position-embedding",
+    )
+    found = POSITIONS[arguments.word(name, "learned_absolute", tuple(POSITIONS))]
+    if arguments.flag(old):  # validate_args
+        found, name = "rotary", old
+    if arguments.flag(none) and found == "learned":
+        raise arguments.wrong(none, "a model without positions: not modelled")
+    arguments.say("model.positions", found, name)
+    return found
+
+
+def _attention(arguments: Arguments, *, is_old: bool) -> None:
+    """Set whether attention stores its scores: in old versions unless flash is requested."""
+    name = "attention-backend"
+    backend = arguments.word(name, "auto", BACKENDS)
+    impl = arguments.word("transformer-impl", "", IMPLEMENTATIONS)
+    flashes = [each for each in FLASH if arguments.flag(each)]
+    is_local = backend in {"unfused", "local"}
+    if backend == "auto" and not impl and is_old and not flashes:
+        is_local, name = True, "use-flash-attn"
+    elif backend == "auto" and impl == "local":
+        is_local, name = True, "transformer-impl"
+    plain = is_local and not flashes
+    arguments.say("model.attention", "plain" if plain else "flash2", name)
+    unfused = "no-masked-softmax-fusion"
+    if arguments.flag(unfused) and plain:
+        raise arguments.wrong(unfused, "stores more of attention, which is not modelled")
+
+
+IMPLEMENTATIONS = ("local", "transformer_engine", "inference_optimized")
+FLASH = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton")
+"""Flags of flash attention; the latter three are Megatron-DeepSpeed's."""
 
 BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 """Implementations of attention; all but the last two store no scores."""
@@ -222,7 +282,12 @@ BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 def _mlp(arguments: Arguments) -> None:
     """Set the MLP; the default width is that of `validate_args`."""
     is_gated = arguments.flag("swiglu")
-    arguments.say("model.activation", "swiglu" if is_gated else "gelu", "swiglu")
+    name = "glu-activation"
+    gate = arguments.word(name, "", tuple(GATES))
+    if is_gated or not gate:
+        arguments.say("model.activation", "swiglu" if is_gated else "gelu", "swiglu")
+    else:
+        arguments.say("model.activation", GATES[gate], name)
     hidden = arguments.said.get("model.hidden_size")
     width = arguments.whole("ffn-hidden-size")
     if width is None and is_gated and hidden is not None and isinstance(hidden.value, int):

@@ -6,7 +6,6 @@ NeMo trains with Megatron Core: each key is converted to the equivalent argument
 as `${model.encoder_seq_length}` are resolved. Recipes of NeMo 2 are Python code, and not read.
 """
 
-import re
 from collections.abc import Mapping
 from functools import partial
 
@@ -14,6 +13,7 @@ from zsim.model.transformer.overlapped_layers import SPLITS
 from zsim.runtimes.megatron.arguments_reader import with_arguments
 from zsim.runtimes.trainer_files.named_arguments import Arguments
 from zsim.runtimes.trainer_files.option_values import read_flag, read_pair, read_whole
+from zsim.runtimes.trainer_files.python_text import is_python
 from zsim.runtimes.trainer_files.section_options import SectionOptions
 from zsim.runtimes.trainer_files.tables import GivenTables, ReadTables, TrainerFileError
 from zsim.runtimes.trainer_files.unfollowed import need_followed
@@ -103,9 +103,9 @@ WITHOUT_EFFECT = (
 )
 """Prefixes of keys that change neither time nor memory of a step in zsim."""
 
+RECIPE = "which is not read; write the arguments of Megatron-LM as zero.megatron_arguments"
 OFF_VALUES: tuple[object, ...] = (False, [], "")
 OPTIMIZER = "mcore_distributed_optim"
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def read(given: GivenTables, text: str) -> ReadTables:
@@ -115,11 +115,16 @@ def read(given: GivenTables, text: str) -> ReadTables:
         TrainerFileError: it is not a configuration, requests something that is not modelled, or
             contradicts the scenario.
     """
+    if is_python(text):
+        raise TrainerFileError(f"{FIELD}: is Python, a recipe of NeMo 2, {RECIPE}")
     options = SectionOptions(FIELD, yaml_sections(FIELD, text))
+    built = [name for name in options.left if name.endswith(("_target_", "_factory_"))]
+    if built:
+        raise TrainerFileError(f"{FIELD}: {built[0]}: is of a recipe of NeMo 2, {RECIPE}")
     if "model.num_layers" not in options.left:
         why = "model.num_layers: missing; only GPT configurations of NeMo 1 are read, not recipes"
         raise TrainerFileError(f"{FIELD}: {why}")
-    _follow_references(options)
+    options.follow_references()
     ranks = _world(options)
     taken = _Taken(options)
     _precision(taken)
@@ -198,22 +203,6 @@ def _plain(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
-
-
-def _follow_references(options: SectionOptions) -> None:
-    """Replace references to other keys by their values; leave expressions unchanged."""
-    for _ in range(3):  # a reference can point to a reference
-        for name, value in options.left.items():
-            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if match is None:
-                continue
-            target = match[1]
-            if target.startswith("."):
-                up = len(target) - len(target.lstrip("."))
-                parts = name.split(".")[:-up]
-                target = ".".join([*parts, target.lstrip(".")])
-            if target in options.left:
-                options.left[name] = options.left[target]
 
 
 def _world(options: SectionOptions) -> int | None:

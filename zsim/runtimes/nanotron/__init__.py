@@ -9,6 +9,10 @@ RUNTIME = Runtime(
     schedule="zsim.runtimes.nanotron.dispatch:schedule",
     volume="zsim.runtimes.nanotron.dispatch:volume",
     search="zsim.runtimes.nanotron.search:SEARCH",
-    config=Config(write="zsim.runtimes.nanotron.config_writer:write"),
+    config=Config(
+        readers={"nanotron_config": "zsim.runtimes.nanotron.config_reader:read"},
+        marks={"nanotron_config": (("parallelism:", "tokens:", "model_config:"),)},
+        write="zsim.runtimes.nanotron.config_writer:write",
+    ),
     host_costs="zsim.runtimes.nanotron:host_costs.toml",
 )

@@ -15,6 +15,7 @@ def write(asked: ConfigQuestion) -> str:
             "parallelism:",
             f"  dp: {asked.number('parallel.data')}",
             f"  pp: {asked.number('parallel.pipeline')}",
+            "  pp_engine: 1f1b",
             f"  tp: {asked.number('parallel.tensor')}",
             f"  tp_mode: {mode}",
             f"  tp_recompute_allgather: {gather}",

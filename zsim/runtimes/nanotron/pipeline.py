@@ -1,14 +1,16 @@
-"""nanotron's pipeline: each stage a role, one forward and one backward in turn.
+"""nanotron's 1F1B pipeline schedule, with one role for each stage.
 
-After Narayanan et al. 2021, section 2.2.1: a stage runs as many micro-batches forward as there are
-stages behind it, then one forward and one backward in turn, then what is left backward. Nothing is
-handed on until the next communication is needed: before a forward a stage takes an activation, then
-sends the gradient it owes back; before a backward it sends the activation it owes, then takes a
-gradient. Both are waited for on the compute stream at once. The shape goes ahead of a tensor, and
-hosts read it: one that receives waits for the device, and so does one that sends. What it takes to
-send shapes, and the mask of tokens that nanotron sends beside hidden states, is left out.
+The order follows Narayanan et al. 2021, section 2.2.1. A stage first runs one forward for each
+stage after it, then alternates forward and backward, then runs the remaining backwards.
 
-Gradients are collected and reduced as without a pipeline.
+A stage delays its sends until it must communicate next. Before a forward it receives an activation,
+then sends the pending gradient. Before a backward it sends the pending activation, then receives a
+gradient. The compute stream waits for each transfer at once. nanotron sends the shape before each
+tensor, and the host reads it. So the hosts of sender and receiver both wait for the device.
+
+Not simulated: the time to send shapes, and the token mask that nanotron sends with hidden states.
+
+Gradients are accumulated and reduced as without a pipeline.
 
 Functions named in comments are those of `src/nanotron/parallel/pipeline_parallel` in February 2025
 (0e0a27ea).
@@ -32,7 +34,7 @@ NEXT, BEFORE = 1, -1
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what nanotron does to train `model` in `strategy.pipeline` stages.
+    """Return nanotron's schedule to train `model` in `strategy.parallel.pipeline` stages.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or does not fill the stages.
@@ -98,7 +100,7 @@ class StageOfPipeline(NanotronStep):
         return self.slots[micro_batch % len(self.slots)]
 
     def _enter(self, micro_batch: int, direction: str) -> ChunkSlot:
-        """Go on with a micro-batch; return its slot."""
+        """Switch to a micro-batch; return its slot."""
         slot = self._slot_of(micro_batch)
         self.passes = slot.passes
         self.enter(micro_batch)
@@ -110,7 +112,7 @@ class StageOfPipeline(NanotronStep):
         part = self.writer.prefix
         if slot.given is not None:
             # recv_from_pipeline_state_buffer (functional.py) calls run_communication (state.py),
-            # which takes an activation, then sends a gradient.
+            # which receives an activation, then sends a gradient.
             self._receive(slot.given.name, slot.given, BEFORE)
             self._send_gradient()
         self.writer.prefix = part
@@ -124,8 +126,8 @@ class StageOfPipeline(NanotronStep):
         slot = self._enter(micro_batch, "backward")
         part = self.writer.prefix
         if slot.sent is not None:
-            # SendTensorToPipelineBuffer.backward (functional.py) calls it too: it sends an
-            # activation, then takes a gradient.
+            # SendTensorToPipelineBuffer.backward (functional.py) calls run_communication, too: it
+            # sends an activation, then receives a gradient.
             self._send_activation()
             self.writer.prefix = part
             self._receive(f"{slot.sent.name}/gradient", slot.sent, NEXT)
@@ -139,7 +141,7 @@ class StageOfPipeline(NanotronStep):
         self.end_backward()
 
     def _send_activation(self) -> None:
-        """Hand on what the last forward made, if that is owed yet."""
+        """Send the activation of the last forward to the next stage, unless it is sent already."""
         # SendActivation in state.py
         if self._owed_activation is None:
             return
@@ -150,7 +152,7 @@ class StageOfPipeline(NanotronStep):
         self._send(sent.name, NEXT)
 
     def _send_gradient(self) -> None:
-        """Hand on the gradient that the last backward made, if that is owed yet."""
+        """Send the last backward's gradient to the stage before, unless it is sent already."""
         # SendGrad in state.py
         if self._owed_gradient is None:
             return
@@ -161,7 +163,7 @@ class StageOfPipeline(NanotronStep):
         self._send(f"{given.name}/gradient", BEFORE)
 
     def _send(self, buffer: str, offset: int) -> None:
-        """Send `buffer` once it is there, and give its memory back."""
+        """Wait until `buffer` is computed, send it, and free it."""
         # P2P.isend_tensors (p2p.py): _send_meta copies the shape to the host first
         writer = self.writer
         writer.host_wait(f"send/{buffer}/wait", self.made())
@@ -169,8 +171,8 @@ class StageOfPipeline(NanotronStep):
         writer.free(buffer)
 
     def _receive(self, buffer: str, value: Value, offset: int) -> None:
-        """Take memory for `buffer`, of the form of `value`, and what is sent into it."""
-        # P2P.irecv_tensors (p2p.py): _recv_meta makes the host read what memory it takes
+        """Allocate `buffer` with the size and type of `value`, and receive into it."""
+        # P2P.irecv_tensors (p2p.py): _recv_meta makes the host read the shape to allocate
         writer, path = self.writer, f"receive/{buffer}"
         writer.allocate(writer.buffer(buffer, value.elements, value.dtype, Kind.WORKSPACE))
         done = writer.receive(path, PIPELINE, buffer, offset, stream=COMPUTE)

@@ -1,12 +1,16 @@
 """nanotron's data parallelism and ZeRO-1: whole gradients in fp32, reduced once a step.
 
-Parameters are whole in the format of the forward, and so is a buffer of gradients in fp32 that
-lives as long as the training. Autograd's own gradients live until the end of each backward, and are
-then added to it. With several replicas and without ZeRO the model is wrapped in PyTorch's
-DistributedDataParallel: in the last micro-batch its buckets, which live as long too, take a
-gradient as soon as there is one, and a hook adds it to the fp32 one and all-reduces that. With
-ZeRO-1 nothing is wrapped: the whole buffer is all-reduced as one after the last backward, beside
-nothing; then ranks update their part of each parameter, and gather the others once all are updated.
+Every rank holds all parameters in the forward's data type, and an fp32 gradient buffer of the same
+shape for the whole training. Autograd's own gradients live until the end of each backward, and are
+then added to that buffer.
+
+With several replicas and without ZeRO, PyTorch's DistributedDataParallel wraps the model. Its
+buckets are persistent, too. In the last micro-batch each gradient is copied into its bucket as soon
+as it is ready; a hook adds a full bucket to the fp32 buffer and all-reduces that part.
+
+With ZeRO-1 the model is not wrapped. The whole buffer is all-reduced at once after the last
+backward, without overlap. Then each rank updates its part of each parameter, and gathers the other
+parts once all are updated.
 
 Functions named in comments are those of `src/nanotron` in February 2025 (0e0a27ea).
 """
@@ -35,7 +39,7 @@ from zsim.zero.visit_order import UnitVisit
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return what nanotron does to train `model` on `strategy.data` ranks.
+    """Return nanotron's schedule to train `model` on `strategy.parallel.data` ranks.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
@@ -48,7 +52,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 
 
 def filled(model: Model, strategy: Strategy, *, name: str = "bucket") -> Buckets:
-    """Return the buckets of `model`, whose names begin with `name`."""
+    """Return the gradient buckets of `model`, with `name` as prefix of their names."""
     # ZeroDistributedOptimizer._partition_parameters (optim/zero.py): equal parts of each parameter
     place = one_after_the_other(strategy.parallel.data)
     return numbered(
@@ -57,10 +61,11 @@ def filled(model: Model, strategy: Strategy, *, name: str = "bucket") -> Buckets
 
 
 def groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
-    """Return the parameters of each bucket, from the last of the model to the first.
+    """Return the parameters of each bucket, from the model's last parameter to the first.
 
-    What several units use is a bucket of its own: it is complete with the last use. Where nothing
-    is wrapped there is one for all others.
+    A parameter that several units use gets a separate bucket, complete after its last use. Without
+    DistributedDataParallel all other parameters share one bucket. Parameters whose copies are
+    summed over the tensor axis share the last bucket.
     """
     # DistributedTrainer._init_model (trainer.py) gives `ddp_bucket_cap_mb` to DDP, which closes a
     # bucket before it would exceed it. FP32GradientAccumulator.build_grad_buffers
@@ -86,7 +91,7 @@ def groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
 
 
 def is_wrapped(strategy: Strategy) -> bool:
-    """Return whether the model is in a DistributedDataParallel."""
+    """Return True if DistributedDataParallel wraps the model."""
     # DistributedTrainer._init_model (trainer.py): `make_ddp`, without which
     # sync_gradients_across_dp reduces the whole buffer; gradients are always collected in fp32 here
     return strategy.parallel.data > 1 and strategy.zero.stage == 0
@@ -122,7 +127,7 @@ class NanotronStep(Step):
         self._gradients: dict[int, str] = {}
 
     def write_setup(self) -> None:
-        """Take memory for gradients and buckets, which live as long as the parameters."""
+        """Allocate the persistent gradient buffers and buckets."""
         for bucket in self.buckets.all:
             self.writer.prefix = f"setup/{bucket.name}"
             for name in (
@@ -140,7 +145,7 @@ class NanotronStep(Step):
         return known
 
     def _staging(self, bucket: Bucket) -> str:
-        """Return DistributedDataParallel's own bucket."""
+        """Return the buffer of DistributedDataParallel's bucket."""
         return bucket.buffer(
             self.writer, "staging", self.strategy.train.precision.compute, Kind.GRADIENT
         )
@@ -153,7 +158,7 @@ class NanotronStep(Step):
             self.writer.fill(f"zero/{self._gradient(bucket)}", self._gradient(bucket), 0.0)
 
     def backward(self, visit: UnitVisit) -> None:
-        """Run a unit backward; in the last micro-batch its gradients are reduced."""
+        """Run the backward of a unit; in the last micro-batch also reduce its gradients."""
         self.passes.backward(visit, ())
         # PipelineEngine._get_bwd_context (parallel/pipeline_parallel/engine.py): DDP's buckets are
         # used in the last backward alone (ddp_trigger_sync_in_bwd)
@@ -161,7 +166,7 @@ class NanotronStep(Step):
             self._stage(visit.unit)
 
     def _stage(self, unit: int) -> None:
-        """Copy the gradients of a unit into DDP's buckets; reduce those that are complete."""
+        """Copy the gradients of a unit into DDP's buckets; reduce complete buckets."""
         # get_fp32_accum_hook (optim/gradient_accumulator.py), called for each bucket that is ready
         writer = self.writer
         for position, run in self.buckets.trained_runs(unit):
@@ -229,9 +234,9 @@ class NanotronStep(Step):
         for bucket in self.buckets.all:
             if not self._is_shared(bucket):
                 continue
-            # sync_tied_weights_gradients (parallel/tied_parameters.py) of what
-            # mark_unsharded_params_as_tied_across_tp (trainer.py) ties; without ZeRO it comes after
-            # they were reduced, which is the same.
+            # sync_tied_weights_gradients (parallel/tied_parameters.py), for parameters that
+            # mark_unsharded_params_as_tied_across_tp (trainer.py) ties. Without ZeRO nanotron
+            # reduces over the data axis first; both orders give the same result.
             path, after = f"sum/{bucket.name}", (self._written[bucket.index],)
             self._written[bucket.index] = self.writer.all_reduce(
                 path, TENSOR, self._gradient(bucket), after=after
@@ -241,7 +246,7 @@ class NanotronStep(Step):
         self._update()
 
     def _reduce_all(self) -> None:
-        """Average all fp32 gradients over the data axis as one, in place."""
+        """Average all fp32 gradients over the data axis in one all-reduce, in place."""
         # as FP32GradientAccumulator.sync_gradients_across_dp in optim/gradient_accumulator.py does
         writer, after = self.writer, tuple(dict.fromkeys(self._written))
         for bucket in self.buckets.all:
@@ -275,7 +280,7 @@ class NanotronStep(Step):
         self.writer.host_wait("host_wait", last or self.made())
 
     def made(self) -> str:
-        """Return the last operation of the compute stream so far."""
+        """Return the id of the last operation issued on the compute stream."""
         return next(
             each.id
             for each in reversed(self.writer.operations)

@@ -23,7 +23,7 @@ def words_by_name(
     scripts = [at for at, word in enumerate(words) if word.endswith(".py")]
     found: dict[str, list[str]] = {}
     values: list[str] | None = None
-    is_free = False
+    is_free, last = False, ""
     for word in words[scripts[0] + 1 :] if scripts else words:
         begins = word.removeprefix("--").partition("=")[0].replace("_", "-")
         if word.startswith("--"):
@@ -31,12 +31,14 @@ def words_by_name(
         elif values and "$" in values[-1]:
             is_free = False  # a variable after another one may hold further arguments
         if "$" in word and not is_free:
+            name = f"--{begins}: " if word.startswith("--") and begins != word[2:] else last
             raise TrainerFileError(
-                f"{field}: {word!r}: must be written out, a variable has no value"
+                f"{field}: {name}{word!r}: must be written out, a variable has no value"
             )
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
             values = found[name.replace("_", "-")] = [value] if equals else []
+            last = f"--{name}: "
         elif values is None:
             raise TrainerFileError(
                 f"{field}: {word!r}: must be an argument, such as --num-layers 32"

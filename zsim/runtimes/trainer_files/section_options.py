@@ -1,5 +1,6 @@
 """Options of a configuration with sections, taken one by one by dotted name."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar, cast
@@ -9,6 +10,9 @@ from zsim.runtimes.trainer_files.tables import Said, TrainerFileError
 from zsim.schedule.json import shown
 
 T = TypeVar("T")
+
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+"""A reference of OmegaConf to another option."""
 
 MOST_OPTIONS = 10_000
 """Maximum number of options of a configuration: a reference can expand to many."""
@@ -91,6 +95,21 @@ class SectionOptions:
 
         found = self.take(name, read)
         return tuple(default) if found is None else found
+
+    def follow_references(self) -> None:
+        """Replace references to other options, `${...}`, by their values; leave expressions."""
+        for _ in range(3):  # a reference can point to a reference
+            for name, value in self.left.items():
+                match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+                if match is None:
+                    continue
+                target = match[1]
+                if target.startswith("."):
+                    up = len(target) - len(target.lstrip("."))
+                    parts = name.split(".")[:-up]
+                    target = ".".join([*parts, target.lstrip(".")])
+                if target in self.left:
+                    self.left[name] = self.left[target]
 
     def drop(self, names: tuple[str, ...]) -> None:
         """Remove all options with these prefixes: they change nothing in zsim."""

@@ -32,10 +32,14 @@ class GivenTables:
         tables: its tables with the keys that it gives, without the key of the file: `model`,
             `parallel`, `zero`, `activations` and `train`.
         shape_of: returns the keys of `[model]` of a model that ships, by its name.
+        is_sized: the scenario gives the number of GPUs, which then overrides that of the file.
+        nodes: number of nodes that the scenario gives; None if it gives none.
     """
 
     tables: Mapping[str, Mapping[str, Any]]
     shape_of: Callable[[str], Mapping[str, object]]
+    is_sized: bool = False
+    nodes: int | None = None
 
     def value(self, table: str, key: str, default: object = None) -> Any:  # noqa: ANN401  (any)
         """Return the value of a key, or its default."""
@@ -54,13 +58,17 @@ class ReadTables:
         tables: the completed tables.
         said: the options that gave values, by field of the scenario.
         ignored: options that zsim does not follow, each with the difference.
+        assumed: values that neither the file nor the scenario gives, each with its source.
         ranks: number of ranks, unless the scenario defines it; None if the file does not.
+        machines: number of machines of these ranks; None if the file does not give it.
     """
 
     tables: Tables
     said: Mapping[str, Said] = field(default_factory=dict[str, Said])
     ignored: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     ranks: int | None = None
+    machines: int | None = None
 
 
 def put(tables: Tables, field: str, what: Said, *, source: str) -> None:

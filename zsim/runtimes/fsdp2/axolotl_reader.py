@@ -1,0 +1,213 @@
+"""A scenario from the YAML file of an Axolotl run, which trains with Hugging Face's Trainer.
+
+Keys, defaults and effects of options are those of Axolotl 0.13 (`utils/schemas/`), of 2023 where
+marked. `fsdp_config` is read as Accelerate reads it, a DeepSpeed file after this one. The model is
+read by its name if it ships with zsim; the scenario gives the cluster.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+from zsim.config_error import ConfigError
+from zsim.runtimes.fsdp2.accelerate_reader import OWN_DDP, full_names, set_fsdp
+from zsim.runtimes.trainer_files.option_values import read_clip, read_whole
+from zsim.runtimes.trainer_files.section_options import SectionOptions
+from zsim.runtimes.trainer_files.tables import (
+    GivenTables,
+    ReadTables,
+    TrainerFileError,
+    put_all,
+)
+from zsim.runtimes.trainer_files.unfollowed import need_followed
+from zsim.runtimes.trainer_files.yaml_text import yaml_sections
+from zsim.schedule.json import shown
+from zsim.strategy.activations import Checkpointing
+
+FIELD = "zero.axolotl_config"
+
+WITHOUT_EFFECT = (
+    *("datasets", "dataset_", "test_datasets", "pretraining_dataset", "output_dir", "hub_", "val_"),
+    *("eval", "save", "wandb_", "mlflow_", "comet_", "swanlab_", "trackio_", "use_tensorboard"),
+    *("lr_", "warmup_", "num_epochs", "max_steps", "logging_", "special_tokens", "tokens"),
+    *("chat_template", "tokenizer_", "model_type", "base_model_config", "trust_remote_code"),
+    *("is_llama_", "is_mistral_", "is_qwen_", "is_falcon_", "strict", "seed", "tf32", "debug"),
+    *("resume_from_checkpoint", "auto_resume", "local_rank", "early_stopping_", "loss_watchdog_"),
+    *("shuffle_merged", "skip_prepare", "remove_unused_columns", "push_dataset", "eot_tokens"),
+    *("ddp_", "low_cpu_mem_usage", "train_on_inputs", "cosine_", "learning_rate_"),
+    *("revision_of_model", "torchdistx_path", "hf_use_auth_token", "gradient_checkpointing_kwargs"),
+    *("flash_attention", "sdp_attention", "attn_implementation", "attention", "streaming"),
+    *("gpu_memory_limit", "load_best_model", "resize_token_embeddings", "fsdp_config.fsdp_limit_"),
+    *("fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_sync_module_states"),
+    *("fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_use_orig_params"),
+    *("fsdp_config.fsdp_transformer_layer_cls_to_wrap", "fsdp_config.fsdp_final_state_dict"),
+)
+"""Prefixes of options that change neither time nor memory of a step in zsim."""
+
+NAMED: Mapping[str, str] = {
+    "sample_packing": "every sequence is one sample: attention between samples counts",
+    "pad_to_sequence_len": "every sequence has sequence_len tokens",
+    "group_by_length": "every sequence has sequence_len tokens",
+}
+"""Options whose effect depends on the data, with the length that zsim takes."""
+
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"), "adam"),
+    "sgd": "sgd",
+}
+STORED = frozenset({"eager", "xformers"})
+"""Implementations of attention that are not modelled; all others store no scores."""
+
+
+def read(given: GivenTables, text: str) -> ReadTables:
+    """Return the tables of `given` completed from a configuration, and warnings about its options.
+
+    Raises:
+        TrainerFileError: it is not a configuration, requests something that is not modelled, or
+            contradicts the scenario.
+    """
+    options = SectionOptions(FIELD, yaml_sections(FIELD, text))
+    for name in ("base_model", "micro_batch_size"):
+        if name not in options.left:
+            raise TrainerFileError(f"{FIELD}: {name}: missing; it is in every file of Axolotl")
+    tables = given.copied("model", "parallel", "zero", "activations", "train")
+    full_names(options)
+    _adapter(options, given)
+    _parallel(options, given)
+    _model(options, given)
+    _train(options)
+    put_all(tables, options.said.items(), source=FIELD)
+    options.drop(WITHOUT_EFFECT)
+    off: tuple[object, ...] = (False, "", [])
+    left = {name: shown(value) for name, value in options.left.items() if value not in off}
+    ignored = need_followed(FIELD, left.items(), NAMED)
+    return ReadTables(tables=tables, said=options.said, ignored=ignored)
+
+
+def _adapter(options: SectionOptions, given: GivenTables) -> None:
+    """Check the adapter, whose layers the scenario gives; drop its options if there is none."""
+    for name in ("load_in_4bit", "load_in_8bit"):
+        if options.flag(name):
+            raise options.wrong(name, value=True, why="is not modelled: weights are in 16 bits")
+    kind = options.left.pop("adapter", None)
+    if kind in (None, "", False):
+        options.drop(("lora_", "peft_", "peft."))
+        return
+    if kind != "lora":
+        raise options.wrong("adapter", kind, "is not modelled, only lora")
+    if given.value("model", "lora") is None:
+        raise options.wrong("adapter", kind, "needs model.lora.rank and targets in the scenario")
+    options.say("model.lora.rank", options.take("lora_r", read_whole), "lora_r")
+    options.drop(("lora_alpha", "lora_model_dir", "lora_target_", "lora_fan_in"))
+
+
+def _parallel(options: SectionOptions, given: GivenTables) -> None:
+    """Set FSDP with its axes, or the DeepSpeed file; a run without either is DDP."""
+    path = options.word("deepspeed", "")
+    listed = options.words("fsdp", ())
+    has_fsdp = bool(listed) or any(name.startswith("fsdp_config.") for name in options.left)
+    for name, key in (
+        ("dp_replicate_size", "replicate"),
+        ("tensor_parallel_size", "tensor"),
+        ("context_parallel_size", "context"),
+    ):
+        degree = options.whole(name, 1)
+        if degree != 1 and path:
+            raise options.wrong(name, degree, "is not modelled with deepspeed, only 1")
+        if not path and (degree != 1 or key != "replicate"):
+            options.say(f"parallel.{key}", degree, name)
+    shards = options.take("dp_shard_size", partial(read_whole, least=1))
+    if shards is not None and not path:
+        context = options.said["parallel.context"].value
+        options.say(
+            "parallel.data", shards * (context if isinstance(context, int) else 1), "dp_shard_size"
+        )
+    if path:
+        options.say("zero.deepspeed_config", path, "deepspeed")
+        options.drop(("fsdp_config.", "fsdp_version"))
+        return
+    if not has_fsdp:
+        why = f"missing, and deepspeed; a run without them is DDP, which is not modelled; {OWN_DDP}"
+        raise TrainerFileError(f"{FIELD}: fsdp_config: {why}")
+    version = options.take("fsdp_version", partial(read_whole, least=1))
+    if version is not None:
+        options.left.setdefault("fsdp_config.fsdp_version", version)
+    if "auto_wrap" in listed:
+        options.left.setdefault("fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+    set_fsdp(options, given.value("parallel", "replicate", 1))
+    _checkpoints_of_fsdp(options)
+
+
+def _checkpoints_of_fsdp(options: SectionOptions) -> None:
+    """Let the Trainer's recomputation decide where FSDP's is off."""
+    said = options.said["activations.checkpointing"]
+    if said.value is Checkpointing.NONE:
+        del options.said["activations.checkpointing"]
+
+
+def _model(options: SectionOptions, given: GivenTables) -> None:
+    """Set the shape by the name of the model, and the length."""
+    name = "sequence_len"
+    options.say("model.sequence_length", options.whole(name, 2048), name)
+    for each in ("attn_implementation", "attention"):
+        if options.left.get(each) in STORED:
+            raise options.wrong(each, options.left[each], "is not modelled")
+    options.say("model.attention", "flash2", "attn_implementation")
+    key = "base_model"
+    path = options.word(key, "")
+    if given.value("model", "layers") is not None:
+        return
+    try:
+        shape = given.shape_of(path)
+    except ConfigError:
+        why = "does not ship with zsim; give its shape in [model], or its file as model.hf_config"
+        raise options.wrong(key, path, why) from None
+    for field, value in shape.items():
+        if field != "sequence_length":
+            options.say(f"model.{field}", value, key)
+
+
+def _train(options: SectionOptions) -> None:
+    """Set batches, the format, recomputation and the optimizer."""
+    for key, name in (
+        ("micro_batch_size", "micro_batch_size"),
+        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ):
+        options.say(f"train.{key}", options.whole(name, 1), name)
+    _precision(options)
+    name = "gradient_checkpointing"
+    kind = options.left.pop(name, None)
+    if kind not in (None, "", False, True):
+        raise options.wrong(name, kind, "is not modelled, only true and false")
+    if kind is True or "activations.checkpointing" not in options.said:
+        full = Checkpointing.FULL if kind is True else Checkpointing.NONE
+        options.say("activations.checkpointing", full, name)
+    name = "optimizer"
+    word = options.word(name, "adamw_torch_fused", ())
+    if word not in OPTIMIZERS:
+        raise options.wrong(name, word, f"is not modelled, only {', '.join(OPTIMIZERS)}")
+    options.say("train.optimizer", OPTIMIZERS[word], name)
+    constants = {"learning_rate": "learning_rate", "weight_decay": "weight_decay"}
+    if word != "sgd":
+        constants |= {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "epsilon"}
+    for name, key in constants.items():
+        if name in options.left:
+            options.say(f"train.{key}", options.number(name, 0.0), name)
+    name = "max_grad_norm"
+    norm = options.take(name, read_clip) if name in options.left else 1.0  # TrainingArguments
+    options.say("train.clip_norm", norm, name)
+    name = "torch_compile"
+    options.say("train.compile", options.flag(name) or None, name)
+
+
+def _precision(options: SectionOptions) -> None:
+    """Set the format; `auto` is bf16 on GPUs that have it."""
+    bf16 = options.left.pop("bf16", "auto")
+    fp16 = options.left.pop("fp16", None)
+    if fp16 is True:
+        options.say("train.precision", "fp16", "fp16")
+    elif bf16 in ("auto", True):
+        options.say("train.precision", "bf16", "bf16")
+    elif bf16 in (None, "", False):
+        options.say("train.precision", "fp32", "bf16")
+    else:
+        raise options.wrong("bf16", bf16, "is not modelled, only auto, true and false")
