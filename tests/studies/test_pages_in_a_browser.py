@@ -6,6 +6,7 @@ Screenshots are kept in build/screenshots.
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 from drawn_study import drawn_study
+from local_page_client import CONFIG
 
 from zsim.cli.main import answer
 from zsim.files.html_page import render
+from zsim_plan.page import search_process, setting_search
 from zsim_plan.page.local_page import LocalServer
 from zsim_study.page.study_page import study_page
 
@@ -269,5 +272,129 @@ def test_the_local_page_answers_as_choices_are_changed(local: str, opened: Opene
     driver.get(page)
     waiting.until(
         lambda driver: driver.execute_script("return !!document.querySelector('.figure svg')")
+    )
+    assert driver.get_log("browser") == []
+
+
+SEARCH_S = 120.0
+"""Until the process of a search has started and answered, on a busy machine."""
+SLEEPS = "import time; print('{\"done\": [1, 4]}', flush=True); time.sleep(600)"
+
+
+def fits_the_screen(driver: Any, name: str) -> None:  # noqa: ANN401  (selenium is typed in part)
+    """Nothing is wider than a telephone or a desktop; every field has a label on its line."""
+    outside = (
+        "return [...document.querySelectorAll('main *')].filter(each => each.checkVisibility() && "
+        "each.getBoundingClientRect().right > innerWidth + 1 && !each.closest('.scroll, pre, svg'))"
+        ".map(each => each.outerHTML.slice(0, 200))"
+    )
+    unlabelled = (
+        "return [...document.querySelectorAll('form select, form input:not([type=file])')]"
+        ".filter(each => each.checkVisibility()).filter(each => {"
+        "const [label] = each.labels, at = each.getBoundingClientRect();"
+        "const its = label.getBoundingClientRect();"
+        "return its.right > at.left + 1 || its.bottom < at.top || its.top > at.bottom;"
+        "}).map(each => each.name)"
+    )
+    for width in (NARROW, WIDTH):
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width == NARROW}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        assert driver.execute_script(outside) == []
+        assert driver.execute_script(unlabelled) == []
+        height = driver.execute_script("return document.documentElement.scrollHeight")
+        driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride", {**size, "height": min(height, 4000)}
+        )
+        keep(driver, f"{name}_{width}")
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def text_of(driver: Any, place: str) -> str:  # noqa: ANN401  (selenium is typed in part)
+    found = driver.execute_script(f"return document.querySelector('{place}').textContent")
+    assert isinstance(found, str)
+    return found
+
+
+def waiting_for(driver: Any) -> Callable[[str, str], None]:  # noqa: ANN401  (as above)
+    """Returns a function that waits until a place starts with words."""
+    waiting = import_module("selenium.webdriver.support.ui").WebDriverWait(driver, SEARCH_S)
+
+    def wait(place: str, words: str) -> None:
+        waiting.until(lambda driver: text_of(driver, place).strip().startswith(words))
+
+    return wait
+
+
+def test_the_local_page_reads_a_config_and_draws_a_curve(
+    local: str, opened: Opened, tmp_path: Path
+) -> None:
+    driver = opened(Path("/dev/null"))
+    wait = waiting_for(driver)
+    driver.get(f"{local}?model=gpt2&count=2&accumulate=2")
+    driver.find_element("css selector", "form summary").click()
+    config = tmp_path / "config.json"
+    config.write_text(CONFIG, "utf-8")
+    driver.find_element("css selector", "[data-into=config]").send_keys(str(config))
+    wait("#answer", "config.json fits.")
+    assert driver.execute_script("return document.querySelector('[name=model]').value") == "own"
+    driver.find_element("id", "curve").click()
+    wait("#work .found", "config.json on 1 to 4 GPUs")
+    fits_the_screen(driver, "serve_curve")
+    assert driver.get_log("browser") == []
+
+
+def test_the_local_page_shows_two_answers_side_by_side(local: str, opened: Opened) -> None:
+    driver = opened(Path("/dev/null"))
+    wait = waiting_for(driver)
+    driver.get(f"{local}?model=gpt2&count=2&accumulate=2")
+    driver.find_element("id", "keep").click()
+    wait("#answer", "B trains 1.00 times as many tokens a second as A")
+    change = (
+        "const field = document.querySelector('[name=lora]'); field.value = '8';"
+        "field.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    driver.execute_script(change)
+    wait("#answer section p", "LoRA: none: all parameters")
+    assert "kept.lora=" in driver.current_url
+    tops = "return [...document.querySelectorAll('section')].map(each => each.offsetTop)"
+    first, second = driver.execute_script(tops)
+    assert first == second
+    media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    fits_the_screen(driver, "serve_compared_dark")
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    shown = text_of(driver, "#answer")
+    driver.get(driver.current_url)  # as somebody to whom the address was sent
+    assert text_of(driver, "#answer") == shown
+    driver.find_element("id", "drop").click()
+    wait("#answer", "gpt2 fits.")
+    assert driver.get_log("browser") == []
+
+
+def test_a_search_of_the_local_page_shows_its_progress_and_is_cancelled(
+    local: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = opened(Path("/dev/null"))
+    wait = waiting_for(driver)
+    driver.get(f"{local}?model=gpt2&count=2&accumulate=2&among=chosen")
+    for program, place, words in (
+        (SLEEPS, "#work [role=status]", "25 %"),
+        ('print(\'{"refused": "the next one"}\')', "#work .found", "the next one"),
+    ):
+        monkeypatch.setattr(search_process, "COMMAND", (sys.executable, "-c", program))
+        driver.find_element("id", "search").click()
+        wait(place, words)
+        if driver.find_element("id", "cancel").is_displayed():
+            driver.find_element("id", "cancel").click()
+            wait("#work .found", "The search was cancelled.")
+    monkeypatch.undo()
+    monkeypatch.setattr(setting_search, "OPERATIONS", 1)
+    driver.find_element("id", "search").click()
+    wait("#work .found", "The best: FSDP2")
+    driver.find_element("css selector", ".found a").click()
+    wait("#answer", "gpt2 fits.")
+    assert (
+        driver.execute_script("return document.querySelector('[name=runtime]').value")[:5]
+        == "fsdp2"
     )
     assert driver.get_log("browser") == []

@@ -1,12 +1,13 @@
 """`zsim serve`: a page on localhost with a form for a setting and its simulated results."""
 
+import json
 import logging
 import os
 import socket
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,6 @@ from pathlib import Path
 from threading import Lock, local
 from time import monotonic  # noqa: TID251  (how often a client is looked for)
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
-from urllib.parse import urlencode
 
 from zsim.api.launch import NoWayError
 from zsim.api.launch import run as run_scenario
@@ -24,10 +24,14 @@ from zsim.api.scenario import load, scenario_text
 from zsim.files.html_page import need_html
 from zsim.limits import stopped_by
 from zsim.mistake import MistakeError
-from zsim.units import format_bytes, format_count, format_seconds
+from zsim_plan.page.form_fields import form_fields, form_sections
 from zsim_plan.page.form_page import render_answer, render_form
-from zsim_plan.page.setting_form import ChosenSetting, chosen_setting, form_fields
-from zsim_plan.page.setting_page import FormAnswer, MemoryBar, SettingPage
+from zsim_plan.page.own_files import without_folder
+from zsim_plan.page.run_answer import run_answer, side_by_side
+from zsim_plan.page.search_process import SearchQueue, searched
+from zsim_plan.page.setting_form import FILE, ChosenSetting, chosen_setting
+from zsim_plan.page.setting_page import FormAnswer, SettingPage, SideBySide
+from zsim_plan.page.setting_search import curve_request, search_answer, search_request
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
@@ -50,8 +54,8 @@ TRUSTED_HOSTS: Final = (ADDRESS, "localhost")
 rebinding) sends its own name.
 """
 
-FILE: Final = "setting.toml"
-"""File name for the saved scenario."""
+KEPT: Final = "kept."
+"""Prefix of the keys of the setting that is compared: those in which it differs."""
 
 RESULTS: Final = 8
 """Maximum number of results in the cache, for their full pages."""
@@ -85,6 +89,7 @@ class LocalPage:
         self._keeping = Lock()
         self._results: OrderedDict[str, RunResult] = OrderedDict()
         self._asked = local()
+        self._searches = SearchQueue()
         self._context = copy_context()  # the limits of the command apply in the server's threads
 
     def __call__(self, environ: dict[str, Any], start: "StartResponse") -> Iterable[bytes]:
@@ -105,36 +110,91 @@ class LocalPage:
 
     def _response(self, request: "Request") -> "Response":
         from werkzeug.exceptions import NotFound
-        from werkzeug.wrappers import Response
 
         given = request.args
         match request.path:
             case "/":
                 return _html(render_form(self._page(given)))
             case "/answer":
-                return _html(render_answer(self.answer(given)))
+                return _html(render_answer(self._answers(given)))
+            case "/search":
+                return self._lines(given, search_request)
+            case "/curve":
+                return self._lines(given, curve_request)
             case "/remedies":
                 return _html(render_answer(self.remedies(given)))
             case "/report.html":
                 return _html(self._told(given, lambda each: self._result(each).html()))
             case "/setting.toml":
                 text = self._told(given, lambda each: scenario_text(each.tables()))
-                saved = {"Content-Disposition": f"attachment; filename={FILE}"}
-                return Response(text, mimetype="text/plain", headers=saved)
+                return _saved(FILE, text)
+            case "/config.json" | "/gpu.toml" | "/node.toml":
+                name = request.path[1:]
+                path = self._told(given, lambda each: each.files.get(name, ""), shortens=False)
+                if not path:
+                    raise NotFound
+                return _saved(name, Path(path).read_text("utf-8"))
             case _:
                 raise NotFound
 
     def _page(self, given: Given) -> SettingPage:
-        values = {each.name: given.get(each.name, each.default) for each in form_fields()}
-        return SettingPage(fields=form_fields(), values=values, answer=self.answer(given))
+        def filled(values: Mapping[str, str]) -> dict[str, str]:
+            return {each.name: values.get(each.name, each.default) for each in form_fields()}
 
-    def answer(self, given: Given) -> FormAnswer:
-        """Return the result of the setting, or the reason why it is invalid."""
+        values = filled({name: given[name] for name in given if not name.startswith(KEPT)})
+        kept = {name.removeprefix(KEPT): given[name] for name in given if name.startswith(KEPT)}
+        return SettingPage(
+            sections=form_sections(),
+            values=values,
+            kept=filled({**values, **kept}) if kept else {},
+            answer=self._answers(given),
+        )
+
+    def _answers(self, given: Given) -> FormAnswer | SideBySide:
+        """Return the answer to the setting, next to that of the kept setting if there is one."""
         try:
-            asked = chosen_setting(_once(given))
-            return _answer(asked, self._result(asked))
-        except (MistakeError, NoWayError) as mistake:
+            values, kept = _sides(given)
+            asked = chosen_setting(values)
+            other = None if kept is None else chosen_setting(kept)
+        except MistakeError as mistake:
             return FormAnswer(headline=_line(mistake))
+        if other is None:
+            return self._answer(asked)[0]
+        sides = [(each, *self._answer(each)) for each in (other, asked)]
+        return side_by_side(sides)
+
+    def _answer(self, asked: ChosenSetting) -> tuple[FormAnswer, RunResult | None]:
+        """Return the answer to a setting and its run; None if the setting is invalid."""
+        try:
+            result = self._result(asked)
+            return run_answer(asked, result), result
+        except (MistakeError, NoWayError) as mistake:
+            return FormAnswer(headline=_line(mistake)), None
+
+    def _lines(self, given: Given, made: Callable[[ChosenSetting], dict[str, Any]]) -> "Response":
+        """Return the progress and the answer of a search, as lines of JSON while it runs."""
+        from werkzeug.wrappers import Response
+
+        from zsim_plan.page import page_server
+
+        connection = self._asked.connection
+
+        def lines() -> Generator[str]:
+            try:
+                asked = chosen_setting(_sides(given)[0])
+                request = made(asked)
+            except MistakeError as mistake:
+                yield _json({"html": render_answer(FormAnswer(headline=_line(mistake)))})
+                return
+            found = searched(self._searches, request, lambda: page_server.has_left(connection))
+            with closing(found):
+                for line in found:
+                    if "done" in line or "waiting" in line:
+                        yield _json(line)
+                    else:
+                        yield _json({"html": render_answer(search_answer(asked, line))})
+
+        return Response(lines(), mimetype="application/x-ndjson")
 
     def remedies(self, given: Given) -> FormAnswer:
         """Return the changes with which the setting would fit."""
@@ -146,21 +206,27 @@ class LocalPage:
             return FormAnswer(headline=_line(mistake))
         return FormAnswer(headline="", facts=tuple(remedy_lines(found or ())))
 
-    def _told(self, given: Given, made: Callable[[ChosenSetting], str]) -> str:
-        """Return the text of `made` for the setting; raise BadRequest if the setting is invalid."""
+    def _told(
+        self, given: Given, made: Callable[[ChosenSetting], str], *, shortens: bool = True
+    ) -> str:
+        """Return the text of `made` for the setting; raise BadRequest if the setting is invalid.
+
+        `shortens` replaces the paths of pasted files with their names.
+        """
         from werkzeug.exceptions import BadRequest
 
         try:
-            return made(chosen_setting(_once(given)))
+            text = made(chosen_setting(_once(given)))
         except (MistakeError, NoWayError) as mistake:
             raise BadRequest(_line(mistake)) from None
+        return without_folder(text) if shortens else text
 
     def _result(self, asked: ChosenSetting) -> RunResult:
         """Return the run of a setting, from the cache or simulated now.
 
         It skips the proof that `zsim run` does first: the runtimes' own schedules are tested.
         """
-        key = urlencode(asked.values)
+        key = asked.address
         if (kept := self._kept(key)) is not None:
             return kept
         with self._turn():
@@ -243,6 +309,18 @@ def _once(given: Given) -> dict[str, str]:
     return given.to_dict()
 
 
+def _sides(given: Given) -> tuple[dict[str, str], dict[str, str] | None]:
+    """Return the values of the setting, and those of the kept one; None if there is none.
+
+    Raises:
+        MistakeError: a key is repeated.
+    """
+    every = _once(given)
+    values = {name: text for name, text in every.items() if not name.startswith(KEPT)}
+    kept = {name.removeprefix(KEPT): every[name] for name in every if name.startswith(KEPT)}
+    return values, {**values, **kept} if kept else None
+
+
 def _need_local(request: "Request") -> None:
     """Refuse requests from other machines and from pages of other sites.
 
@@ -266,66 +344,21 @@ def _html(text: str) -> "Response":
     return Response(text, mimetype="text/html")
 
 
+def _saved(name: str, text: str) -> "Response":
+    from werkzeug.wrappers import Response
+
+    saved = {"Content-Disposition": f"attachment; filename={name}"}
+    return Response(text, mimetype="text/plain", headers=saved)
+
+
+def _json(line: Mapping[str, object]) -> str:
+    return f"{json.dumps(line)}\n"
+
+
 def _line(mistake: Exception) -> str:
-    """Return the message in one line, without the file name of the scenario."""
-    return str(mistake).removeprefix(f"{FILE}: ").removeprefix("scenario: ")
-
-
-def _answer(asked: ChosenSetting, result: RunResult) -> FormAnswer:
-    found, address = result.summary, urlencode(asked.values)
-    headline = f"{asked.values['model']} {'fits' if result.fits else 'does not fit'}."
-    if result.step_time_s:
-        step = format_seconds(result.step_time_s)
-        headline += (
-            f" A step takes {step}." if result.fits else f" With more memory: {step} a step."
-        )
-    quick = replace(result, look_for_remedies=lambda _: None)  # remedies may take a minute
-    links = [(f"/report.html?{address}", "the full page"), (f"/setting.toml?{address}", FILE)]
-    return FormAnswer(
-        headline=headline,
-        fits=result.fits,
-        cards=tuple(_cards(result)) if result.fits else (),
-        bars=tuple(_bars(result)),
-        error=f"Error: {result.error}.",
-        facts=tuple((name, text) for name, text in quick.facts() if name != "error"),
-        links=tuple(links),
-        remedies="" if found.fits else f"/remedies?{address}",
-    )
-
-
-def _cards(result: RunResult) -> Generator[tuple[str, str, str]]:
-    """Yield title, value and note of the most important figures."""
-    step_tokens = format_count(round(result.tokens_per_s * result.step_time_s))
-    yield "step time", format_seconds(result.step_time_s), f"of {step_tokens} tokens"
-    yield "tokens/s", f"{result.tokens_per_s:,.0f}", "all GPUs"
-    yield "MFU", result.summary.mfu_text, f"{result.model_tflops_per_gpu:.0f} TFLOP/s per GPU"
-    budget = result.training
-    if budget is None:
-        return
-    yield f"{format_count(budget.tokens)} tokens", f"{budget.days:,.1f} days", "failures included"
-    hours = format_count(round(budget.gpu_hours))
-    if budget.cost is None:
-        yield "GPU hours", hours, "say a price to see money"
-    else:
-        yield "money", format_count(round(budget.cost)), f"{hours} GPU hours"
-
-
-def _bars(result: RunResult) -> Generator[MemoryBar]:
-    """Yield the used memory of each tier; the needed memory if it ran out."""
-    found = result.summary
-    taken = found.reserved_bytes
-    words = "reserved" if taken is not None else "needed"
-    bytes_taken = found.needed_bytes if taken is None else taken
-    yield MemoryBar(
-        text=f"GPU: {format_bytes(bytes_taken)} {words} of {format_bytes(found.usable_bytes)}",
-        share=bytes_taken / found.usable_bytes if found.usable_bytes else 0.0,
-    )
-    for tier in found.tiers:
-        if tier.capacity_bytes:
-            name = f"{tier.name[:1].upper()}{tier.name[1:]}"
-            yield MemoryBar(
-                text=f"{name}: {tier.text()}", share=tier.needed_bytes / tier.capacity_bytes
-            )
+    """Return the message in one line, without file names that the user did not choose."""
+    line = without_folder(str(mistake))
+    return line.removeprefix(f"{FILE}: ").removeprefix("scenario: ")
 
 
 class LocalServer:

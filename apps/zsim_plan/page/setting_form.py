@@ -1,35 +1,41 @@
-"""The form of `zsim serve`: its fields, and the scenario of the chosen values."""
+"""The setting that is chosen on the form of `zsim serve`: its scenario, and its fleet."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, NoReturn
+from urllib.parse import urlencode
 
 from zsim.api.gpu_fleet import GpuFleet, gpu_fleet
 from zsim.api.training_budget import tokens_of
-from zsim.cluster.files import Part
-from zsim.files.installed import first_gpu, model_catalogue, part_names, usual_nodes
-from zsim.mistake import MistakeError
-from zsim.runtimes.lookup import runtimes, search_of
+from zsim.files.installed import usual_nodes
+from zsim.files.source import with_files
+from zsim.mistake import MistakeError, mistakes
+from zsim.runtimes.lookup import search_of
 from zsim.scenario.changes import changed
-from zsim.strategy.strategy import STAGES
+from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.suggestion import one_of
-from zsim_plan.page.setting_page import FormField, OptionGroups
+from zsim_plan.page.form_fields import GPU_LABELS, OFFLOAD_NAMES, OWN, ZERO, form_fields, label
+from zsim_plan.page.own_files import (
+    CONFIG_BYTES,
+    gpu_text,
+    hardware_of,
+    need_size,
+    own_file,
+    without_folder,
+)
 from zsim_plan.search.fleet import Changes
+
+FILE: Final = "setting.toml"
+"""File name for the saved scenario."""
+
+OWN_FILE: Final = re.compile(r"((?:gpu|node)\.toml)(?: on \w+)?: ")
+"""Start of a message about a pasted file."""
 
 DIGITS: Final = 9
 """Maximum digits of a typed number."""
 
-OWN: Final = "zero"
-"""Name of zsim's own ZeRO stages in the form."""
-
-OFFLOAD_NAMES: Final = {
-    "": "nothing",
-    "optimizer-host": "the optimizer, to the host",
-    "all-host": "optimizer and parameters, to the host",
-    "optimizer-nvme": "the optimizer, to drives",
-    "all-nvme": "optimizer and parameters, to drives",
-}
 OWN_OFFLOADS: Final[Mapping[str, Changes]] = {
     "optimizer-host": {"offload.optimizer": "host"},
     "all-host": {"offload.optimizer": "host", "offload.parameters": "host"},
@@ -45,7 +51,7 @@ OWN_OFFLOADS: Final[Mapping[str, Changes]] = {
 
 def offloads(runtime: str) -> Mapping[str, Changes]:
     """Return the changes of a runtime for each choice that it has."""
-    if runtime == OWN:
+    if runtime == ZERO:
         return OWN_OFFLOADS
     return {
         choice: {f"zero.{runtime}.{name}": value for name, value in options.items()}
@@ -53,125 +59,22 @@ def offloads(runtime: str) -> Mapping[str, Changes]:
     }
 
 
-CHECKPOINTING: Final = {
-    "none": "none",
-    "selective": "selective: not the scores of plain attention",
-    "operations": "operations: results of attention and every second product",
-    "full": "full: inputs of blocks alone",
-}
-
-
-def _plain(values: Mapping[str, str]) -> OptionGroups:
-    return (("", tuple(values.items())),)
-
-
-def _numbers(*numbers: int) -> OptionGroups:
-    return _plain({str(each): f"{each:,}" for each in numbers})
-
-
-def _models() -> OptionGroups:
-    return tuple(
-        (each.family, tuple((model.name, model.name) for model in each.model))
-        for each in model_catalogue().families
-        if each.model
-    )
-
-
-def _gpus() -> OptionGroups:
-    gpus = part_names(Part.GPU)
-    usual = {word: nodes for word, nodes in usual_nodes().items() if word not in gpus}
-    kinds = tuple((word, f"{word.upper()}, in {nodes[0]}") for word, nodes in usual.items())
-    named = {nodes[0] for nodes in usual.values()}
-    nodes = tuple((name, name) for name in part_names(Part.NODE) if name not in named)
-    return (("GPU", kinds), ("GPUs of the node", nodes))
-
-
-def _fabrics() -> OptionGroups:
-    return _plain({"": "as usual for the node", **{name: name for name in part_names(Part.FABRIC)}})
-
-
-def _runtimes() -> OptionGroups:
-    found = [
-        (
-            each.options.__name__,
-            tuple(
-                (f"{name}-{stage}", f"{each.options.__name__}, stage {stage}")
-                for stage in each.options.stages
-            ),
-        )
-        for name, each in sorted(runtimes().items())
-    ]
-    own = tuple((f"{OWN}-{stage}", f"ZeRO stage {stage}") for stage in STAGES)
-    return (*found, ("zsim's own order", own))
-
-
-def _first_runtime() -> str:
-    """Return the runtime, with its highest stage, that is selected at first."""
-    for name, each in sorted(runtimes().items()):
-        if search_of(name).comes_first:
-            return f"{name}-{max(each.options.stages)}"
-    return f"{OWN}-{max(STAGES)}"
-
-
-_LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-
-
-@cache
-def form_fields() -> tuple[FormField, ...]:
-    """Return the fields of the form in display order."""
-    return (*_hardware_fields(), *_setting_fields(), *_training_fields())
-
-
-def _chosen(
-    name: str, label: str, default: str, groups: OptionGroups, *, note: str = ""
-) -> FormField:
-    return FormField(name=name, label=label, default=default, groups=groups, note=note)
-
-
-def _typed(name: str, label: str, default: str, *known: str, note: str = "") -> FormField:
-    groups = _plain({each: each for each in known})
-    return FormField(name=name, label=label, default=default, groups=groups, typed=True, note=note)
-
-
-def _hardware_fields() -> tuple[FormField, ...]:
-    counts = (str(2**power) for power in range(15))
-    return (
-        _chosen("model", "Model", "llama3.1-70b", _models()),
-        _typed("count", "Number of GPUs", "128", *counts),
-        _chosen("gpu", "GPU", first_gpu(), _gpus()),
-        _chosen("fabric", "Fabric between nodes", "", _fabrics()),
-    )
-
-
-def _setting_fields() -> tuple[FormField, ...]:
-    lengths = {"": "the model's own", **{str(each): f"{each:,}" for each in _LENGTHS}}
-    few = _numbers(1, 2, 4, 8, 16, 32)
-    return (
-        _chosen("runtime", "Runtime and ZeRO stage", _first_runtime(), _runtimes()),
-        _chosen("tensor", "Tensor parallel", "1", _numbers(1, 2, 4, 8, 16)),
-        _chosen("pipeline", "Pipeline stages", "1", few),
-        _chosen("length", "Sequence length", "", _plain(lengths)),
-        _chosen("micro", "Micro-batch", "1", few, note="sequences of a replica at a time"),
-        _chosen("accumulate", "Micro-batches of a step", "2", few),
-        _chosen("checkpointing", "Activation checkpointing", "full", _plain(CHECKPOINTING)),
-        _chosen("offload", "Offload", "", _plain(OFFLOAD_NAMES)),
-    )
-
-
-def _training_fields() -> tuple[FormField, ...]:
-    other = "where it is another than the node's"
-    return (
-        _typed("host", "Host memory of a node", "", "64 GB", "256 GB", "512 GB", note=other),
-        _typed("tokens", "Tokens of the training", "15T", "300B", "1T", "2T", "15T"),
-        _typed("price", "Price of a GPU hour", "", note="yours: none ships"),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChosenSetting:
     """The chosen value of each field, as typed."""
 
     values: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return "config.json" if self.values["model"] == OWN else self.values["model"]
+
+    @property
+    def address(self) -> str:
+        """The choices as the query of an address, without fields that are empty by default."""
+        said = {each.name for each in form_fields() if each.default or self.values[each.name]}
+        return urlencode({name: text for name, text in self.values.items() if name in said})
 
     @property
     def tokens(self) -> int | None:
@@ -180,7 +83,7 @@ class ChosenSetting:
         Raises:
             MistakeError: the field is not a number of tokens.
         """
-        return tokens_of(self.values["tokens"] or None, _label("tokens"))
+        return tokens_of(self.values["tokens"] or None, label("tokens"))
 
     @property
     def price(self) -> float | None:
@@ -197,8 +100,35 @@ class ChosenSetting:
         except ValueError:
             price = 0.0
         if not 0 < price < 1e6:
-            raise MistakeError(f"{_label('price')}: {text!r} must be a number of more than 0")
+            raise MistakeError(f"{label('price')}: {text!r} must be a number of more than 0")
         return price
+
+    @property
+    def runtime(self) -> str:
+        """Name of the runtime, or `ZERO`."""
+        return self.values["runtime"].rpartition("-")[0]
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the model, each with its own sequences.
+
+        Raises:
+            MistakeError: the degrees do not divide the GPUs.
+        """
+        return int(str(self._degrees["data"])) // self.number("context")
+
+    def sequence_length(self) -> int:
+        """Return the tokens of a sequence.
+
+        Raises:
+            MistakeError: choices contradict each other, or config.json gives no length.
+        """
+        with mistakes(ScenarioError):
+            scenario, _ = with_files(FILE, from_tables(self.tables()))
+        length = scenario.model.sequence_length
+        if length is None:
+            raise MistakeError(f"{label('length')}: is empty, and {self.name} gives none")
+        return length
 
     def tables(self) -> dict[str, Any]:
         """Return the tables of the scenario.
@@ -206,38 +136,158 @@ class ChosenSetting:
         Raises:
             MistakeError: choices contradict each other.
         """
-        values = self.values
-        fleet = self._fleet()
-        runtime, _, stage = values["runtime"].rpartition("-")
-        model: dict[str, object] = {"name": values["model"]}
-        if values["length"]:
-            model["sequence_length"] = int(values["length"])
-        zero: dict[str, object] = {"stage": int(stage)}
-        if runtime != OWN:
-            zero["emulate"] = runtime
+        values, fleet = self.values, self.fleet
+        zero: dict[str, object] = {"stage": int(values["runtime"].rpartition("-")[2])}
+        if self.runtime != ZERO:
+            zero["emulate"] = self.runtime
         tables: dict[str, Any] = {
-            "title": f"{values['model']} on {fleet.title}",
-            "model": model,
+            "title": f"{self.name} on {fleet.title}",
+            "model": dict([self.model]),
             **fleet.tables,
-            "parallel": self._degrees(fleet.gpus),
+            "parallel": self._degrees,
             "zero": zero,
             "activations": {"checkpointing": values["checkpointing"]},
             "train": {
-                "micro_batch_size": self._number("micro"),
-                "gradient_accumulation_steps": self._number("accumulate"),
+                "micro_batch_size": self.number("micro"),
+                "gradient_accumulation_steps": self.number("accumulate"),
                 "precision": fleet.precision,
                 "optimizer": "adam",
             },
         }
-        if values["fabric"]:
-            tables["cluster"] = {**tables["cluster"], "fabric": values["fabric"]}
-        if values["host"]:
-            tables["cluster"] = {**tables["cluster"], "host_memory": values["host"]}
-        return changed(tables, self._offload(runtime))
+        return changed(tables, {**self.given(), **self._offload()})
 
-    def _offload(self, runtime: str) -> Changes:
-        """Return the settings of the chosen offload for `runtime`."""
-        what = self.values["offload"]
+    def given(self) -> Changes:
+        """Return the values by key that a search keeps: of the cluster, model and training."""
+        values, found = self.values, dict[str, object]()
+        for field, key in (("fabric", "cluster.fabric"), ("host", "cluster.host_memory")):
+            if values[field]:
+                found[key] = values[field]
+        if values["nvlink"]:
+            found["cluster.nvlink"] = False
+        if values["length"]:
+            found["model.sequence_length"] = self.number("length")
+        if values["lora"]:
+            found["model.lora.rank"] = int(values["lora"])
+        if values["precision"] == "float8":
+            found |= {"train.precision": "bf16", "train.float8": "tensorwise"}
+        elif values["precision"]:
+            found["train.precision"] = values["precision"]
+        if values["compile"]:
+            found["train.compile"] = True
+        if self.number("context") > 1:
+            found["parallel.context"] = self.number("context")
+        return found
+
+    @cached_property
+    def model(self) -> tuple[str, str]:
+        """Key and value that give the model: its name, or the path of the pasted config.json.
+
+        Raises:
+            MistakeError: a config.json is missing, too large, or given besides another model.
+        """
+        config, name = self.values["config"], self.values["model"]
+        if name != OWN and config:
+            _refuse_pasted("config", "model", name)
+        if name != OWN:
+            return "name", name
+        if not config:
+            raise MistakeError(f"{label('config')}: is empty; paste it, or choose a model")
+        need_size(label("config"), config, CONFIG_BYTES)
+        return "hf_config", own_file("config.json", config)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Paths of the pasted files by name.
+
+        Raises:
+            MistakeError: a file is wrong.
+        """
+        key, model = self.model
+        found = {"config.json": model} if key == "hf_config" else {}
+        if self.values["gpu"] == OWN:
+            node, gpu = self._own_hardware()
+            found |= {without_folder(path): path for path in (node, gpu) if path is not None}
+        return found
+
+    @property
+    def gpus(self) -> tuple[str, str | None]:
+        """The GPUs as `zsim best --gpus` takes them, and the file that replaces the node's GPU.
+
+        Raises:
+            MistakeError: the GPU is unknown, or the GPUs do not fill whole nodes.
+        """
+        count, name = self.number("count"), self.values["gpu"]
+        gpu: str | None = None
+        if name == OWN:
+            node, gpu = self._own_hardware()
+            if node is None:
+                return f"{count}x{gpu}", None
+            name = node
+        else:
+            for field in (*GPU_LABELS, "hardware"):
+                if self.values[field]:
+                    _refuse_pasted(field, "gpu", name)
+        if name in usual_nodes():
+            return f"{count}x{name}", None
+        per_node = self._fleet_of(name, gpu).gpus
+        if count % per_node:
+            raise MistakeError(
+                f"{label('count')}: {count} must be a multiple of {per_node}, the GPUs of "
+                f"{without_folder(name)}"
+            )
+        return f"{count // per_node}x{name}", gpu
+
+    @cached_property
+    def fleet(self) -> GpuFleet:
+        """The GPUs.
+
+        Raises:
+            MistakeError: the GPU is unknown, or the GPUs do not fill whole nodes.
+        """
+        return self._fleet_of(*self.gpus)
+
+    def _fleet_of(self, text: str, gpu: str | None) -> GpuFleet:
+        """Return the GPUs that `text` names, with messages about fields of the form.
+
+        Raises:
+            MistakeError: the GPU is unknown, or the GPUs do not fill whole nodes.
+        """
+        try:
+            return gpu_fleet(text, gpu)
+        except MistakeError as mistake:
+            why = without_folder(str(mistake)).removeprefix("--gpus: ")
+            if self.values["gpu"] == OWN and (named := OWN_FILE.match(why)):
+                why = f"{named[1]}: {why[named.end() :]}"
+                raise MistakeError(why) from None  # the file is wrong, not the number
+            raise MistakeError(f"{label('count')}: {why}") from None
+
+    def _own_hardware(self) -> tuple[str | None, str | None]:
+        """Return the paths of the pasted node and GPU; None for one that is not given.
+
+        Raises:
+            MistakeError: neither is given, or the GPU is given twice.
+        """
+        numbers = gpu_text(self.values, GPU_LABELS)
+        kind, text = "", self.values["hardware"]
+        if text:
+            kind, _ = hardware_of(label("hardware"), text)
+        if kind == "gpu" and numbers:
+            raise MistakeError(
+                f"{label('hardware')}: is a GPU, as the numbers above are; remove one of the two"
+            )
+        if not numbers and not text:
+            raise MistakeError(
+                f"{label('gpu_memory')}: is empty; give the numbers of your own GPU, or choose one"
+            )
+        gpu = text if kind == "gpu" else numbers
+        return (
+            own_file("node.toml", text) if kind == "node" else None,
+            own_file("gpu.toml", gpu) if gpu else None,
+        )
+
+    def _offload(self) -> Changes:
+        """Return the settings of the chosen offload."""
+        what, runtime = self.values["offload"], self.runtime
         if not what:
             return {}
         choices = offloads(runtime)
@@ -245,39 +295,36 @@ class ChosenSetting:
             known = [OFFLOAD_NAMES[each] for each in choices]
             allowed = " or ".join(["nothing", *known])
             raise MistakeError(
-                f"{_label('offload')}: {OFFLOAD_NAMES[what]!r} is nothing that {runtime} does; "
+                f"{label('offload')}: {OFFLOAD_NAMES[what]!r} is nothing that {runtime} does; "
                 f"it takes {allowed}"
             )
         return choices[what]
 
-    def _number(self, name: str) -> int:
+    def number(self, name: str) -> int:
+        """Return the number in the field called `name`.
+
+        Raises:
+            MistakeError: it is not a whole number of at least 1.
+        """
         text = self.values[name]
         if not text.isdecimal() or len(text) > DIGITS or not int(text):
-            raise MistakeError(f"{_label(name)}: {text!r} must be a whole number, at least 1")
+            raise MistakeError(f"{label(name)}: {text!r} must be a whole number, at least 1")
         return int(text)
 
-    def _fleet(self) -> GpuFleet:
-        count, name = self._number("count"), self.values["gpu"]
-        if name in usual_nodes():
-            try:
-                return gpu_fleet(f"{count}x{name}")
-            except MistakeError as mistake:
-                why = str(mistake).removeprefix("--gpus: ")
-                raise MistakeError(f"{_label('count')}: {why}") from None
-        per_node = gpu_fleet(name).gpus
-        if count % per_node:
-            raise MistakeError(
-                f"{_label('count')}: {count} must be a multiple of {per_node}, the GPUs of {name}"
-            )
-        return gpu_fleet(f"{count // per_node}x{name}")
-
-    def _degrees(self, gpus: int) -> dict[str, object]:
-        tensor, pipeline = self._number("tensor"), self._number("pipeline")
+    @property
+    def _degrees(self) -> dict[str, object]:
+        gpus = self.fleet.gpus
+        tensor, pipeline = self.number("tensor"), self.number("pipeline")
         if gpus % (tensor * pipeline):
             raise MistakeError(
-                f"{_label('tensor')}: {tensor} x {pipeline} stages must divide the {gpus:,} GPUs"
+                f"{label('tensor')}: {tensor} x {pipeline} stages must divide the {gpus:,} GPUs"
             )
-        return {"tensor": tensor, "pipeline": pipeline, "data": gpus // (tensor * pipeline)}
+        data, context = gpus // (tensor * pipeline), self.number("context")
+        if data % context:
+            raise MistakeError(
+                f"{label('context')}: {context} must divide the {data:,} data-parallel ranks"
+            )
+        return {"tensor": tensor, "pipeline": pipeline, "data": data}
 
 
 def chosen_setting(given: Mapping[str, str]) -> ChosenSetting:
@@ -287,19 +334,25 @@ def chosen_setting(given: Mapping[str, str]) -> ChosenSetting:
         MistakeError: a field is unknown, or does not allow the value.
     """
     values: dict[str, str] = {}
-    if other := next((name for name in given if name not in {*map(_name, form_fields())}), None):
-        raise MistakeError(f"{other}: unknown key; {one_of(other, [*map(_name, form_fields())])}")
+    names = [field.name for field in form_fields()]
+    if other := next((name for name in given if name not in names), None):
+        raise MistakeError(f"{other}: unknown key; {one_of(other, names)}")
     for each in form_fields():
         value = given.get(each.name, each.default).strip()
         if not each.typed and value not in each.values:
-            raise MistakeError(f"{each.label}: {one_of(value, each.values)}")
+            named = [known for known in each.values if known]
+            or_else = "empty, or " if "" in each.values else ""
+            raise MistakeError(f"{each.label}: {one_of(value, named, or_else=or_else)}")
         values[each.name] = value
     return ChosenSetting(values=values)
 
 
-def _name(field: FormField) -> str:
-    return field.name
+def _refuse_pasted(field: str, chosen: str, name: str) -> NoReturn:
+    """Raise MistakeError: `field` has content, but another model or GPU is chosen.
 
-
-def _label(name: str) -> str:
-    return next(each.label for each in form_fields() if each.name == name)
+    Raises:
+        MistakeError: always.
+    """
+    raise MistakeError(
+        f"{label(field)}: is given, but {label(chosen)} is {name!r}; empty it, or choose your own"
+    )

@@ -21,6 +21,8 @@ class FormField:
         groups: the options, under headings.
         typed: True if the reader may type other values.
         note: text below the field.
+        hint: example that an empty field shows.
+        lines: number of lines of a field for a file; 0 for a value in one line.
     """
 
     name: str
@@ -29,11 +31,26 @@ class FormField:
     groups: OptionGroups
     typed: bool = False
     note: str = ""
+    hint: str = ""
+    lines: int = 0
 
     @property
     def values(self) -> tuple[str, ...]:
         """Values of all options."""
         return tuple(value for _, options in self.groups for value, _ in options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormSection:
+    """Fields under a heading; `folded` hides them until the reader opens the section."""
+
+    title: str
+    fields: tuple[FormField, ...]
+    folded: bool = False
+
+    def is_used(self, values: Mapping[str, str]) -> bool:
+        """Return True if a field has another value than its default."""
+        return any(values[each.name] != each.default for each in self.fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +72,9 @@ class FormAnswer:
         cards: name, figure and caption of each card.
         bars: memory by tier.
         facts: lines of `zsim run`, by name.
+        columns, rows: names and rows of a table, all as text.
+        chart: a chart as SVG, on a wide and on a narrow page.
+        file: name and text of a file that is shown.
         links: addresses and their labels.
         remedies: address of the page of changes that make the run fit; "" if none are needed.
     """
@@ -65,14 +85,35 @@ class FormAnswer:
     cards: tuple[tuple[str, str, str], ...] = ()
     bars: tuple[MemoryBar, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    chart: tuple[str, str] = ("", "")
+    file: tuple[str, str] = ("", "")
     links: tuple[Option, ...] = ()
     remedies: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingPage:
-    """The page: its fields, their values, and the answer to them."""
+class SideBySide:
+    """Two answers and the ratio of their speeds.
 
-    fields: tuple[FormField, ...]
-    answer: FormAnswer
+    Attributes:
+        answers: name, differing choices and answer of each side.
+        verdict: the ratio of the tokens per second, and its error.
+    """
+
+    answers: tuple[tuple[str, str, FormAnswer], ...]
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingPage:
+    """The page: its fields, their values, and the answer to them.
+
+    `kept` has the values of the setting that is compared, by field; empty if there is none.
+    """
+
+    sections: tuple[FormSection, ...]
+    answer: FormAnswer | SideBySide
     values: Mapping[str, str] = field(default_factory=dict[str, str])
+    kept: Mapping[str, str] = field(default_factory=dict[str, str])

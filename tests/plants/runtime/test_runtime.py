@@ -38,7 +38,8 @@ FIXED = (
 
 FORM = """
 import json
-from zsim_plan.page.setting_form import chosen_setting, form_fields
+from zsim_plan.page.form_fields import form_fields
+from zsim_plan.page.setting_form import chosen_setting
 runtime = next(each for each in form_fields() if each.name == "runtime")
 chosen = chosen_setting({"runtime": "mine-3", "model": "gpt2", "count": "8", "offload": "all-host"})
 print(json.dumps({"offered": "mine-3" in runtime.values, "zero": chosen.tables()["zero"]}))

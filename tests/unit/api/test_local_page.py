@@ -12,19 +12,17 @@ from urllib.parse import urlencode
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from werkzeug.test import Client, TestResponse
+from local_page_client import HERE, HOST, SMALL, got
+from werkzeug.test import Client
 
 import zsim
 from zsim.runtimes.lookup import runtimes
 from zsim_plan.page import local_page, page_server
+from zsim_plan.page.form_fields import ZERO, form_fields
 from zsim_plan.page.form_page import render_answer
-from zsim_plan.page.local_page import ADDRESS, PORT, LocalPage, LocalServer
-from zsim_plan.page.setting_form import OWN, chosen_setting, form_fields, offloads
+from zsim_plan.page.local_page import ADDRESS, LocalPage, LocalServer
+from zsim_plan.page.setting_form import chosen_setting, offloads
 from zsim_plan.page.setting_page import FormAnswer
-
-SMALL = {"model": "gpt2", "count": "2", "accumulate": "1", "tokens": "1B"}
-HERE = {"REMOTE_ADDR": ADDRESS}
-HOST = {"Host": f"{ADDRESS}:{PORT}"}
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +30,11 @@ def client() -> Client:
     return Client(LocalPage())
 
 
-def got(client: Client, path: str, **choices: str) -> TestResponse:
-    address = f"{path}?{urlencode({**SMALL, **choices})}"
-    return client.get(address, headers=HOST, environ_overrides=HERE)
-
-
 def test_the_page_has_a_field_for_every_choice_and_the_answer_to_the_first_setting(
     client: Client,
 ) -> None:
     page = got(client, "/").text
-    names = re.findall(r'<(?:select|input) name="(\w+)"', page)
+    names = re.findall(r'<(?:select|input|textarea) id="\w+" name="(\w+)"', page)
     assert names == [field.name for field in form_fields()]
     assert '<option value="gpt2" selected>' in page
     assert "gpt2 fits." in page
@@ -251,7 +244,7 @@ def test_what_does_not_fit_says_what_would_when_it_is_asked(client: Client) -> N
     assert "<dt>it would fit with</dt>" in got(client, "/remedies", **full).text
 
 
-@pytest.mark.parametrize("name", [OWN, *(name for name in runtimes() if offloads(name))])
+@pytest.mark.parametrize("name", [ZERO, *(name for name in runtimes() if offloads(name))])
 def test_each_offload_of_a_runtime_can_be_loaded(name: str) -> None:
     runtime = f"{name}-3"
     assert offloads(name)
