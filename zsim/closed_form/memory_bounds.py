@@ -10,6 +10,7 @@ from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.in_flight import moments
 from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
+from zsim.model.by_model import kept_by_model
 from zsim.model.model import BATCH, Model, Parameter, Unit
 from zsim.model.pipeline_stages import Stage, stages
 from zsim.strategy.offload import MemoryTier
@@ -97,9 +98,15 @@ def _leaves_device(strategy: Strategy) -> bool:
 def kept_activations(model: Model, strategy: Strategy) -> int:
     """Return a lower bound of the bytes that a micro-batch keeps for its backward.
 
-    Counted are the saved tensors of segments, and the inputs that backward reads; of recomputed
+    It is computed once while the model is alive. Counted are the saved tensors of segments, and the inputs that backward reads; of recomputed
     blocks, their inputs. Layers that keep activations in host memory count zero.
     """
+    moves, away = strategy.moves_checkpoints, strategy.layers_on_host
+    key = "kept activations", strategy.activations, moves, away
+    return kept_by_model(model, key, lambda: _kept_activations(model, strategy))
+
+
+def _kept_activations(model: Model, strategy: Strategy) -> int:
     total, inputs, again = 0, set[str](), recomputed(model, strategy)
     away = {unit.name for unit in stored(model, strategy)}
     for unit in model.units:

@@ -4,9 +4,10 @@ The distance is the sum of the squared logarithms (base 2) of the ratios of size
 each kind that differs.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import log2
 from statistics import median
 
@@ -79,7 +80,16 @@ def slower_of(cluster: Cluster, asked: RunFeatures | str) -> float:
     gpu = cluster.gpu
     if gpu.measured is not None or gpu.kernels is None or isinstance(asked, str):
         return 1.0
-    return slower(asked, judged_runs())
+    return slower(asked, _judged_by_kind().get(_kind(asked), ()))
+
+
+@cache
+def _judged_by_kind() -> dict[tuple[object, ...], list[JudgedRun]]:
+    """Return the published runs, by kind: a search asks for thousands of settings."""
+    found: defaultdict[tuple[object, ...], list[JudgedRun]] = defaultdict(list)
+    for run in judged_runs():
+        found[_kind(run.features)].append(run)
+    return dict(found)
 
 
 def slower(asked: RunFeatures, runs: Sequence[JudgedRun]) -> float:

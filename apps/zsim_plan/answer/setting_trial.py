@@ -170,8 +170,8 @@ class Bounder:
     def __init__(self) -> None:
         self._topology = cache(topology)
         self._models: dict[object, Model] = {}
-        self._kernels: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
         self._times: dict[object, CollectiveBounds] = {}
+        self._speeds: dict[object, tuple[RankSpeeds, CollectiveBounds | None]] = {}
 
     def bound_of_all(
         self, group: SettingGroup, scenario: Callable[[int], Mapping[str, Any]]
@@ -248,7 +248,7 @@ class Bounder:
         busy = busy_time(
             model,
             strategy,
-            self._speeds(found),
+            self._speeds_of(found),
             lambda part: copied_bytes(part, strategy),
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
         )
@@ -277,28 +277,40 @@ class Bounder:
             self._models[key] = found.make_model()
         return self._models[key]
 
-    def _speeds(self, found: ResolvedScenario) -> RankSpeeds:
+    def _speeds_of(self, found: ResolvedScenario) -> RankSpeeds:
         """Return the simulated speeds of kernels, copies and tensor-parallel collectives."""
+        bounds = self._collective_bounds(found)
+        gpu, link = found.cluster.gpu, found.cluster.switch_link
+        reach = found.cluster.gpus_per_node * found.cluster.nodes_per_domain
+        key = gpu, link, reach, id(bounds)
+        known = self._speeds.get(key)
+        if known is None:  # the bounds stay alive, so that no other object gets their id
+            known = self._speeds[key] = (self._new_speeds(found, bounds), bounds)
+        return known[0]
+
+    def _new_speeds(self, found: ResolvedScenario, bounds: CollectiveBounds | None) -> RankSpeeds:
         gpu = found.cluster.gpu
         copied = gpu.memory_bytes_per_s * (1.0 if gpu.kernels is None else gpu.kernels.copying)
         is_measured = gpu.measured is not None
         return RankSpeeds(
             kernels=self._kernel_times(gpu),
-            tensor=tensor_seconds(found.cluster, self._collective_bounds(found)),
+            tensor=tensor_seconds(found.cluster, bounds),
             copied_bytes_per_s=inf if is_measured else copied,
             collective_share=0.0 if is_measured else float(gpu.collective_share),
         )
 
     def _kernel_times(self, gpu: Gpu) -> KernelTimes:
+        every: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
+
         def of(kernels: tuple[Kernel, ...]) -> KernelTime:
-            known = self._kernels.get(id(kernels))
+            known = every.get(id(kernels))
             if known is None:
                 times = [(each.kind, kernel_ps(each, gpu)) for each in kernels]
                 moving = sum(ps for kind, ps in times if not kind.multiplies_matrices)
                 second = PICOSECONDS_PER_SECOND
                 found = KernelTime(sum(ps for _, ps in times) / second, moving / second)
                 # Keep the kernels alive, so that no other object gets their id.
-                known = self._kernels[id(kernels)] = (found, kernels)
+                known = every[id(kernels)] = (found, kernels)
             return known[0]
 
         return of
