@@ -1,13 +1,14 @@
 """Groups of settings with lower bounds, for the search of the best setting."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from zsim_plan.answer.best_question import Question
 from zsim_plan.answer.setting_bound import SettingBound
-from zsim_plan.answer.setting_trial import Bounder
+from zsim_plan.answer.setting_trial import Bounder, SettingOutcome
+from zsim_plan.search.plain_settings import plainest
 from zsim_plan.search.search import SettingBranch
 from zsim_plan.search.space import RefusedSettings, SettingGroup
 
@@ -16,8 +17,9 @@ from zsim_plan.search.space import RefusedSettings, SettingGroup
 class SettingPool:
     """Groups of settings with their bounds, and refused groups.
 
-    Groups that keep states or checkpoints off the device are held back until `release`. A bound
-    holds for the defaults of its group; `lowered` computes that of all its knobs.
+    Groups get bounds by `plain`, then by `bound_others`. Groups that keep states or checkpoints off
+    the device are held back until `release`. A bound holds for the defaults of its group; `lowered`
+    computes that of all its knobs.
     """
 
     question: Question
@@ -25,6 +27,7 @@ class SettingPool:
     bounds: list[SettingBound] = field(default_factory=list[SettingBound])
     refused: Counter[str] = field(default_factory=Counter[str])
     settings: int = 0
+    unbounded: dict[int, SettingGroup] = field(default_factory=dict[int, SettingGroup])
     held_back: list[SettingGroup] = field(default_factory=list[SettingGroup])
     _bounder: Bounder = field(default_factory=Bounder)
     _lowered: set[int] = field(default_factory=set[int])
@@ -40,7 +43,26 @@ class SettingPool:
             if each.moves_states:
                 self.held_back.append(each)
             else:
-                self._bound(each)
+                self.unbounded[len(self.unbounded)] = each
+
+    def plain(self) -> Iterator[int]:
+        """Yield the plainest group that may fit, of each runtime, stage and checkpointing."""
+        groups = [*self.unbounded.values()]
+        for places in plainest(groups):
+            for place in places:
+                known = len(self.groups)
+                if (group := self.unbounded.pop(place, None)) is not None:
+                    self._bound(group)
+                if len(self.groups) > known:
+                    yield known
+                    break
+
+    def bound_others(self) -> Iterator[None]:
+        """Bound the other groups; yield after each."""
+        for number in [*self.unbounded]:
+            self._bound(self.unbounded[number])
+            del self.unbounded[number]
+            yield
 
     def release(self) -> None:
         """Add the groups that were held back, with their bounds."""
@@ -80,6 +102,7 @@ class SettingPool:
                 floor=value(bound.kernels_s * bound.slower, group.fleet.gpus),
                 memory_bytes=bound.memory_bytes,
                 settings=len(group.knobs),
+                is_unsure=bound.is_unsure,
                 family=f"{group.family} {group.fleet.gpus} {dict(group.fleet.changes)}",
                 likely=group.likely,
                 larger=group.larger,
@@ -90,6 +113,10 @@ class SettingPool:
     def tables(self, place: int, number: int) -> dict[str, Any]:
         """Return the scenario tables of a setting of a group."""
         return self.question.scenario(self.groups[place].setting(number))
+
+    def full(self, place: int, number: int) -> SettingOutcome | None:
+        """Return the outcome of a setting whose bound of memory exceeds the GPU; else None."""
+        return self._bounder.full(self.tables(place, number)) if number else None
 
     def _tables(self, group: SettingGroup) -> Callable[[int], dict[str, Any]]:
         return lambda number: self.question.scenario(group.setting(number))

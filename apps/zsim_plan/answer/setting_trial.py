@@ -106,6 +106,11 @@ class SettingOutcome:
         return self.fits and is_tight(self.memory_bytes, self.usable_bytes)
 
     @property
+    def keeps_to_be_unsure(self) -> bool:
+        """True if `kept_bytes` alone exceed the memory that fits with the probability `SURE`."""
+        return self.kept_bytes > sure_bytes(self.usable_bytes)
+
+    @property
     def keeps_too_much(self) -> bool:
         """True if `kept_bytes` exceed the usable memory; knobs that add memory cannot fit then."""
         return self.kept_bytes > self.usable_bytes
@@ -116,27 +121,35 @@ class SettingOutcome:
         return is_tight(self.kept_bytes, self.usable_bytes)
 
 
-def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutcome:
+def sure_bytes(usable_bytes: int) -> float:
+    """Return the memory up to which a run fits with at least the probability `SURE`."""
+    return min(shipped_rules().fit.room(SURE), 1.0) * usable_bytes
+
+
+def tried(tables: Mapping[str, Any], *, times_unsure: bool = True) -> SettingOutcome:
     """Return the result of simulating a setting, with the numbers of `zsim run`.
 
-    With `times_tight=False`, a setting with almost no free memory gets no step time.
+    With `times_unsure=False`, a setting that certainly keeps too much memory to fit with the
+    probability `SURE` gets no step time.
     """
     with counted_work() as work:
-        found = _tried(tables, times_tight=times_tight)
+        found = _tried(tables, times_unsure=times_unsure)
     return replace(found, operations=work.operations)
 
 
-def _tried(tables: Mapping[str, Any], *, times_tight: bool) -> SettingOutcome:
+def _tried(tables: Mapping[str, Any], *, times_unsure: bool) -> SettingOutcome:
     found = forecast(tables, None)  # most failures need no simulation
     if not isinstance(found, str) and found.fits:
+        outcome = SettingOutcome(
+            memory_bytes=found.needed_bytes,
+            usable_bytes=found.usable_bytes,
+            kept_bytes=found.kept_bytes,
+            fits=True,
+        )
         was_simulated = found.step_time_s > 0  # else memory may be an upper bound
-        if was_simulated and not times_tight and is_tight(found.needed_bytes, found.usable_bytes):
-            return SettingOutcome(
-                memory_bytes=found.needed_bytes,
-                usable_bytes=found.usable_bytes,
-                kept_bytes=found.kept_bytes,
-                fits=True,
-            )
+        is_unsure = outcome.keeps_to_be_unsure or (was_simulated and not outcome.is_sure)
+        if is_unsure and not times_unsure:
+            return outcome
         found = forecast(tables)
     if isinstance(found, str):
         return SettingOutcome(refusal=found.removeprefix("scenario: "))
@@ -218,11 +231,14 @@ class Bounder:
     def bound(self, tables: Mapping[str, Any]) -> SettingBound:
         """Return lower bounds of a setting, or the reason why it cannot run."""
         try:
-            scenario, _ = with_files(NAME, from_tables(tables))
-            found = resolve(scenario, self._topology, network_profile, kernel_profile)
+            found = self._resolved(tables)
             return self._of(found, self._model(found))
         except (MistakeError, ScenarioError, ModelError) as refusal:
             return SettingBound(why_not=str(refusal).removeprefix(f"{NAME}: "))
+
+    def _resolved(self, tables: Mapping[str, Any]) -> ResolvedScenario:
+        scenario, _ = with_files(NAME, from_tables(tables))
+        return resolve(scenario, self._topology, network_profile, kernel_profile)
 
     def _of(self, found: ResolvedScenario, model: Model) -> SettingBound:
         strategy, cluster = found.strategy, found.cluster
@@ -259,8 +275,24 @@ class Bounder:
             busy_s=busy_s,
             kernels_s=updating + busy.kernels_s,
             memory_bytes=memory,
+            is_unsure=memory > sure_bytes(usable),
             slower=slower_of(cluster, features(strategy, model, cluster)),
         )
+
+    def full(self, tables: Mapping[str, Any]) -> SettingOutcome | None:
+        """Return the outcome of a setting that cannot fit by its bound of memory; else None.
+
+        The bound of a group is that of its defaults; options of a runtime may keep more.
+        """
+        try:
+            found = self._resolved(tables)
+            memory = device_bytes(self._model(found), found.strategy)
+        except (MistakeError, ScenarioError, ModelError):
+            return None  # its simulation says why
+        usable = found.cluster.gpu.usable_bytes(_groups(found.strategy))
+        if memory <= usable:
+            return None
+        return SettingOutcome(memory_bytes=memory, usable_bytes=usable, kept_bytes=memory)
 
     def _model(self, found: ResolvedScenario) -> Model:
         strategy = found.strategy

@@ -91,6 +91,10 @@ Workers = Annotated[
     int | None,
     typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
 ]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Dask scheduler whose workers simulate settings."),
+]
 Save = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml."),
@@ -131,6 +135,7 @@ def best(
     search_operations: SearchOperations = OPERATIONS,
     search_time: SearchTime = None,
     workers: Workers = None,
+    scheduler: Scheduler = None,
     save: Save = None,
     config: Config = None,
     report: Report = None,
@@ -145,6 +150,8 @@ def best(
     del search_time  # its callback rejects it
     _need_outputs(save, config, report)
     _need_picture(picture, figure)
+    if workers is not None and scheduler is not None:
+        raise MistakeError(f"--workers: {workers} stands without --scheduler, which has its own")
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
     once["--price"] = f"{price:g}" if price is not None else None
@@ -166,7 +173,10 @@ def best(
             fabrics=fabric or (),
             operations=search_operations,
             workers=workers,
+            scheduler=scheduler,
             progress=told,
+            note=told.note,
+            may_interrupt=True,
         )
     files = outputs((report, partial(found.report, command=command)))
     draw = found.picture if figure is None else partial(found.picture, figure=figure)
@@ -174,6 +184,8 @@ def best(
         files += outputs((save, found.save), (config, found.save_config), (picture, draw))
     with answer_before(files):
         print_answer(found, as_json=json)
+    if found.is_interrupted:
+        return Code.INTERRUPTED
     return Code.NO if found.best is None else Code.DONE
 
 
