@@ -1,12 +1,13 @@
 """`zsim.best`: search for the best setting of a model on given GPUs."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
+from threading import Lock
 from time import (
     perf_counter,  # noqa: TID251  (how long a search took is reported)
     process_time,
@@ -32,10 +33,10 @@ from zsim_plan.search.search import Search, Trial
 OPERATIONS: Final = 3_000_000
 """Default limit of a search, in operations."""
 
-STOP_S: Final = 600e-6
-"""Limit of processor time for each operation in seconds, at which a search stops unfinished.
+STOP_S: Final = 1800.0
+"""Limit of processor time in seconds, at which a search stops unfinished.
 
-It is a safety stop: a simulation takes a tenth of it."""
+It is a safety stop, and longer for a search of more than the default operations."""
 
 LEAST_OPERATIONS: Final = 4_000
 """Minimum number of operations counted per setting: reading its scenario is as much work."""
@@ -63,7 +64,7 @@ class SearchOptions(TypedDict, total=False):
         workers: number of processes; default all cores.
         scheduler: address of a Dask scheduler whose workers simulate: `host:8786`.
         stop_s: limit of processor time in seconds, at which the search stops unfinished; default
-            `STOP_S` for each operation.
+            `STOP_S`, and longer for more than the default operations.
         progress: callback that receives the work done and the total work.
         note: callback that receives a function, which returns the result so far as text.
         may_interrupt: return the result so far at Ctrl-C, if there is one.
@@ -130,7 +131,7 @@ def best_of(
     except KeyboardInterrupt:
         if not (options.get("may_interrupt") and hunt.tried):
             raise
-        hunt.is_interrupted = True
+        hunt.interrupt()
     return replace(_result(hunt), wall_time_s=perf_counter() - begun)
 
 
@@ -192,19 +193,32 @@ class _Hunt:
         """
         flying: deque[_Flying] = deque()
         for place in self.pool.plain():
-            self.search.extend(self.pool.branches(place), always=[place])
+            self._extend(always=[place])
             pick = self.search.next()
             assert pick is not None
             self.plain.add(place)
             flying.append(self._submitted(executor, pick))
             self._take_ended(flying)
-        known = len(self.pool.groups)
+        while flying and self.search.best == inf:
+            self._take_first(flying)
+        self.pool.sure_only = self.search.best < inf
         for _ in self.pool.bound_others():
             self._take_ended(flying)
         always, *others = plain_settings(self.pool.groups)
-        self.search.extend(self.pool.branches(known), always=always, first=[*chain(*others)])
+        first = chain(*others) if self.plain else chain(always, *others)
+        self._extend(first=[*first])
         while flying:
             self._take_first(flying)
+
+    def _extend(self, *, always: Sequence[int] = (), first: Sequence[int] = ()) -> None:
+        """Add the groups that got bounds to the search, and those to try next."""
+        known = len(self.search.branches)
+        self.search.extend(self.pool.branches(known), always=always, first=first)
+
+    def interrupt(self) -> None:
+        """End the search with the results so far."""
+        self.is_interrupted = True
+        self._extend()
 
     def _submitted(self, executor: Executor, pick: tuple[int, int]) -> _Flying:
         tables, none_fits = self.pool.tables(*pick), self.search.best == inf
@@ -410,9 +424,13 @@ def _executor(workers: int, scheduler: str | None) -> Generator[Executor]:
 
 def _timed(tables: Mapping[str, Any], *, times_unsure: bool) -> tuple[SettingOutcome, float]:
     """Return the result of simulating a setting, and its processor time in seconds."""
-    begun = process_time()
-    outcome = tried(tables, times_unsure=times_unsure)
-    return outcome, process_time() - begun
+    with _LOCK:  # a Dask worker may have several threads
+        begun = process_time()
+        outcome = tried(tables, times_unsure=times_unsure)
+        return outcome, process_time() - begun
+
+
+_LOCK = Lock()
 
 
 def _hunt_of(question: Question, most_operations: int, options: SearchOptions) -> _Hunt:
@@ -424,7 +442,7 @@ def _hunt_of(question: Question, most_operations: int, options: SearchOptions) -
         pool=pool,
         search=Search([], usable, holds_back=bool(pool.held_back)),
         most_operations=most_operations,
-        stop_s=STOP_S * most_operations if stop_s is None else stop_s,
+        stop_s=STOP_S * max(1.0, most_operations / OPERATIONS) if stop_s is None else stop_s,
         progress=options.get("progress") or tell_nobody,
         note=options.get("note") or _note_nothing,
     )
@@ -453,7 +471,7 @@ def _result(hunt: _Hunt) -> BestResult:
         tokens=question.tokens,
         price=question.price,
         power_w=question.power_w,
-        bounded_s=min((bound.step_time_s for bound in pool.bounds), default=0.0),
+        bounded_s=min((each.step_time_s for each in pool.bounds if each.step_time_s), default=0.0),
         by_fabric=_by_fabric(question, ranked[0].changes) if ranked else {},
     )
 

@@ -19,7 +19,8 @@ class SettingPool:
 
     Groups get bounds by `plain`, then by `bound_others`. Groups that keep states or checkpoints off
     the device are held back until `release`. A bound holds for the defaults of its group; `lowered`
-    computes that of all its knobs.
+    computes that of all its knobs. With `sure_only`, groups that cannot surely fit get no bound of
+    the step time, since they cannot win over a setting that does.
     """
 
     question: Question
@@ -27,11 +28,13 @@ class SettingPool:
     bounds: list[SettingBound] = field(default_factory=list[SettingBound])
     refused: Counter[str] = field(default_factory=Counter[str])
     settings: int = 0
+    sure_only: bool = False
     unbounded: dict[int, SettingGroup] = field(default_factory=dict[int, SettingGroup])
     held_back: list[SettingGroup] = field(default_factory=list[SettingGroup])
     _bounder: Bounder = field(default_factory=Bounder)
     _lowered: set[int] = field(default_factory=set[int])
     _full: dict[object, SettingBound] = field(default_factory=dict[object, SettingBound])
+    _unsure: dict[object, SettingBound] = field(default_factory=dict[object, SettingBound])
 
     def __post_init__(self) -> None:
         for each in self.question.space().groups():
@@ -46,7 +49,10 @@ class SettingPool:
                 self.unbounded[len(self.unbounded)] = each
 
     def plain(self) -> Iterator[int]:
-        """Yield the plainest group that may fit, of each runtime, stage and checkpointing."""
+        """Yield the plainest group that may fit, of each runtime, stage and checkpointing.
+
+        Without full checkpointing it must surely fit by its bound, except of the first runtime.
+        """
         groups = [*self.unbounded.values()]
         for places in plainest(groups):
             for place in places:
@@ -54,8 +60,14 @@ class SettingPool:
                 if (group := self.unbounded.pop(place, None)) is not None:
                     self._bound(group)
                 if len(self.groups) > known:
-                    yield known
+                    if self._is_plain(known):
+                        yield known
                     break
+
+    def _is_plain(self, place: int) -> bool:
+        group = self.groups[place]
+        is_full = group.changes["activations.checkpointing"] == "full"
+        return is_full or group.comes_first or not self.bounds[place].is_unsure
 
     def bound_others(self) -> Iterator[None]:
         """Bound the other groups; yield after each."""
@@ -74,9 +86,15 @@ class SettingPool:
         """Add a group with its bound, or count the reason why it cannot run."""
         full, key = self._full, _without_batch(group)
         smaller = full.get(key) or full.get(_without_batch(group, chunks=False))
-        bound = smaller or self._bounder.bound_of_defaults(group, self._tables(group))
+        if smaller is None and self.sure_only:
+            smaller = self._unsure.get(key)
+        bound = smaller or self._bounder.bound_of_defaults(
+            group, self._tables(group), sure_only=self.sure_only
+        )
         if bound.is_full:  # the bound on memory grows with micro-batch and chunks
             full[key] = bound
+        elif bound.is_unsure and self.sure_only:
+            self._unsure[key] = bound
         if not bound.why_not and self.question.is_late(bound.kernels_s):
             bound = SettingBound(why_not="takes longer than --within even by its bound")
         if bound.why_not:

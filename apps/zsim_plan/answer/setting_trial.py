@@ -194,16 +194,21 @@ class Bounder:
         return default if default.why_not else self.least_of_all(default, group, scenario)
 
     def bound_of_defaults(
-        self, group: SettingGroup, scenario: Callable[[int], Mapping[str, Any]]
+        self,
+        group: SettingGroup,
+        scenario: Callable[[int], Mapping[str, Any]],
+        *,
+        sure_only: bool = False,
     ) -> SettingBound:
         """Return the bound of the first setting, which has the default knobs.
 
         If communication takes longest, return the bound of all settings, since knobs change the
         communication. Else knobs cannot lower it below `kernels_s`, except those that gather less
-        over the tensor axis, which are included.
+        over the tensor axis, which are included. With `sure_only`, settings that cannot surely fit
+        get no bound of the step time.
         """
-        found = self.bound(scenario(0))
-        if found.why_not:
+        found = self.bound(scenario(0), sure_only=sure_only)
+        if found.why_not or (sure_only and found.is_unsure):
             return found
         is_busy = found.step_time_s <= found.busy_s
         asked = group.gathering_less if is_busy else range(1, len(group.knobs))
@@ -228,11 +233,11 @@ class Bounder:
             asked.append(self.bound(scenario(union)))
         return least_bound(default, asked)
 
-    def bound(self, tables: Mapping[str, Any]) -> SettingBound:
+    def bound(self, tables: Mapping[str, Any], *, sure_only: bool = False) -> SettingBound:
         """Return lower bounds of a setting, or the reason why it cannot run."""
         try:
             found = self._resolved(tables)
-            return self._of(found, self._model(found))
+            return self._of(found, self._model(found), sure_only=sure_only)
         except (MistakeError, ScenarioError, ModelError) as refusal:
             return SettingBound(why_not=str(refusal).removeprefix(f"{NAME}: "))
 
@@ -240,13 +245,16 @@ class Bounder:
         scenario, _ = with_files(NAME, from_tables(tables))
         return resolve(scenario, self._topology, network_profile, kernel_profile)
 
-    def _of(self, found: ResolvedScenario, model: Model) -> SettingBound:
+    def _of(self, found: ResolvedScenario, model: Model, *, sure_only: bool) -> SettingBound:
         strategy, cluster = found.strategy, found.cluster
         need_trainable(model, strategy)
         memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(_groups(strategy))
         if memory > usable:
             why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
             return SettingBound(why_not=why, is_full=True)
+        is_unsure = memory > sure_bytes(usable)
+        if is_unsure and sure_only:
+            return SettingBound(memory_bytes=memory, is_unsure=True)
         held = host_state_bytes(model, strategy) * min(cluster.gpus_per_node, strategy.ranks)
         if cluster.host is not None and held > cluster.host.memory_bytes:
             most = format_bytes(cluster.host.memory_bytes)
@@ -275,7 +283,7 @@ class Bounder:
             busy_s=busy_s,
             kernels_s=updating + busy.kernels_s,
             memory_bytes=memory,
-            is_unsure=memory > sure_bytes(usable),
+            is_unsure=is_unsure,
             slower=slower_of(cluster, features(strategy, model, cluster)),
         )
 

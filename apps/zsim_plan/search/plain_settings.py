@@ -57,7 +57,7 @@ def plain_settings(groups: Sequence[SettingGroup]) -> list[list[int]]:
 
 def _order(key: _Key) -> tuple[object, ...]:
     runtime, stage, checkpointing = key
-    return not search_of(runtime).comes_first, runtime, -stage, checkpointing != "none"
+    return not search_of(runtime).comes_first, runtime, -stage, checkpointing != "full"
 
 
 def _smallest(groups: Sequence[SettingGroup]) -> dict[_Key, dict[tuple[int, int], int]]:
