@@ -70,7 +70,7 @@ def progress(what: str, *, unit: str = "") -> Generator[Lines]:
     ) as bar:
         task = bar.add_task(what, total=None)
 
-        class Bar(Lines):
+        class NotedBar(Lines):
             """The bar; a result so far is its description."""
 
             def __init__(self) -> None:
@@ -88,4 +88,4 @@ def progress(what: str, *, unit: str = "") -> Generator[Lines]:
                 """Show a result so far."""
                 bar.update(task, description=text())
 
-        yield Bar()
+        yield NotedBar()

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from zsim.model.by_model import kept_by_model
-from zsim.model.model import BATCH, Model, Unit, Value
+from zsim.model.model import BATCH, Model, Unit, Value, kept_by_model
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
 

@@ -10,8 +10,7 @@ from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.in_flight import moments
 from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
-from zsim.model.by_model import kept_by_model
-from zsim.model.model import BATCH, Model, Parameter, Unit
+from zsim.model.model import BATCH, Model, Parameter, Unit, kept_by_model
 from zsim.model.pipeline_stages import Stage, stages
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy

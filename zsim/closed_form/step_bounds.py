@@ -15,9 +15,8 @@ from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
-from zsim.model.alike_units import alike_units
 from zsim.model.kernel import FusedPart, Kernel, parts_of
-from zsim.model.model import Model, Segment, Unit, Value
+from zsim.model.model import Model, Segment, Unit, Value, alike_units
 from zsim.model.pipeline_stages import stages
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.offload import MemoryTier

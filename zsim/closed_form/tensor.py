@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from zsim.closed_form.checkpoint import moved, recomputed
 from zsim.dtype import DType
-from zsim.model.alike_units import alike_units
-from zsim.model.model import Model, Segment, Unit, Value
+from zsim.model.model import Model, Segment, Unit, Value, alike_units
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Strategy
 

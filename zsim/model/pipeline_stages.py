@@ -20,8 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from zsim.model.by_model import kept_by_model
-from zsim.model.model import BATCH, Model, ModelError, Segment, Unit, Value
+from zsim.model.model import BATCH, Model, ModelError, Segment, Unit, Value, kept_by_model
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from zsim.cli.option import (
 from zsim.cli.printing import answer_before, outputs, print_answer
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
+
+if TYPE_CHECKING:
+    from zsim_plan.answer.best_result import BestResult
 
 Model = Annotated[
     str,
@@ -178,15 +181,28 @@ def best(
             note=told.note,
             may_interrupt=True,
         )
+    _print(found, (save, config, report, picture), figure, command, as_json=json)
+    if found.is_interrupted:
+        return Code.INTERRUPTED
+    return Code.NO if found.best is None else Code.DONE
+
+
+def _print(
+    found: "BestResult",
+    names: tuple[str | None, str | None, str | None, str | None],
+    figure: str | None,
+    command: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the answer, and write it to files: a scenario, a configuration, a page, a picture."""
+    save, config, report, picture = names
     files = outputs((report, partial(found.report, command=command)))
     draw = found.picture if figure is None else partial(found.picture, figure=figure)
     if found.best is not None:
         files += outputs((save, found.save), (config, found.save_config), (picture, draw))
     with answer_before(files):
-        print_answer(found, as_json=json)
-    if found.is_interrupted:
-        return Code.INTERRUPTED
-    return Code.NO if found.best is None else Code.DONE
+        print_answer(found, as_json=as_json)
 
 
 def _need_outputs(save: str | None, config: str | None, report: str | None) -> None:

@@ -128,6 +128,18 @@ def test_a_slow_machine_and_two_workers_print_the_same_answer(
     assert slow.wall_time_s >= 40.0
 
 
+@pytest.mark.one_commit_in(12)
+def test_workers_of_a_dask_cluster_find_the_same_answer() -> None:
+    distributed: Any = pytest.importorskip("distributed")
+    asked = question(*FEW)
+    usual = best_of(asked, workers=1, operations=40_000)
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=2, processes=False, protocol="tcp", dashboard_address=None
+    ) as cluster:
+        found = best_of(asked, scheduler=cluster.scheduler_address, operations=40_000)
+    assert printed(found) == printed(usual)
+
+
 @pytest.mark.matrix(12)
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("seed", [1, 2])
