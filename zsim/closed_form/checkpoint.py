@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from zsim.model.model import BATCH, Model, Unit, Value, kept_by_model
+from zsim.model.model import BATCH, Model, Unit, Value
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
 
@@ -17,12 +17,8 @@ def recomputed(model: Model, strategy: Strategy) -> set[str]:
     """Return the names of units that are recomputed before their backward."""
     if strategy.activations.checkpointing is not Checkpointing.FULL:
         return set()
-    key = "recomputed", strategy.activations.every_nth
-    return kept_by_model(model, key, lambda: _recomputed(model, strategy.activations.every_nth))
-
-
-def _recomputed(model: Model, nth: int) -> set[str]:
     blocks = [units for units in model.checkpointed_together if units[0].checkpoint]
+    nth = strategy.activations.every_nth
     chosen = (unit for units in blocks[nth - 1 :: nth] for unit in units)
     return {unit.name for unit in chosen if goes_back(model, unit)}
 

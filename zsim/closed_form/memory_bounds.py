@@ -6,12 +6,13 @@ Searches skip settings whose bound exceeds the memory.
 
 from collections.abc import Iterable
 
+from zsim.closed_form.by_model import kept_by_model, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.in_flight import moments
 from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
-from zsim.model.model import BATCH, Model, Parameter, Unit, kept_by_model
-from zsim.model.pipeline_stages import Stage, stages
+from zsim.model.model import BATCH, Model, Parameter, Unit
+from zsim.model.pipeline_stages import Stage
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
@@ -31,7 +32,7 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     if strategy.parallel.pipeline == 1:
         working = _working(model, model.units[-1], strategy)
         return _states(model, strategy) + kept_activations(model, strategy) + working
-    return max(_of_stage(stage, strategy) for stage in stages(model, strategy))
+    return max(_of_stage(stage, strategy) for stage in kept_stages(model, strategy))
 
 
 def _of_stage(stage: Stage, strategy: Strategy) -> int:

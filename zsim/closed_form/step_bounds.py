@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from zsim.closed_form.alike_units import alike_units
+from zsim.closed_form.by_model import kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
 from zsim.model.kernel import FusedPart, Kernel, parts_of
-from zsim.model.model import Model, Segment, Unit, Value, alike_units
-from zsim.model.pipeline_stages import stages
+from zsim.model.model import Model, Segment, Unit, Value
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
@@ -245,7 +246,7 @@ def busy_time(
     clock = _Clock(strategy=strategy, speeds=speeds)
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count > 1:
-        made = stages(model, strategy)
+        made = kept_stages(model, strategy)
         each = [clock.work(stage.model).seconds for stage in made]
         first = [clock.work(stage.chunks[0].model, ahead=True).seconds for stage in made]
         copies = [copied(stage.model).compute / speeds.copied_bytes_per_s for stage in made]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from zsim.closed_form.checkpoint import moved, recomputed
 from zsim.dtype import DType
-from zsim.model.model import Model, Segment, Unit, Value, alike_units
+from zsim.model.model import Model, Segment, Unit, Value
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Strategy
 
@@ -12,12 +12,9 @@ from zsim.strategy.strategy import Strategy
 def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume of all-reduces inside units, and of partitioned checkpoints."""
     again = recomputed(model, strategy)
-    reduced = 0
-    for unit, names in alike_units(model):
-        many = sum(name in again for name in names)
-        reduced += many * _unit_all_reduce(model, unit, recomputed=True)
-        if many < len(names):
-            reduced += (len(names) - many) * _unit_all_reduce(model, unit, recomputed=False)
+    reduced = sum(
+        _unit_all_reduce(model, unit, recomputed=unit.name in again) for unit in model.units
+    )
     gathered = 0
     if strategy.cuts_checkpoints:
         gathered = sum(
@@ -61,14 +58,20 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
     """
     gathered = scattered = scales = 0
     again = recomputed(model, strategy)
-    for unit, names in alike_units(model) if model.tensor > 1 else ():
-        many = sum(name in again for name in names)
-        for count, is_recomputed in ((many, True), (len(names) - many, False)):
-            if count:
-                sizes = _sharded_by_tokens(model, unit, is_recomputed=is_recomputed)
-                gathered += count * sizes[0]
-                scattered += count * sizes[1]
-                scales += count * sizes[2]
+    for unit in model.units:
+        is_recomputed, is_left = unit.name in again, False
+        for segment in unit.segments:
+            made, read = _made(model, segment), _read(model, segment)
+            times = 0 if is_left else 1 + (is_recomputed and segment.runs_again)
+            scattered += (1 + (is_recomputed and segment.sums_output(again=True))) * _bytes(made)
+            is_left = segment.leaves_gathered
+            back = list[Value]()
+            if model.runs_backward(segment):
+                scattered += _bytes(_read(model, segment, differentiable=True))
+                back = [*made, *(read if segment.saves_input else ())]
+            moved = [*read * times, *back]
+            gathered += _bytes(moved, narrow=segment.is_narrow)
+            scales += _scales(moved) if segment.is_narrow else 0
     steps = strategy.train.gradient_accumulation_steps
     times = steps * (model.tensor - 1)
     return [
@@ -76,25 +79,6 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
         WireBytes(group="tensor", collective="reduce_scatter", bytes=times * scattered),
         WireBytes(group="tensor", collective="all_reduce", bytes=2 * times * scales, scalar=True),
     ]
-
-
-def _sharded_by_tokens(model: Model, unit: Unit, *, is_recomputed: bool) -> tuple[int, int, int]:
-    """Return a unit's bytes that are gathered, scattered, and of the scales of those gathered."""
-    gathered = scattered = scales = 0
-    is_left = False
-    for segment in unit.segments:
-        made, read = _made(model, segment), _read(model, segment)
-        times = 0 if is_left else 1 + (is_recomputed and segment.runs_again)
-        scattered += (1 + (is_recomputed and segment.sums_output(again=True))) * _bytes(made)
-        is_left = segment.leaves_gathered
-        back = list[Value]()
-        if model.runs_backward(segment):
-            scattered += _bytes(_read(model, segment, differentiable=True))
-            back = [*made, *(read if segment.saves_input else ())]
-        moved = [*read * times, *back]
-        gathered += _bytes(moved, narrow=segment.is_narrow)
-        scales += _scales(moved) if segment.is_narrow else 0
-    return gathered, scattered, scales
 
 
 def _bytes(values: Iterable[Value], *, narrow: bool = False) -> int:

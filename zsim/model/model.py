@@ -5,12 +5,10 @@ every size is a number. It describes the values between segments and the cost of
 how data-parallel ranks shard them.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
-from typing import TypeVar, cast
-from weakref import finalize
 
 from zsim.dtype import DType
 from zsim.model.architecture import Architecture
@@ -418,67 +416,3 @@ def _need_known_calls(units: tuple[Unit, ...]) -> None:
         )
         if read != known:
             raise ModelError(f"unit {unit.name}: differs from {unit.module}, which it calls again")
-
-
-Result = TypeVar("Result")
-
-_KNOWN: dict[int, dict[Hashable, object]] = {}
-"""Results by key, of each living model by its `id`."""
-
-
-def kept_by_model(model: Model, key: Hashable, compute: Callable[[], Result]) -> Result:
-    """Return the result of `compute`; of one model and `key` it is computed once.
-
-    A result must not refer to the model, which would then live forever.
-    """
-    known = _KNOWN.get(id(model))
-    if known is None:
-        known = _KNOWN[id(model)] = {}
-        finalize(model, _KNOWN.pop, id(model), None).atexit = False
-    if key not in known:
-        known[key] = compute()
-    return cast("Result", known[key])
-
-
-Alike = tuple[tuple[Unit, tuple[str, ...]], ...]
-"""The first unit of each kind, and the names of all units of this kind."""
-
-
-def alike_units(model: Model) -> Alike:
-    """Return the units by kind: of one kind are units whose kernels and values have equal costs.
-
-    A kind lists the units in the order of the model; kinds are ordered by their first units.
-    """
-    return kept_by_model(model, "alike units", lambda: _grouped(model))
-
-
-def _grouped(model: Model) -> Alike:
-    kinds: dict[Hashable, tuple[Unit, list[str]]] = {}
-    for unit in model.units:
-        kind = tuple(_kind(model, segment) for segment in unit.segments)
-        kinds.setdefault(kind, (unit, []))[1].append(unit.name)
-    return tuple((first, tuple(names)) for first, names in kinds.values())
-
-
-def _kind(model: Model, segment: Segment) -> Hashable:
-    """Return a key that is equal for segments of equal costs.
-
-    Repeated blocks share the tuples of their kernels, so identity of these is enough.
-    """
-    return (
-        id(segment.forward),
-        id(segment.backward),
-        id(segment.again),
-        segment.begins,
-        segment.ends,
-        segment.saves_input,
-        segment.runs_again,
-        segment.sums_again,
-        model.runs_backward(segment),
-        tuple(_size(model.values[name]) for name in segment.inputs),
-        tuple(_size(value) for value in segment.outputs),
-    )
-
-
-def _size(value: Value) -> Hashable:
-    return value.elements, value.dtype, value.requires_gradient, value.tensor_sharded

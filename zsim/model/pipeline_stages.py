@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from zsim.model.model import BATCH, Model, ModelError, Segment, Unit, Value, kept_by_model
+from zsim.model.model import BATCH, Model, ModelError, Segment, Unit, Value
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
 
@@ -236,7 +236,7 @@ def virtual_stages(model: Model, strategy: Strategy) -> list[int]:
 
 
 def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
-    """Return `model` split over the stages of a strategy, computed once while the model is alive.
+    """Return `model` split over the stages of a strategy.
 
     Raises:
         ModelError: a stage would have no unit, layers cannot be split, or a stage would have to
@@ -245,16 +245,8 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     count, runtime = strategy.parallel.pipeline, strategy.zero.emulate
     found = virtual_stages(model, strategy)
     in_v = runtime is not None and runtime.stages_in_v
-    ends = runtime is not None and runtime.ties_ends
-    key = "stages", count, tuple(found), in_v, ends
-    return kept_by_model(model, key, lambda: _split(model, count, found, in_v=in_v, ends=ends))
-
-
-def _split(
-    model: Model, count: int, found: list[int], *, in_v: bool, ends: bool
-) -> tuple[Stage, ...]:
     ranks = [_rank_of(place, count, in_v=in_v) for place in found]
-    tied = _tied(model, ranks, ends=ends)
+    tied = _tied(model, ranks, ends=runtime is not None and runtime.ties_ends)
     made: list[list[Chunk]] = [[] for _ in range(count)]
     given: Value | None = None
     for place in range(found[-1] + 1):

@@ -4,7 +4,7 @@ The distance is the sum of the squared logarithms (base 2) of the ratios of size
 each kind that differs.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -75,21 +75,17 @@ def distance(asked: RunFeatures, there: RunFeatures) -> float:
     return sizes + OTHER * kinds + lesser
 
 
+@cache
+def _of_runtime(name: str) -> tuple[JudgedRun, ...]:
+    return tuple(run for run in judged_runs() if run.features.runtime == name)
+
+
 def slower_of(cluster: Cluster, asked: RunFeatures | str) -> float:
     """Return `slower` of a run on a cluster with fitted constants; 1 without them or features."""
     gpu = cluster.gpu
     if gpu.measured is not None or gpu.kernels is None or isinstance(asked, str):
         return 1.0
-    return slower(asked, _judged_by_kind().get(_kind(asked), ()))
-
-
-@cache
-def _judged_by_kind() -> dict[tuple[object, ...], list[JudgedRun]]:
-    """Return the published runs, by kind: a search asks for thousands of settings."""
-    found: defaultdict[tuple[object, ...], list[JudgedRun]] = defaultdict(list)
-    for run in judged_runs():
-        found[_kind(run.features)].append(run)
-    return dict(found)
+    return slower(asked, _of_runtime(asked.runtime))
 
 
 def slower(asked: RunFeatures, runs: Sequence[JudgedRun]) -> float:

@@ -182,9 +182,7 @@ def best(
             may_interrupt=True,
         )
     _print(found, (save, config, report, picture), figure, command, as_json=json)
-    if found.is_interrupted:
-        return Code.INTERRUPTED
-    return Code.NO if found.best is None else Code.DONE
+    return Code.INTERRUPTED if found.is_interrupted else Code(found.best is None)
 
 
 def _print(
