@@ -19,6 +19,15 @@ _delegates = Event()
 """Set when other processes work for the command: then its own processor time says nothing."""
 
 
+_watched = Event()
+"""Set while this process runs one command; a caller in Python wants no lines on standard error."""
+
+
+def is_watched() -> bool:
+    """Return True if this process runs one command, for a user who waits."""
+    return _watched.is_set()
+
+
 @contextmanager
 def noticed(name: str, spent_s: Callable[[], float] = process_time) -> Generator[None]:
     """Print one line on standard error if command `name` works for more than `LONG_S` seconds.
@@ -29,6 +38,7 @@ def noticed(name: str, spent_s: Callable[[], float] = process_time) -> Generator
     """
     _ended.clear()
     _delegates.clear()
+    _watched.set()
     watch = Thread(target=_watch, args=(name, spent_s), daemon=True)
     with suppress(RuntimeError):  # no memory for a thread: the command works without a notice
         watch.start()
@@ -36,6 +46,7 @@ def noticed(name: str, spent_s: Callable[[], float] = process_time) -> Generator
         yield
     finally:
         _ended.set()
+        _watched.clear()
         if watch.ident is not None:
             watch.join()
 

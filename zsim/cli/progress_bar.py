@@ -3,23 +3,47 @@
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from time import monotonic  # noqa: TID251  (how often lines are printed)
 
-from zsim.cli.notice import delegate, silence
+from zsim.cli.notice import delegate, is_watched, silence
 
 Told = Callable[[float, float], object]
 """Callback for progress: takes the amount done and the total."""
 
 
+NOTE_S = 10.0
+"""Interval of lines about results so far, if standard error is no terminal."""
+
+FIRST_NOTE_S = 2.0
+"""Time before the first of them: answers that come sooner need none."""
+
+
+class Lines:
+    """Lines on standard error about the results so far; the amount of work is not printed."""
+
+    def __init__(self) -> None:
+        self._next_s = monotonic() + FIRST_NOTE_S
+
+    def __call__(self, _done: float, _total: float) -> None:
+        """Ignore the amount of work."""
+
+    def note(self, text: Callable[[], str]) -> None:
+        """Print a result so far, if it is time for another line."""
+        if is_watched() and monotonic() >= self._next_s:
+            self._next_s = monotonic() + NOTE_S
+            print(f"zsim: {text()}", file=sys.stderr, flush=True)
+
+
 @contextmanager
-def progress(what: str, *, unit: str = "") -> Generator[Told]:
-    """Show the progress of `what` on standard error if that is a terminal.
+def progress(what: str, *, unit: str = "") -> Generator[Lines]:
+    """Show the progress of `what` on standard error, with a bar if that is a terminal.
 
     A spinner runs until the first call of the yielded callback; then a bar replaces it. With a
     `unit`, the bar shows counts and a rate.
     """
     if not sys.stderr.isatty():
         delegate()
-        yield lambda _done, _total: None
+        yield Lines()
         return
     silence()
     from rich.console import Console
@@ -49,13 +73,23 @@ def progress(what: str, *, unit: str = "") -> Generator[Told]:
         *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         task = bar.add_task(what, total=None)
-        begun = False
 
-        def told(done: float, total: float) -> None:
-            nonlocal begun
-            if not begun:  # earlier results do not count towards the rate
-                bar.reset(task, total=total, completed=int(done))
-                begun = True
-            bar.update(task, total=total, completed=done)
+        class NotedBar(Lines):
+            """The bar; a result so far is its description."""
 
-        yield told
+            def __init__(self) -> None:
+                super().__init__()
+                self._begun = False
+
+            def __call__(self, done: float, total: float) -> None:
+                """Show the amount of work; earlier results do not count towards the rate."""
+                if not self._begun:
+                    bar.reset(task, total=total, completed=int(done))
+                    self._begun = True
+                bar.update(task, total=total, completed=done)
+
+            def note(self, text: Callable[[], str]) -> None:
+                """Show a result so far."""
+                bar.update(task, description=text())
+
+        yield NotedBar()

@@ -6,14 +6,18 @@ Searches skip settings whose bound exceeds the memory.
 
 from collections.abc import Iterable
 
+from zsim.closed_form.by_model import kept_by_model, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.in_flight import moments
 from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Parameter, Unit
-from zsim.model.pipeline_stages import Stage, stages
+from zsim.model.pipeline_stages import Stage
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
+
+SHARDED_GRADIENTS = 2
+"""First ZeRO stage whose ranks keep only their shard of the gradients."""
 
 
 def device_bytes(model: Model, strategy: Strategy) -> int:
@@ -22,12 +26,13 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     The bound is for the start of the last unit's backward: parameters unless the stage shards
     them, masters and moments as sharded, activations of the micro-batches in flight, and the
     working memory of the last unit; in a pipeline also tensors that runtimes keep whole until the
-    last backward. Other gradients, buckets and gathered parameters are not counted.
+    last backward, and in stages 2 and 3 the shards of gradients of earlier micro-batches. Other
+    gradients, buckets and gathered parameters are not counted.
     """
     if strategy.parallel.pipeline == 1:
         working = _working(model, model.units[-1], strategy)
         return _states(model, strategy) + kept_activations(model, strategy) + working
-    return max(_of_stage(stage, strategy) for stage in stages(model, strategy))
+    return max(_of_stage(stage, strategy) for stage in kept_stages(model, strategy))
 
 
 def _of_stage(stage: Stage, strategy: Strategy) -> int:
@@ -81,9 +86,25 @@ def _states(model: Model, strategy: Strategy) -> int:
         )
     if _leaves_device(strategy):
         return parameters
+    parameters += trained // strategy.parallel.data * _sharded_gradient(strategy)
     kept = strategy.moments + (1 if strategy.keeps_master or stage == 3 else 0)
     shard = trained // strategy.parallel.data if stage else trained
     return parameters + kept * shard * precision.optimizer.size_bytes
+
+
+def _sharded_gradient(strategy: Strategy) -> int:
+    """Return the bytes of an element of gradients that earlier micro-batches have left.
+
+    In stages 2 and 3 a rank keeps at least its shard of the sums until the update.
+    """
+    runtime, stage, precision = strategy.zero.emulate, strategy.zero.stage, strategy.train.precision
+    once = strategy.train.gradient_accumulation_steps == 1
+    if runtime is None or stage < SHARDED_GRADIENTS or once or strategy.parallel.pipeline > 1:
+        return 0
+    if runtime.gradient_bytes(stage=stage, compute=precision.compute, data=strategy.parallel.data):
+        return 0
+    formats = runtime.formats(stage=stage, compute=precision.compute, optimizer=precision.optimizer)
+    return min(formats.whole.size_bytes, formats.reduced.size_bytes)
 
 
 def _leaves_device(strategy: Strategy) -> bool:
@@ -97,9 +118,16 @@ def _leaves_device(strategy: Strategy) -> bool:
 def kept_activations(model: Model, strategy: Strategy) -> int:
     """Return a lower bound of the bytes that a micro-batch keeps for its backward.
 
-    Counted are the saved tensors of segments, and the inputs that backward reads; of recomputed
-    blocks, their inputs. Layers that keep activations in host memory count zero.
+    It is computed once while the model is alive. Counted are the saved tensors of segments, and
+    the inputs that backward reads; of recomputed blocks, their inputs. Layers that keep activations
+    in host memory count zero.
     """
+    moves, away = strategy.moves_checkpoints, strategy.layers_on_host
+    key = "kept activations", strategy.activations, moves, away
+    return kept_by_model(model, key, lambda: _kept_activations(model, strategy))
+
+
+def _kept_activations(model: Model, strategy: Strategy) -> int:
     total, inputs, again = 0, set[str](), recomputed(model, strategy)
     away = {unit.name for unit in stored(model, strategy)}
     for unit in model.units:

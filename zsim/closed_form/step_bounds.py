@@ -8,16 +8,17 @@ Land and Doig 1960).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from zsim.closed_form.alike_units import alike_units
+from zsim.closed_form.by_model import kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
 from zsim.model.kernel import FusedPart, Kernel, parts_of
-from zsim.model.model import Model, Segment, Value
-from zsim.model.pipeline_stages import stages
+from zsim.model.model import Model, Segment, Unit, Value
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
@@ -81,25 +82,8 @@ def tensor_s(collective: str, size_bytes: float, ranks: int, bytes_per_s: int) -
     return size_bytes * passed / bytes_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpeeds:
-    """Speeds of a rank.
-
-    Attributes:
-        kernels: times of the kernels of an operation.
-        tensor: times of collectives of the tensor axis.
-        copied_bytes_per_s: bytes that a copy on the device reads and writes per second.
-        collective_share: fraction of a GPU that a collective uses while kernels compute.
-    """
-
-    kernels: KernelTimes
-    tensor: TensorSeconds
-    copied_bytes_per_s: float
-    collective_share: float = 0.0
-
-
 @dataclass(slots=True)
-class _RankWork:
+class RankWork:
     """A rank's sequential work: kernels with their counts, and collectives of the tensor axis."""
 
     kernels: Counter[KernelTime] = field(default_factory=Counter[KernelTime])
@@ -112,6 +96,26 @@ class _RankWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpeeds:
+    """Speeds of a rank, and the work of models that was computed with them.
+
+    Attributes:
+        kernels: times of the kernels of an operation.
+        tensor: times of collectives of the tensor axis.
+        copied_bytes_per_s: bytes that a copy on the device reads and writes per second.
+        collective_share: fraction of a GPU that a collective uses while kernels compute.
+    """
+
+    kernels: KernelTimes
+    tensor: TensorSeconds
+    copied_bytes_per_s: float
+    collective_share: float = 0.0
+    works: dict[Hashable, tuple[Model, RankWork]] = field(
+        default_factory=dict[Hashable, tuple[Model, RankWork]], repr=False, compare=False
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Clock:
     """Times of a rank's sequential work: kernels, and collectives of the tensor axis.
 
@@ -119,27 +123,64 @@ class _Clock:
     """
 
     strategy: Strategy
-    kernels: KernelTimes
-    tensor: TensorSeconds
+    speeds: RankSpeeds
 
-    def work(self, model: Model, *, ahead: bool = False) -> _RankWork:
-        """Return the work of one micro-batch; with `ahead` the part for which other stages wait."""
-        found, again = _RankWork(), set[str]()
+    @property
+    def kernels(self) -> KernelTimes:
+        """Times of the kernels of an operation."""
+        return self.speeds.kernels
+
+    @property
+    def tensor(self) -> TensorSeconds:
+        """Times of collectives of the tensor axis."""
+        return self.speeds.tensor
+
+    def work(self, model: Model, *, ahead: bool = False) -> RankWork:
+        """Return the work of one micro-batch; with `ahead` the part for which other stages wait.
+
+        It is computed once of a model: settings that differ in their shards have the same.
+        """
+        goes_back = not (ahead and self.strategy.execution.splits)
+        key = id(model), self.strategy.activations, goes_back
+        known = self.speeds.works.get(key)
+        if known is None:  # the model stays alive, so that no other object gets its id
+            known = self.speeds.works[key] = model, self._work(model, goes_back=goes_back)
+        return known[1]
+
+    def _work(self, model: Model, *, goes_back: bool) -> RankWork:
+        found, again = RankWork(), set[str]()
         if not self.strategy.activations.early_stop:
             again = recomputed(model, self.strategy)
-        for unit in model.units:
-            for before, segment in zip((None, *unit.segments), unit.segments, strict=False):
-                is_left = before is not None and before.leaves_gathered
-                exchanged = self._forward_s(model, segment, is_left=is_left)
-                found.kernels[self.kernels(segment.forward)] += 1
-                found.tensor_s += exchanged
-                if unit.name in again:
-                    found.kernels[self.kernels(segment.forward_kernels(again=True))] += 1
-                    found.tensor_s += exchanged
-                if not (ahead and self.strategy.execution.splits) and model.runs_backward(segment):
-                    found.kernels[self.kernels(segment.backward)] += 1
-                    found.tensor_s += self._backward_s(model, segment)
+        for unit, names in alike_units(model):
+            self._add(found, model, unit, len(names), goes_back=goes_back)
+            many = sum(name in again for name in names)
+            if many:
+                self._add_again(found, model, unit, many)
         return found
+
+    def _add(
+        self, found: RankWork, model: Model, unit: Unit, times: int, *, goes_back: bool
+    ) -> None:
+        """Add forward, and backward if it counts, of units like `unit`, `times` in number."""
+        for segment, exchanged_s in self._forward(model, unit):
+            found.kernels[self.kernels(segment.forward)] += times
+            found.tensor_s += times * exchanged_s
+            if goes_back and model.runs_backward(segment):
+                found.kernels[self.kernels(segment.backward)] += times
+                found.tensor_s += times * self._backward_s(model, segment)
+
+    def _add_again(self, found: RankWork, model: Model, unit: Unit, times: int) -> None:
+        """Add the recomputation of units like `unit`, `times` in number."""
+        for segment, exchanged_s in self._forward(model, unit):
+            found.kernels[self.kernels(segment.forward_kernels(again=True))] += times
+            found.tensor_s += times * exchanged_s
+
+    def _forward(self, model: Model, unit: Unit) -> Iterator[tuple[Segment, float]]:
+        """Yield the segments of a unit with the seconds of the exchanges of their forward."""
+        is_left = False
+        for segment in unit.segments:
+            yield segment, self._forward_s(model, segment, is_left=is_left)
+            is_left = segment.leaves_gathered
 
     def _forward_s(self, model: Model, segment: Segment, *, is_left: bool) -> float:
         """Return the seconds to sum outputs, and to gather inputs unless they were left whole."""
@@ -202,10 +243,10 @@ def busy_time(
     last one returns, both through one chunk of each stage in between (Narayanan et al. 2021,
     section 2.2).
     """
-    clock = _Clock(strategy=strategy, kernels=speeds.kernels, tensor=speeds.tensor)
+    clock = _Clock(strategy=strategy, speeds=speeds)
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count > 1:
-        made = stages(model, strategy)
+        made = kept_stages(model, strategy)
         each = [clock.work(stage.model).seconds for stage in made]
         first = [clock.work(stage.chunks[0].model, ahead=True).seconds for stage in made]
         copies = [copied(stage.model).compute / speeds.copied_bytes_per_s for stage in made]

@@ -288,6 +288,7 @@ class Model:
         masked_flops: the part of these that causal masking skips: half, or less with a window.
         architecture: the shape it was built from, if any; a backend can build modules of it.
         tiles: tiles into which linear layers of its blocks are cut, each a unit.
+        parameters: every parameter once, in the order of first use.
     """
 
     name: str
@@ -305,6 +306,7 @@ class Model:
     tiles: int = 1
     values: dict[str, Value] = field(init=False, repr=False, compare=False)
     frozen: frozenset[str] = field(init=False, repr=False, compare=False)
+    parameters: tuple[Parameter, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -333,6 +335,7 @@ class Model:
         frozen = frozenset(name for name, each in shapes.items() if each.frozen)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "frozen", frozen)
+        object.__setattr__(self, "parameters", tuple(shapes.values()))
         for unit in self.units:
             for segment in unit.segments:
                 if segment.saved_bytes and not self.runs_backward(segment):
@@ -340,15 +343,6 @@ class Model:
                         f"unit {unit.name}: saves {segment.saved_bytes} bytes for a backward that "
                         "it does not have"
                     )
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Every parameter once, in the order of first use."""
-        found: dict[str, Parameter] = {}
-        for unit in self.units:
-            for parameter in unit.parameters:
-                found.setdefault(parameter.name, parameter)
-        return tuple(found.values())
 
     @property
     def summed_copies(self) -> frozenset[str]:

@@ -7,6 +7,7 @@ each kind that differs.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import log2
 from statistics import median
 
@@ -75,12 +76,17 @@ def distance(asked: RunFeatures, there: RunFeatures) -> float:
     return sizes + OTHER * kinds + lesser
 
 
+@cache
+def _of_runtime(name: str) -> tuple[JudgedRun, ...]:
+    return tuple(run for run in judged_runs() if run.features.runtime == name)
+
+
 def slower_of(cluster: Cluster, asked: RunFeatures | str) -> float:
     """Return `slower` of a run on a cluster with fitted constants; 1 without them or features."""
     gpu = cluster.gpu
     if gpu.measured is not None or gpu.kernels is None or isinstance(asked, str):
         return 1.0
-    return slower(asked, judged_runs())
+    return slower(asked, _of_runtime(asked.runtime))
 
 
 def slower(asked: RunFeatures, runs: Sequence[JudgedRun]) -> float:

@@ -2,9 +2,11 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import active_children
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -37,9 +39,25 @@ def cores() -> int:
 
 @contextmanager
 def processes(workers: int) -> Generator[Executor]:
-    """Yield an executor in this process, or on `workers` others without garbage collection."""
+    """Yield an executor in this process, or on `workers` others without garbage collection.
+
+    If the block exits early, the other processes are ended.
+    """
     if workers == 1:
         yield InProcess()
         return
-    with ProcessPoolExecutor(workers, initializer=gc.disable) as pool:
-        yield pool
+    others = {*active_children()}
+    with ProcessPoolExecutor(workers, initializer=_begin) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for each in {*active_children()} - others:
+                each.terminate()
+            raise
+
+
+def _begin() -> None:
+    """Leave Ctrl-C to the process that started this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()

@@ -166,8 +166,8 @@ def _ten(found: BestFindings) -> Section:
         title="The best of those simulated",
         sentences=(
             f"Best of {len(found.fitting):,} settings that were simulated and fit, each of "
-            "another runtime, degrees or batch. Settings that cannot be the best were not "
-            f"simulated, though they may be faster than some of these. {found.ties}",
+            "another runtime, stage, degrees or checkpointing. Settings that cannot be the best "
+            f"were not simulated, though they may be faster than some of these. {found.ties}",
         ),
         table=_table(found.ten),
     )

@@ -19,6 +19,7 @@ from zsim.api.training_budget import Price, TrainingBudget
 from zsim.files.source import settled
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
+from zsim.prediction.memory_margin import TIGHT
 from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.lookup import config_text
 from zsim.scenario.changes import changed
@@ -42,6 +43,13 @@ from zsim_plan.search.front import front
 
 SHOWN = 10
 """Number of settings that the text lists."""
+
+TIGHT_SHOWN = 5
+"""Number of settings with almost no free memory that the text lists."""
+
+TIGHT_HEAD = (
+    f"Under {1 - TIGHT:.0%} of the memory left (real runs with so little are often much slower)"
+)
 
 REASONS_SHOWN = 8
 """Number of reasons that the text lists."""
@@ -74,7 +82,9 @@ class BestResult(BestPages, AnswerInFacts):
         open_settings: number of settings not simulated that may still be better.
         left_out: number of settings with offload that were skipped, since others fit without it.
         operations: operations of all schedules written or simulated; they limit the search.
+        unsure_settings: number of settings that were skipped, since they may not fit and others do.
         is_stopped: True if the search reached its limit of processor time.
+        is_interrupted: True if the user ended the search.
         tables: tables of the scenario without a setting.
         sequences: sequences of a step, each of `sequence_length` tokens.
         gpu, power_w: name and power limit of the GPU.
@@ -96,7 +106,9 @@ class BestResult(BestPages, AnswerInFacts):
     open_settings: int
     left_out: int = 0
     operations: int = 0
+    unsure_settings: int = 0
     is_stopped: bool = False
+    is_interrupted: bool = False
     tables: Mapping[str, Any]
     sequences: int
     sequence_length: int
@@ -128,27 +140,42 @@ class BestResult(BestPages, AnswerInFacts):
 
     @cached_property
     def ten(self) -> tuple[TriedSetting, ...]:
-        """The best setting of each of the ten best groups (runtime, degrees, batch, checkpoints).
+        """The best ten settings that differ in what people choose between, the best first.
 
-        If a plain FSDP2 group fits, it is one of the ten.
+        Two of them differ in the runtime, the stage, a degree, checkpointing, offload or the GPUs.
+        The best of each runtime and of plain FSDP2 settings are among them. Settings with almost no
+        free memory are not, unless all have as little.
         """
-        of_group: dict[int, TriedSetting] = {}
+        roomy = [each for each in self.answers if not each.outcome.is_tight] or self.answers
+        plain = next((each for each in roomy if each.is_plain), None)
+        of_runtime: dict[str, TriedSetting] = {}
+        of_choice: dict[object, TriedSetting] = {}
+        for each in roomy:
+            of_runtime.setdefault(each.runtime, each)
+            of_choice.setdefault(each.choice, each)
+        certain = [each.choice for each in of_runtime.values()]
+        certain += [] if plain is None else [plain.choice]
+        shown = [of_choice[choice] for choice in dict.fromkeys([*certain, *of_choice])]
+        return tuple(sorted(shown[:SHOWN], key=lambda each: each.order))
+
+    @cached_property
+    def tight(self) -> tuple[TriedSetting, ...]:
+        """The best settings that leave almost no free memory, one of each choice."""
+        of_choice: dict[object, TriedSetting] = {}
         for each in self.answers:
-            of_group.setdefault(each.group, each)
-        best = list(of_group.values())
-        plain = {each.group for each in self.answers if each.is_plain}
-        first = next((place for place, each in enumerate(best) if each.group in plain), 0)
-        shown = best[:SHOWN] if first < SHOWN else [*best[: SHOWN - 1], best[first]]
-        return tuple(shown)
+            if each.outcome.is_tight and each not in self.ten:
+                of_choice.setdefault(each.choice, each)
+        return tuple(of_choice.values())[:TIGHT_SHOWN]
 
     @cached_property
     def front(self) -> tuple[TriedSetting, ...]:
-        """Pareto front of step time, memory and GPUs, the fastest first."""
+        """Pareto front of step time, memory and GPUs of settings with free memory, sorted."""
+        roomy = [each for each in self.answers if not each.outcome.is_tight] or self.answers
         figures = [
             (each.outcome.step_time_s, float(each.outcome.memory_bytes), float(each.gpus))
-            for each in self.answers
+            for each in roomy
         ]
-        return tuple(self.answers[place] for place in front(figures))
+        return tuple(roomy[place] for place in front(figures))
 
     def ordered(self) -> OrderedSettings:
         """Return the settings that the page shows."""
@@ -308,7 +335,7 @@ class BestResult(BestPages, AnswerInFacts):
             lines += budget.facts()
         elif (goodput := self.goodput_of(best.gpus)) is not None:
             lines += goodput.facts()
-        is_beaten = self.unsure is not None
+        is_beaten = self.unsure is not None or self.unsure_settings > 0
         optimality = optimality_text(self, is_sure=found.is_sure, unsure_is_better=is_beaten)
         lines += [("optimality", optimality), ("search", searched), *self._tied()]
         return [*lines, ("error", found.error_text)]
@@ -337,8 +364,10 @@ class BestResult(BestPages, AnswerInFacts):
         parts.append(super().text())
         if self.ten:
             of = f"the {len(self.answers):,} settings that were simulated and fit"
-            head = f"Best of {of}, one of each group with its best knobs:"
+            head = f"Best of {of}, one of each runtime, stage, degrees and checkpointing:"
             parts += ["", head, self._table(self.ten)]
+        if self.tight:
+            parts += ["", f"{TIGHT_HEAD}:", self._table(self.tight)]
         if len(self.front) > 1:
             parts += ["", "Less memory takes more time:", self._table(self.front[:SHOWN])]
         if self.losses:
@@ -365,7 +394,6 @@ class BestResult(BestPages, AnswerInFacts):
         if each is self.best:
             return f"best{verdict}"
         verdict = f", within the error{verdict}" if self.is_tie(each) else verdict
-        verdict += ", almost no memory left" if each.outcome.is_tight else ""
         verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
         return f"{self.more(each):+.1%}{verdict}"
 
@@ -394,6 +422,7 @@ class BestResult(BestPages, AnswerInFacts):
             "left_out": self.left_out,
             "tokens_per_step": self.sequences * self.sequence_length,
             "ten": [self._object(each) for each in self.ten],
+            "tight": [self._object(each) for each in self.tight],
             "front": [self._object(each) for each in self.front],
             "ties": [dict(each.changes) for each in self.ties],
             "losses": [

@@ -1,27 +1,31 @@
 """`zsim.best`: search for the best setting of a model on given GPUs."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
+from threading import Lock
 from time import (
     perf_counter,  # noqa: TID251  (how long a search took is reported)
     process_time,
 )
-from typing import Any, Final, Unpack
+from typing import Any, Final, TypedDict, Unpack, cast
 
 from zsim.api.answer import Progress, tell_nobody
 from zsim.api.scenario import Changed
 from zsim.prediction.error_rule import SURE
 from zsim.prediction.memory_margin import TIGHT
-from zsim.runtimes.lookup import search_of
+from zsim.units import format_seconds
+from zsim.workers.dask_cluster import dask_cluster
 from zsim.workers.processes import cores, processes
 from zsim_plan.answer.best_question import FABRIC_KEY, BestOptions, Question, question_of
 from zsim_plan.answer.best_result import BestResult, LossReason
+from zsim_plan.answer.search_text import BETTER
 from zsim_plan.answer.setting_pool import SettingPool
-from zsim_plan.answer.setting_trial import SettingOutcome, tried
+from zsim_plan.answer.setting_trial import SettingOutcome, sure_bytes, tried
 from zsim_plan.answer.tried_setting import TriedSetting
 from zsim_plan.search.plain_settings import plain_settings
 from zsim_plan.search.search import Search, Trial
@@ -30,7 +34,9 @@ OPERATIONS: Final = 3_000_000
 """Default limit of a search, in operations."""
 
 STOP_S: Final = 1800.0
-"""Limit of processor time in seconds, at which a search stops unfinished."""
+"""Limit of processor time in seconds, at which a search stops unfinished.
+
+It is a safety stop, and longer for a search of more than the default operations."""
 
 LEAST_OPERATIONS: Final = 4_000
 """Minimum number of operations counted per setting: reading its scenario is as much work."""
@@ -44,16 +50,45 @@ It does not depend on the number of workers, of which at most this many are busy
 """
 
 
+Note = Callable[[Callable[[], str]], object]
+"""Callback that receives a function, which returns the result so far in one line."""
+
+_Flying = tuple[tuple[int, int], "Future[tuple[SettingOutcome, float]]"]
+"""The group and number of a setting, and its running simulation."""
+
+
+class SearchOptions(TypedDict, total=False):
+    """Options of a search, in addition to the question; none changes what is found.
+
+    Attributes:
+        workers: number of processes; default all cores.
+        scheduler: address of a Dask scheduler whose workers simulate: `host:8786`.
+        stop_s: limit of processor time in seconds, at which the search stops unfinished; default
+            `STOP_S`, and longer for more than the default operations.
+        progress: callback that receives the work done and the total work.
+        note: callback that receives a function, which returns the result so far as text.
+        may_interrupt: return the result so far at Ctrl-C, if there is one.
+    """
+
+    workers: int | None
+    scheduler: str | None
+    stop_s: float | None
+    progress: Progress | None
+    note: Note | None
+    may_interrupt: bool
+
+
+class _AllOptions(BestOptions, SearchOptions, total=False):
+    """Options of the question and of the search."""
+
+
 def best(
     model: str,
     gpus: str,
     changes: Changed = None,
     *,
     operations: int = OPERATIONS,
-    workers: int | None = None,
-    stop_s: float = STOP_S,
-    progress: Progress | None = None,
-    **options: Unpack[BestOptions],
+    **options: Unpack[_AllOptions],
 ) -> BestResult:
     """Search for the best setting of a model on GPUs.
 
@@ -65,39 +100,38 @@ def best(
         gpus: number and name of the GPU or the node: `128xh100`, `dgx2`.
         changes: values by key of a scenario, as in `load`; the search keeps these values fixed.
         operations: limit of the operations of all schedules; no setting is simulated beyond it.
-        workers: number of processes; default all cores.
-        stop_s: limit of processor time in seconds, at which the search stops unfinished.
-        progress: callback that receives the work done and the total work.
-        options: other options, see `BestOptions`.
+        options: other options, see `BestOptions` and `SearchOptions`.
 
     Raises:
         MistakeError: an argument is unknown, is missing, or contradicts another.
         TypeError: an option is unknown.
     """
-    for name in options.keys() - BestOptions.__annotations__.keys():
+    of_search = SearchOptions.__annotations__
+    for name in options.keys() - BestOptions.__annotations__.keys() - of_search.keys():
         instead = "; a search is limited by operations" if name == "search_s" else ""
         raise TypeError(f"best() got an unexpected keyword argument {name!r}{instead}")
-    question = question_of(model, gpus, changes, **options)
-    return best_of(
-        question, operations=operations, workers=workers, stop_s=stop_s, progress=progress
-    )
+    asked = {name: value for name, value in options.items() if name not in of_search}
+    search = {name: value for name, value in options.items() if name in of_search}
+    question = question_of(model, gpus, changes, **cast("BestOptions", asked))
+    return best_of(question, operations=operations, **cast("SearchOptions", search))
 
 
 def best_of(
-    question: Question,
-    *,
-    operations: int = OPERATIONS,
-    workers: int | None = None,
-    stop_s: float = STOP_S,
-    progress: Progress | None = None,
+    question: Question, *, operations: int = OPERATIONS, **options: Unpack[SearchOptions]
 ) -> BestResult:
     """Search for the best setting of `question`; the other arguments are those of `best`."""
     begun = perf_counter()
-    hunt = _hunt_of(question, operations, stop_s, progress or tell_nobody)
+    hunt = _hunt_of(question, operations, options)
+    workers = options.get("workers")
     at_once = min(cores() if workers is None else workers, AHEAD)
-    with processes(at_once) as executor:
-        hunt.go(executor)
-    hunt.settle_gap()
+    try:
+        with _executor(at_once, options.get("scheduler")) as executor:
+            hunt.go(executor)
+        hunt.settle_gap()
+    except KeyboardInterrupt:
+        if not (options.get("may_interrupt") and hunt.tried):
+            raise
+        hunt.interrupt()
     return replace(_result(hunt), wall_time_s=perf_counter() - begun)
 
 
@@ -110,20 +144,24 @@ class _Hunt:
         stop_s: limit of processor time of the simulations in seconds.
         operations: operations of the settings simulated so far.
         seconds: processor time of these simulations.
+        note: callback for the result so far.
         is_stopped: True if the search reached `stop_s`.
+        is_interrupted: True if the user ended the search.
     """
 
     question: Question
     pool: SettingPool
     search: Search
-    plain: frozenset[int]
     most_operations: int
     stop_s: float
     progress: Progress
+    note: Note
+    plain: set[int] = field(default_factory=set[int])
     tried: list[TriedSetting] = field(default_factory=list[TriedSetting])
     operations: int = 0
     seconds: float = 0.0
     is_stopped: bool = False
+    is_interrupted: bool = False
 
     def go(self, executor: Executor) -> None:
         """Simulate settings until none can win or the operations are used up.
@@ -131,7 +169,8 @@ class _Hunt:
         Results are processed in the order in which settings were chosen, so that the choice of
         settings does not depend on which simulation finishes first.
         """
-        flying: deque[tuple[tuple[int, int], Future[tuple[SettingOutcome, float]]]] = deque()
+        self._begin(executor)
+        flying: deque[_Flying] = deque()
         while True:
             while len(flying) < AHEAD and not self._is_over():
                 pick = self.search.next()
@@ -139,15 +178,77 @@ class _Hunt:
                     pick = self._next_of_others()
                 if pick is None:
                     break
-                none_fits = self.search.best == inf
-                tables = self.pool.tables(*pick)
-                flying.append((pick, executor.submit(_timed, tables, times_tight=none_fits)))
+                if (full := self.pool.full(*pick)) is not None:
+                    self._take(pick, full, 0.0)
+                    continue
+                flying.append(self._submitted(executor, pick))
             if not flying:
                 return
-            chosen, future = flying.popleft()
-            self._take(chosen, *future.result())
-            done = min(self.operations, self.most_operations)
-            self.progress(done, self.most_operations)
+            self._take_first(flying)
+
+    def _begin(self, executor: Executor) -> None:
+        """Simulate plain settings while the bounds of the others are computed.
+
+        All their results are used before any other setting is chosen.
+        """
+        flying: deque[_Flying] = deque()
+        for place in self.pool.plain():
+            self._extend(always=[place])
+            pick = self.search.next()
+            assert pick is not None
+            self.plain.add(place)
+            flying.append(self._submitted(executor, pick))
+            self._take_ended(flying)
+        while flying and self.search.best == inf:
+            self._take_first(flying)
+        self.pool.sure_only = self.search.best < inf
+        for _ in self.pool.bound_others():
+            self._take_ended(flying)
+        always, *others = plain_settings(self.pool.groups)
+        first = chain(*others) if self.plain else chain(always, *others)
+        self._extend(first=[*first])
+        while flying:
+            self._take_first(flying)
+
+    def _extend(self, *, always: Sequence[int] = (), first: Sequence[int] = ()) -> None:
+        """Add the groups that got bounds to the search, and those to try next."""
+        known = len(self.search.branches)
+        self.search.extend(self.pool.branches(known), always=always, first=first)
+
+    def interrupt(self) -> None:
+        """End the search with the results so far."""
+        self.is_interrupted = True
+        self._extend()
+
+    def _submitted(self, executor: Executor, pick: tuple[int, int]) -> _Flying:
+        tables, none_fits = self.pool.tables(*pick), self.search.best == inf
+        return pick, executor.submit(
+            _timed, tables, times_unsure=none_fits or bool(self.pool.unbounded)
+        )
+
+    def _take_ended(self, flying: deque[_Flying]) -> None:
+        """Use the results of simulations that have ended, in the order of their choice."""
+        while flying and flying[0][1].done():
+            self._take_first(flying)
+
+    def _take_first(self, flying: deque[_Flying]) -> None:
+        """Wait for the simulation that was chosen first, and use its result."""
+        chosen, future = flying.popleft()
+        self._take(chosen, *future.result())
+        self.progress(min(self.operations, self.most_operations), self.most_operations)
+        self.note(self.text)
+
+    def text(self) -> str:
+        """Return the result so far in one line."""
+        simulated = f"{len(self.tried):,} of {self.pool.settings:,} settings simulated"
+        best = min(self.tried, key=lambda each: each.order, default=None)
+        if best is None or not best.is_answer:
+            return f"{simulated}, none fits so far"
+        seconds = format_seconds(best.outcome.step_time_s)
+        found = f"{simulated}, best so far {seconds} a step: {best.description()}"
+        if self.pool.unbounded or self.search.best == inf:
+            return found
+        return f"{found}; up to {self.search.gap:.1%} {BETTER[self.question.objective]} may exist"
 
     def _is_over(self) -> bool:
         """Return True if no more settings may be simulated."""
@@ -194,7 +295,8 @@ class _Hunt:
         if outcome.fits and outcome.step_time_s:
             value = self.question.value(outcome.step_time_s * outcome.slower, gpus)
         is_late = self.question.is_late(outcome.step_time_s, gpus)
-        share = outcome.memory_bytes / outcome.usable_bytes if outcome.usable_bytes else 1.0
+        usable = sure_bytes(outcome.usable_bytes)
+        share = outcome.memory_bytes / usable if usable else 1.0
         trial = Trial(
             value=value,
             is_answer=value is not None and outcome.fits and not is_late,
@@ -213,7 +315,7 @@ class _Hunt:
                 outcome=outcome,
                 value=value,
                 is_late=is_late,
-                is_plain=number == 0 and pick[0] in self.plain,
+                is_plain=number == 0 and pick[0] in self.plain and group.comes_first,
             )
         )
 
@@ -222,21 +324,21 @@ class _Hunt:
         found = [LossReason("cannot be", why, count) for why, count in _alike(self.pool.refused)]
         search = self.search
         out = [place for place in range(len(self.pool.groups)) if search.is_bounded_out(place)]
-        left = sum(
-            len(self.pool.groups[place].knobs) - search.tried(place) - search.passed_over(place)
-            for place in out
-        )
-        if left:
+        slow = [place for place in out if not search.branches[place].is_unsure]
+        if left := self._left_of(slow):
             found.append(
                 LossReason("cannot win", "their lower bound is no better than the best", left)
             )
+        if left := self.unsure_settings():
+            why = f"fit with a probability below {SURE:.0%} by the bound of their memory"
+            found.append(LossReason("cannot win", why, left))
         over = sum(map(search.passed_over, range(len(self.pool.groups))))
         if over:
             why = "their knobs add to the memory of a setting that fills it"
             found.append(LossReason("cannot fit", why, over))
         simulated = Counter(filter(None, map(self._loss, self.tried)))
         found += [LossReason("simulated", why, count) for why, count in _alike(simulated)]
-        left = search.open_settings()
+        left = self.open_settings()
         if held_back := sum(len(group.knobs) for group in self.pool.held_back):
             if search.best < inf:
                 found.append(LossReason("left out", OFFLOADS_LEFT_OUT, held_back))
@@ -245,6 +347,25 @@ class _Hunt:
         if left:
             found.append(LossReason("not reached", "the search ended before", left))
         return tuple(found)
+
+    def _left_of(self, places: Iterable[int]) -> int:
+        """Return the number of settings of groups that were neither simulated nor passed over."""
+        search = self.search
+        return sum(
+            len(self.pool.groups[place].knobs) - search.tried(place) - search.passed_over(place)
+            for place in places
+        )
+
+    def unsure_settings(self) -> int:
+        """Return the number of settings not simulated, since they may not fit and others do."""
+        branches = self.search.branches
+        unsure = [place for place, branch in enumerate(branches) if branch.is_unsure]
+        return 0 if self.search.best == inf else self._left_of(unsure)
+
+    def open_settings(self) -> int:
+        """Return the number of settings that were not simulated and may be better."""
+        unbounded = sum(len(group.knobs) for group in self.pool.unbounded.values())
+        return self.search.open_settings() + unbounded
 
     def _loss(self, each: TriedSetting) -> str:
         """Return why a simulated setting lost; empty if it is the best."""
@@ -257,6 +378,8 @@ class _Hunt:
             return "takes longer than --within"
         if each.value == best.value:
             return ""
+        if best.outcome.is_sure and each.outcome.keeps_to_be_unsure:
+            return f"fits with a probability below {SURE:.0%}"
         if each.outcome.is_tight:
             return f"takes more than {TIGHT:.0%} of the memory, which may not do"
         if best.outcome.is_sure and not each.outcome.is_sure:
@@ -284,33 +407,44 @@ def _alike(reasons: Mapping[str, int]) -> Iterable[tuple[str, int]]:
     return [(words[key], count) for key, count in counts.most_common()]
 
 
-def _timed(tables: Mapping[str, Any], *, times_tight: bool) -> tuple[SettingOutcome, float]:
+def _note_nothing(_text: Callable[[], str]) -> None:
+    """Ignore the result so far."""
+
+
+@contextmanager
+def _executor(workers: int, scheduler: str | None) -> Generator[Executor]:
+    """Yield an executor on processes of this machine, or on the Dask cluster at `scheduler`."""
+    if scheduler is None:
+        with processes(workers) as executor:
+            yield executor
+    else:
+        with dask_cluster(scheduler) as cluster:
+            yield cluster.executor
+
+
+def _timed(tables: Mapping[str, Any], *, times_unsure: bool) -> tuple[SettingOutcome, float]:
     """Return the result of simulating a setting, and its processor time in seconds."""
-    begun = process_time()
-    outcome = tried(tables, times_tight=times_tight)
-    return outcome, process_time() - begun
+    with _LOCK:  # a Dask worker may have several threads
+        begun = process_time()
+        outcome = tried(tables, times_unsure=times_unsure)
+        return outcome, process_time() - begun
 
 
-def _hunt_of(question: Question, most_operations: int, stop_s: float, progress: Progress) -> _Hunt:
+_LOCK = Lock()
+
+
+def _hunt_of(question: Question, most_operations: int, options: SearchOptions) -> _Hunt:
     """Return a search in which no setting has been simulated yet."""
-    pool = SettingPool(question)
-    always, *others = plain_settings(pool.groups)
-    search = Search(
-        pool.branches(),
-        question.fleet.cluster.gpu.usable_bytes(1),
-        always=always,
-        first=[*chain(*others)],
-        holds_back=bool(pool.held_back),
-    )
-    first = {place for place in always if search_of(pool.groups[place].runtime).comes_first}
+    pool, stop_s = SettingPool(question), options.get("stop_s")
+    usable = round(sure_bytes(question.fleet.cluster.gpu.usable_bytes(1)))
     return _Hunt(
         question=question,
         pool=pool,
-        search=search,
-        plain=frozenset(first),
+        search=Search([], usable, holds_back=bool(pool.held_back)),
         most_operations=most_operations,
-        stop_s=stop_s,
-        progress=progress,
+        stop_s=STOP_S * max(1.0, most_operations / OPERATIONS) if stop_s is None else stop_s,
+        progress=options.get("progress") or tell_nobody,
+        note=options.get("note") or _note_nothing,
     )
 
 
@@ -323,11 +457,13 @@ def _result(hunt: _Hunt) -> BestResult:
         settings=pool.settings,
         tried=tuple(ranked),
         losses=hunt.losses(),
-        gap=hunt.search.gap,
-        open_settings=hunt.search.open_settings(),
+        gap=1.0 if pool.unbounded else hunt.search.gap,
+        open_settings=hunt.open_settings(),
+        unsure_settings=hunt.unsure_settings(),
         left_out=sum(len(group.knobs) for group in pool.held_back),
         operations=hunt.operations,
         is_stopped=hunt.is_stopped,
+        is_interrupted=hunt.is_interrupted,
         tables=question.tables,
         sequences=question.sequences,
         sequence_length=question.sequence_length,
@@ -336,7 +472,7 @@ def _result(hunt: _Hunt) -> BestResult:
         tokens=question.tokens,
         price=question.price,
         power_w=question.power_w,
-        bounded_s=min((bound.step_time_s for bound in pool.bounds), default=0.0),
+        bounded_s=min((each.step_time_s for each in pool.bounds if each.step_time_s), default=0.0),
         by_fabric=_by_fabric(question, ranked[0].changes) if ranked else {},
         goodput_of=question.goodput,
     )

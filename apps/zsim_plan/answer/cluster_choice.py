@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Unpack
 
 from zsim.analysis.run_comparison import counts
-from zsim.api.answer import AnswerInFacts, Progress
+from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text, title_text
 from zsim.api.error_text import probability_text
 from zsim.api.scenario import Changed
@@ -20,7 +20,7 @@ from zsim_plan.answer.best_page import best_page
 from zsim_plan.answer.best_question import BestOptions
 from zsim_plan.answer.best_report import findings
 from zsim_plan.answer.best_result import BestResult
-from zsim_plan.answer.best_search import OPERATIONS, best
+from zsim_plan.answer.best_search import OPERATIONS, SearchOptions, best
 from zsim_plan.answer.tried_setting import TriedSetting
 
 QUOTE = re.compile(r"(.+)@([0-9]*\.?[0-9]+)")
@@ -101,6 +101,11 @@ class ClusterChoice(AnswerInFacts):
         """The best cluster; None if nothing fits on any."""
         first = self.ranked[0]
         return None if first.value is None else first
+
+    @property
+    def is_interrupted(self) -> bool:
+        """False: an interrupted comparison has no answer."""
+        return False
 
     @property
     def best(self) -> TriedSetting | None:
@@ -286,8 +291,7 @@ def best_clusters(
     changes: Changed = None,
     *,
     operations: int = OPERATIONS,
-    workers: int | None = None,
-    progress: Progress | None = None,
+    search: SearchOptions | None = None,
     **options: Unpack[BestOptions],
 ) -> ClusterChoice:
     """Search for the best setting of a model on each of `clusters`, and compare them.
@@ -297,8 +301,7 @@ def best_clusters(
         clusters: GPUs as in `best`, each with a price after @ if it is a quote: 64xb200@4.20.
         changes: values by key of a scenario, for all clusters.
         operations: limit of operations for each cluster.
-        workers: number of processes.
-        progress: callback that receives the work done and the total work of each search.
+        search: options of each search; Ctrl-C ends the comparison without an answer.
         options: other options, see `BestOptions`.
 
     Raises:
@@ -313,6 +316,7 @@ def best_clusters(
         raise MistakeError("--price, --prices: cannot be combined with a price after @; remove one")
     if len(prices) > 1:
         raise MistakeError("--or: give a price after @ to all GPUs or to none")
+    of_search = SearchOptions(**{**(search or {}), "may_interrupt": False})
     answers: list[ClusterAnswer] = []
     for text, (gpus, price) in zip(clusters, quotes, strict=True):
         asked = options.copy()
@@ -323,8 +327,7 @@ def best_clusters(
             gpus,
             changes,
             operations=operations,
-            workers=workers,
-            progress=progress,
+            **of_search,
             **asked,
         )
         answers.append(ClusterAnswer(gpus=text, result=result))

@@ -68,8 +68,18 @@ class SearchState(Protocol):
         ...
 
     @property
+    def objective(self) -> str:
+        """The quantity that is minimized."""
+        ...
+
+    @property
     def is_stopped(self) -> bool:
         """True if the search reached its limit of processor time."""
+        ...
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if the user ended the search."""
         ...
 
 
@@ -94,17 +104,20 @@ def better_unsure(found: FoundSettings) -> list[tuple[str, str]]:
 
 def unfinished_text(state: SearchState, *, has_best: bool, is_sure: bool) -> str:
     """Return a warning that a setting better by more than 5 % may be missed; empty if not."""
-    if not state.is_stopped and (not state.open_settings or state.gap <= MOST_GAP):
+    is_cut_off = state.is_stopped or state.is_interrupted
+    if not is_cut_off and (not state.open_settings or state.gap <= MOST_GAP):
         return ""
-    why = f"continue with --search-operations {max(2 * state.operations, 1)}"
-    if state.is_stopped:
-        why = "it reached its limit of processor time"
     left = f"{state.open_settings:,} settings were not simulated"
     if not has_best:
         left = f"nothing fits so far, {left}"
-    elif is_sure:
-        left = f"up to {state.gap:.1%} better may exist, {left}"
-    return f"search unfinished: {left}; {why}"
+    elif is_sure and state.gap < 1:
+        left = f"up to {state.gap:.1%} {BETTER[state.objective]} may exist, {left}"
+    more = f"continue with --search-operations {max(2 * state.operations, 1)}"
+    if state.is_stopped:
+        more = f"it reached its limit of processor time, {more}"
+    elif state.is_interrupted:
+        more = "it was interrupted, continue with the same command"
+    return f"search unfinished: {left}; {more}"
 
 
 def optimality_text(state: SearchState, *, is_sure: bool, unsure_is_better: bool = False) -> str:

@@ -12,6 +12,7 @@ class SettingBound:
         busy_s: part of the step time in which a rank computes.
         kernels_s: part of the step time of kernels and of tensor-parallel collectives.
         why_not: reason why the setting cannot run, in one line; empty if it may run.
+        is_unsure: True if it cannot fit with the probability `SURE`, by the bound of its memory.
         is_full: True if the reason is memory; larger micro-batches then fail, too.
         slower: median ratio of published to predicted times of similar runs.
     """
@@ -20,6 +21,7 @@ class SettingBound:
     busy_s: float = 0.0
     kernels_s: float = 0.0
     memory_bytes: int = 0
+    is_unsure: bool = False
     why_not: str = ""
     is_full: bool = False
     slower: float = 1.0

@@ -106,6 +106,11 @@ class SettingOutcome:
         return self.fits and is_tight(self.memory_bytes, self.usable_bytes)
 
     @property
+    def keeps_to_be_unsure(self) -> bool:
+        """True if `kept_bytes` alone exceed the memory that fits with the probability `SURE`."""
+        return self.kept_bytes > sure_bytes(self.usable_bytes)
+
+    @property
     def keeps_too_much(self) -> bool:
         """True if `kept_bytes` exceed the usable memory; knobs that add memory cannot fit then."""
         return self.kept_bytes > self.usable_bytes
@@ -116,27 +121,35 @@ class SettingOutcome:
         return is_tight(self.kept_bytes, self.usable_bytes)
 
 
-def tried(tables: Mapping[str, Any], *, times_tight: bool = True) -> SettingOutcome:
+def sure_bytes(usable_bytes: int) -> float:
+    """Return the memory up to which a run fits with at least the probability `SURE`."""
+    return min(shipped_rules().fit.room(SURE), 1.0) * usable_bytes
+
+
+def tried(tables: Mapping[str, Any], *, times_unsure: bool = True) -> SettingOutcome:
     """Return the result of simulating a setting, with the numbers of `zsim run`.
 
-    With `times_tight=False`, a setting with almost no free memory gets no step time.
+    With `times_unsure=False`, a setting that certainly keeps too much memory to fit with the
+    probability `SURE` gets no step time.
     """
     with counted_work() as work:
-        found = _tried(tables, times_tight=times_tight)
+        found = _tried(tables, times_unsure=times_unsure)
     return replace(found, operations=work.operations)
 
 
-def _tried(tables: Mapping[str, Any], *, times_tight: bool) -> SettingOutcome:
+def _tried(tables: Mapping[str, Any], *, times_unsure: bool) -> SettingOutcome:
     found = forecast(tables, None)  # most failures need no simulation
     if not isinstance(found, str) and found.fits:
+        outcome = SettingOutcome(
+            memory_bytes=found.needed_bytes,
+            usable_bytes=found.usable_bytes,
+            kept_bytes=found.kept_bytes,
+            fits=True,
+        )
         was_simulated = found.step_time_s > 0  # else memory may be an upper bound
-        if was_simulated and not times_tight and is_tight(found.needed_bytes, found.usable_bytes):
-            return SettingOutcome(
-                memory_bytes=found.needed_bytes,
-                usable_bytes=found.usable_bytes,
-                kept_bytes=found.kept_bytes,
-                fits=True,
-            )
+        is_unsure = outcome.keeps_to_be_unsure or (was_simulated and not outcome.is_sure)
+        if is_unsure and not times_unsure:
+            return outcome
         found = forecast(tables)
     if isinstance(found, str):
         return SettingOutcome(refusal=found.removeprefix("scenario: "))
@@ -170,8 +183,8 @@ class Bounder:
     def __init__(self) -> None:
         self._topology = cache(topology)
         self._models: dict[object, Model] = {}
-        self._kernels: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
         self._times: dict[object, CollectiveBounds] = {}
+        self._speeds: dict[object, tuple[RankSpeeds, CollectiveBounds | None]] = {}
 
     def bound_of_all(
         self, group: SettingGroup, scenario: Callable[[int], Mapping[str, Any]]
@@ -181,16 +194,21 @@ class Bounder:
         return default if default.why_not else self.least_of_all(default, group, scenario)
 
     def bound_of_defaults(
-        self, group: SettingGroup, scenario: Callable[[int], Mapping[str, Any]]
+        self,
+        group: SettingGroup,
+        scenario: Callable[[int], Mapping[str, Any]],
+        *,
+        sure_only: bool = False,
     ) -> SettingBound:
         """Return the bound of the first setting, which has the default knobs.
 
         If communication takes longest, return the bound of all settings, since knobs change the
         communication. Else knobs cannot lower it below `kernels_s`, except those that gather less
-        over the tensor axis, which are included.
+        over the tensor axis, which are included. With `sure_only`, settings that cannot surely fit
+        get no bound of the step time.
         """
-        found = self.bound(scenario(0))
-        if found.why_not:
+        found = self.bound(scenario(0), sure_only=sure_only)
+        if found.why_not or (sure_only and found.is_unsure):
             return found
         is_busy = found.step_time_s <= found.busy_s
         asked = group.gathering_less if is_busy else range(1, len(group.knobs))
@@ -215,22 +233,28 @@ class Bounder:
             asked.append(self.bound(scenario(union)))
         return least_bound(default, asked)
 
-    def bound(self, tables: Mapping[str, Any]) -> SettingBound:
+    def bound(self, tables: Mapping[str, Any], *, sure_only: bool = False) -> SettingBound:
         """Return lower bounds of a setting, or the reason why it cannot run."""
         try:
-            scenario, _ = with_files(NAME, from_tables(tables))
-            found = resolve(scenario, self._topology, network_profile, kernel_profile)
-            return self._of(found, self._model(found))
+            found = self._resolved(tables)
+            return self._of(found, self._model(found), sure_only=sure_only)
         except (MistakeError, ScenarioError, ModelError) as refusal:
             return SettingBound(why_not=str(refusal).removeprefix(f"{NAME}: "))
 
-    def _of(self, found: ResolvedScenario, model: Model) -> SettingBound:
+    def _resolved(self, tables: Mapping[str, Any]) -> ResolvedScenario:
+        scenario, _ = with_files(NAME, from_tables(tables))
+        return resolve(scenario, self._topology, network_profile, kernel_profile)
+
+    def _of(self, found: ResolvedScenario, model: Model, *, sure_only: bool) -> SettingBound:
         strategy, cluster = found.strategy, found.cluster
         need_trainable(model, strategy)
         memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(_groups(strategy))
         if memory > usable:
             why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
             return SettingBound(why_not=why, is_full=True)
+        is_unsure = memory > sure_bytes(usable)
+        if is_unsure and sure_only:
+            return SettingBound(memory_bytes=memory, is_unsure=True)
         held = host_state_bytes(model, strategy) * min(cluster.gpus_per_node, strategy.ranks)
         if cluster.host is not None and held > cluster.host.memory_bytes:
             most = format_bytes(cluster.host.memory_bytes)
@@ -248,7 +272,7 @@ class Bounder:
         busy = busy_time(
             model,
             strategy,
-            self._speeds(found),
+            self._speeds_of(found),
             lambda part: copied_bytes(part, strategy),
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
         )
@@ -259,8 +283,24 @@ class Bounder:
             busy_s=busy_s,
             kernels_s=updating + busy.kernels_s,
             memory_bytes=memory,
+            is_unsure=is_unsure,
             slower=slower_of(cluster, features(strategy, model, cluster)),
         )
+
+    def full(self, tables: Mapping[str, Any]) -> SettingOutcome | None:
+        """Return the outcome of a setting that cannot fit by its bound of memory; else None.
+
+        The bound of a group is that of its defaults; options of a runtime may keep more.
+        """
+        try:
+            found = self._resolved(tables)
+            memory = device_bytes(self._model(found), found.strategy)
+        except (MistakeError, ScenarioError, ModelError):
+            return None  # its simulation says why
+        usable = found.cluster.gpu.usable_bytes(_groups(found.strategy))
+        if memory <= usable:
+            return None
+        return SettingOutcome(memory_bytes=memory, usable_bytes=usable, kept_bytes=memory)
 
     def _model(self, found: ResolvedScenario) -> Model:
         strategy = found.strategy
@@ -277,28 +317,40 @@ class Bounder:
             self._models[key] = found.make_model()
         return self._models[key]
 
-    def _speeds(self, found: ResolvedScenario) -> RankSpeeds:
+    def _speeds_of(self, found: ResolvedScenario) -> RankSpeeds:
         """Return the simulated speeds of kernels, copies and tensor-parallel collectives."""
+        bounds = self._collective_bounds(found)
+        gpu, link = found.cluster.gpu, found.cluster.switch_link
+        reach = found.cluster.gpus_per_node * found.cluster.nodes_per_domain
+        key = gpu, link, reach, id(bounds)
+        known = self._speeds.get(key)
+        if known is None:  # the bounds stay alive, so that no other object gets their id
+            known = self._speeds[key] = (self._new_speeds(found, bounds), bounds)
+        return known[0]
+
+    def _new_speeds(self, found: ResolvedScenario, bounds: CollectiveBounds | None) -> RankSpeeds:
         gpu = found.cluster.gpu
         copied = gpu.memory_bytes_per_s * (1.0 if gpu.kernels is None else gpu.kernels.copying)
         is_measured = gpu.measured is not None
         return RankSpeeds(
             kernels=self._kernel_times(gpu),
-            tensor=tensor_seconds(found.cluster, self._collective_bounds(found)),
+            tensor=tensor_seconds(found.cluster, bounds),
             copied_bytes_per_s=inf if is_measured else copied,
             collective_share=0.0 if is_measured else float(gpu.collective_share),
         )
 
     def _kernel_times(self, gpu: Gpu) -> KernelTimes:
+        every: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
+
         def of(kernels: tuple[Kernel, ...]) -> KernelTime:
-            known = self._kernels.get(id(kernels))
+            known = every.get(id(kernels))
             if known is None:
                 times = [(each.kind, kernel_ps(each, gpu)) for each in kernels]
                 moving = sum(ps for kind, ps in times if not kind.multiplies_matrices)
                 second = PICOSECONDS_PER_SECOND
                 found = KernelTime(sum(ps for _, ps in times) / second, moving / second)
                 # Keep the kernels alive, so that no other object gets their id.
-                known = self._kernels[id(kernels)] = (found, kernels)
+                known = every[id(kernels)] = (found, kernels)
             return known[0]
 
         return of

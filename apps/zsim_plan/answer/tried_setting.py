@@ -40,6 +40,18 @@ class TriedSetting:
         return self.value is not None and self.outcome.fits and not self.is_late
 
     @property
+    def choice(self) -> tuple[object, ...]:
+        """Key of what people choose between: all but the micro-batch and options of the runtime."""
+        changes = [(key, value) for key, value in self.changes.items() if key in CHOSEN]
+        moves = any("offload" in key for key in self.changes)
+        return self.gpus, moves, *sorted(changes)
+
+    @property
+    def runtime(self) -> str:
+        """Name of its runtime."""
+        return str(self.changes["zero.emulate"])
+
+    @property
     def order(self) -> tuple[bool, bool, bool, float, int, str]:
         """Sort key: the best first, of equal ones that with less memory.
 
@@ -93,6 +105,12 @@ AXES = {
     "parallel.data": "{}-way data parallel",
     "parallel.context": "{}-way context parallel",
 }
+CHOSEN = frozenset(
+    {
+        *("zero.emulate", "zero.stage", "cluster.fabric", "activations.checkpointing"),
+        *("parallel.tensor", "parallel.pipeline", "parallel.replicate", "parallel.context"),
+    }
+)
 CHECKPOINTING = {"none": "no checkpointing", "operations": "selective checkpointing"}
 BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
 

@@ -24,9 +24,9 @@ from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:
-    from zsim.api.answer import Progress
     from zsim_plan.answer.best_question import BestOptions
     from zsim_plan.answer.best_result import BestResult
+    from zsim_plan.answer.best_search import SearchOptions
     from zsim_plan.answer.cluster_choice import ClusterChoice
 
 Model = Annotated[
@@ -106,6 +106,10 @@ Workers = Annotated[
     int | None,
     typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
 ]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Dask scheduler whose workers simulate settings."),
+]
 Save = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Write the best setting as a scenario: .toml."),
@@ -150,6 +154,7 @@ def best(
     search_operations: SearchOperations = OPERATIONS,
     search_time: SearchTime = None,
     workers: Workers = None,
+    scheduler: Scheduler = None,
     save: Save = None,
     config: Config = None,
     report: Report = None,
@@ -162,6 +167,8 @@ def best(
 
     del search_time  # its callback rejects it
     _need_files(save, config, report, (picture, figure), or_gpus)
+    if workers is not None and scheduler is not None:
+        raise MistakeError(f"--workers: {workers} stands without --scheduler, which has its own")
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
     many |= {"--reliability": reliability, "--or": or_gpus}
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
@@ -183,16 +190,35 @@ def best(
             among=runtime or (),
             fabrics=fabric or (),
             operations=search_operations,
-            workers=workers,
-            progress=told,
+            search={
+                "workers": workers,
+                "scheduler": scheduler,
+                "progress": told,
+                "note": told.note,
+                "may_interrupt": True,
+            },
         )
-    files = outputs((report, partial(found.report, command=_command(model, gpus, many, once))))
+    command = _command(model, gpus, many, once)
+    _print(found, (save, config, report, picture), figure, command, as_json=json)
+    return Code.INTERRUPTED if found.is_interrupted else Code(found.best is None)
+
+
+def _print(
+    found: "BestResult | ClusterChoice",
+    names: tuple[str | None, str | None, str | None, str | None],
+    figure: str | None,
+    command: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the answer, and write it to files: a scenario, a configuration, a page, a picture."""
+    save, config, report, picture = names
+    files = outputs((report, partial(found.report, command=command)))
     if found.best is not None:
         files += outputs((save, found.save), (config, found.save_config))
         files += _drawing(found, picture, figure)
     with answer_before(files):
-        print_answer(found, as_json=json)
-    return Code.NO if found.best is None else Code.DONE
+        print_answer(found, as_json=as_json)
 
 
 def _need_files(
@@ -229,8 +255,7 @@ def _search(
     settings: list[str] | None,
     *,
     operations: int,
-    workers: int | None,
-    progress: "Progress",
+    search: "SearchOptions",
     **options: "Unpack[BestOptions]",
 ) -> "BestResult | ClusterChoice":
     """Return the best setting on one cluster, or the comparison of several."""
@@ -239,28 +264,14 @@ def _search(
 
     if len(clusters) > 1:
         return best_clusters(
-            model,
-            clusters,
-            settings,
-            operations=operations,
-            workers=workers,
-            progress=progress,
-            **options,
+            model, clusters, settings, operations=operations, search=search, **options
         )
     gpus, price = quoted(clusters[0])
     if price is not None:
         if options.get("price") is not None or options.get("prices") is not None:
             raise MistakeError("--price, --prices: the price after @ is one; remove one")
         options["price"] = price
-    return best_of(
-        model,
-        gpus,
-        settings,
-        operations=operations,
-        workers=workers,
-        progress=progress,
-        **options,
-    )
+    return best_of(model, gpus, settings, operations=operations, **search, **options)
 
 
 def _need_outputs(save: str | None, config: str | None, report: str | None) -> None:

@@ -1,5 +1,6 @@
 """Plain settings, which a search simulates first: common starting points."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 
 from zsim.runtimes.lookup import search_of
@@ -16,6 +17,20 @@ PIPELINE = 4
 
 _Key = tuple[str, int, str]
 """Runtime, stage and checkpointing."""
+
+
+def plainest(groups: Sequence[SettingGroup]) -> list[list[int]]:
+    """Return for each runtime, stage and checkpointing the groups in the order to consider.
+
+    The first that may fit is the plain setting with the fewest tensor and pipeline ranks.
+    """
+    found = _usable(groups)
+    return [sorted(found[key], key=lambda place: _plainness(groups[place])) for key in found]
+
+
+def _plainness(group: SettingGroup) -> tuple[object, ...]:
+    tensor, pipeline = _number(group, "parallel.tensor"), _number(group, "parallel.pipeline")
+    return tensor * pipeline, tensor, pipeline, *_size(group)
 
 
 def plain_settings(groups: Sequence[SettingGroup]) -> list[list[int]]:
@@ -42,11 +57,23 @@ def plain_settings(groups: Sequence[SettingGroup]) -> list[list[int]]:
 
 def _order(key: _Key) -> tuple[object, ...]:
     runtime, stage, checkpointing = key
-    return not search_of(runtime).comes_first, runtime, -stage, checkpointing != "none"
+    return not search_of(runtime).comes_first, runtime, -stage, checkpointing != "full"
 
 
 def _smallest(groups: Sequence[SettingGroup]) -> dict[_Key, dict[tuple[int, int], int]]:
     """Return the index of the plainest group by (runtime, stage, checkpointing), and by degrees."""
+    found: dict[_Key, dict[tuple[int, int], int]] = {}
+    for key, places in _usable(groups).items():
+        of_degrees = found[key] = {}
+        for place in sorted(places, key=lambda each: _size(groups[each])):
+            group = groups[place]
+            degrees = _number(group, "parallel.tensor"), _number(group, "parallel.pipeline")
+            of_degrees.setdefault(degrees, place)
+    return found
+
+
+def _usable(groups: Sequence[SettingGroup]) -> dict[_Key, list[int]]:
+    """Return the indices of plain groups by (runtime, stage, checkpointing), in the usual order."""
     gpus = max((each.fleet.gpus for each in groups), default=0)
     usable = [
         (place, group)
@@ -57,14 +84,12 @@ def _smallest(groups: Sequence[SettingGroup]) -> dict[_Key, dict[tuple[int, int]
     stages = stages & STAGES or stages
     modes = {_checkpointing(group) for _, group in usable if _number(group, "zero.stage") in stages}
     modes = modes & CHECKPOINTING or modes
-    found: dict[_Key, dict[tuple[int, int], int]] = {}
-    for place, group in sorted(usable, key=lambda each: _size(each[1])):
+    found: defaultdict[_Key, list[int]] = defaultdict(list)
+    for place, group in usable:
         stage, mode = _number(group, "zero.stage"), _checkpointing(group)
         if stage in stages and mode in modes:
-            key = (group.runtime, stage, mode)
-            degrees = _number(group, "parallel.tensor"), _number(group, "parallel.pipeline")
-            found.setdefault(key, {}).setdefault(degrees, place)
-    return found
+            found[group.runtime, stage, mode].append(place)
+    return {key: found[key] for key in sorted(found, key=_order)}
 
 
 def _size(group: SettingGroup) -> tuple[object, ...]:

@@ -44,6 +44,7 @@ class SettingBranch:
         floor: lower bound for any knobs.
         memory_bytes: lower bound of their device memory.
         settings: number of settings.
+        is_unsure: True if none of them can surely fit; such a branch cannot win over an answer.
         family: key of branches whose values exceed their bounds by similar factors.
         likely: expected ratio of a value to its bound, before a branch of the family was tried.
         larger: for each setting, the settings that keep at least as much memory, without the
@@ -54,6 +55,7 @@ class SettingBranch:
     floor: float = inf
     memory_bytes: int
     settings: int
+    is_unsure: bool = False
     family: str
     likely: float = 1.0
     larger: Sequence[frozenset[int]] = ()
@@ -67,7 +69,7 @@ class Trial:
         value: value to minimize; None if it could not run.
         is_answer: True if it fits and meets every limit.
         memory_bytes: device memory that it needs.
-        memory_share: this memory divided by the usable memory.
+        memory_share: this memory divided by that up to which a setting surely fits.
         is_unsure: True for an answer that may not fit; answers that surely fit win over it.
         keeps_too_much: True if its memory without buffers of collectives exceeds the usable memory.
         keeps_nearly_all: True if this memory leaves almost no free memory.
@@ -103,7 +105,7 @@ class Search:
     """A search among `branches`; a value within `tolerance` of the best counts as found.
 
     Attributes:
-        usable_bytes: usable device memory of each setting.
+        usable_bytes: device memory of each setting up to which it surely fits.
         always: branches whose first settings are tried before all others.
         first: branches whose first settings are tried next, unless they cannot win.
         holds_back: True if there are branches to `add` in case nothing fits. Until something fits,
@@ -135,9 +137,21 @@ class Search:
 
     def add(self, branches: Sequence[SettingBranch]) -> None:
         """Add branches that were held back."""
+        self.extend(branches)
+        self.holds_back = False
+
+    def extend(
+        self,
+        branches: Sequence[SettingBranch],
+        *,
+        always: Sequence[int] = (),
+        first: Sequence[int] = (),
+    ) -> None:
+        """Add branches, and those to try next, as at the start of a search."""
         self.branches = [*self.branches, *branches]
         self._progress += [_progress(each) for each in branches]
-        self.holds_back = False
+        self._plain.extend((each, True) for each in always)
+        self._plain.extend((each, False) for each in first)
 
     def next(self) -> tuple[int, int] | None:
         """Return the branch and the index of the setting to try next.
@@ -190,7 +204,7 @@ class Search:
         elif self._picks % FRONT_EVERY == 0:
             found = self._front_pick()
         if found is None and self._picks % GAP_EVERY == 0:
-            found = self.lowest(ready=True)
+            found = self._lowest_that_fits()
         found = self._best_pick() if found is None else found
         return self._front_pick() if found is None else found
 
@@ -230,21 +244,21 @@ class Search:
             for index, branch in enumerate(self.branches)
             if self._progress[index].left
             and not self._may_win(branch)
+            and not branch.is_unsure
             and branch.floor < self.best * (1 - self.tolerance)
         ]
 
-    def lowest(self, *, ready: bool = False) -> int | None:
+    def lowest(self) -> int | None:
         """Return the branch with the lowest bound whose remaining settings may win; None if none.
 
-        With `ready`, its next setting can be tried now. None before anything was found.
+        None before anything was found.
         """
         if self.best == inf:
             return None
         left = [
             (branch.bound, index)
             for index, branch in enumerate(self.branches)
-            if (self._has_next(index) if ready else self._progress[index].left)
-            and self._may_win(branch)
+            if self._progress[index].left and self._may_win(branch)
         ]
         return min(left)[1] if left else None
 
@@ -255,6 +269,7 @@ class Search:
             branch.bound
             for branch, progress in zip(self.branches, self._progress, strict=True)
             if progress.ended + progress.passed_over < branch.settings
+            and not (branch.is_unsure and self.best < inf)
         ]
         if self.best == inf:
             return 1.0 if left else 0.0
@@ -281,7 +296,9 @@ class Search:
         return self._progress[branch].passed_over
 
     def _may_win(self, branch: SettingBranch) -> bool:
-        return self.best == inf or branch.bound < self.best * (1 - self.tolerance)
+        if self.best == inf:
+            return True
+        return not branch.is_unsure and branch.bound < self.best * (1 - self.tolerance)
 
     def _best_pick(self) -> int | None:
         estimates = [
@@ -299,6 +316,17 @@ class Search:
             if not self._progress[index].started
         ]
         return min(sizes)[-1] if sizes else None
+
+    def _lowest_that_fits(self) -> int | None:
+        """Return the branch with the lowest bound that may win and is expected to fit."""
+        if self.best == inf:
+            return None
+        bounds = [
+            (branch.bound, index)
+            for index, branch in enumerate(self.branches)
+            if self._has_next(index) and self._may_win(branch) and self._share(index) <= 1
+        ]
+        return min(bounds)[1] if bounds else None
 
     def _front_pick(self) -> int | None:
         """Return a branch that may need less memory than all settings found; None if none."""
@@ -328,14 +356,20 @@ class Search:
         is_sure = first is not None and first.is_answer and not first.is_unsure
         if is_sure and first is not None and first.value is not None:
             return first.value * (1 + 1e-3 * progress.started)
-        delay = 1 + UNFIT_STEP * progress.unfit
-        share = 0.0 if first is None else first.memory_share
-        if first is None and self.usable_bytes:
-            beside = _middle(self._beside, branch.family, BESIDE * self.usable_bytes)
-            share = (branch.memory_bytes + beside) / self.usable_bytes
+        delay, share = 1 + UNFIT_STEP * progress.unfit, self._share(index)
         if share > 1:
             delay *= TIGHT * share
         return branch.bound * _middle(self._ratios, branch.family, branch.likely) * delay
+
+    def _share(self, index: int) -> float:
+        """Estimate the memory of a branch as a share of that up to which a setting surely fits."""
+        branch, first = self.branches[index], self._progress[index].first
+        if first is not None:
+            return first.memory_share
+        if not self.usable_bytes:
+            return 0.0
+        beside = _middle(self._beside, branch.family, BESIDE * self.usable_bytes)
+        return (branch.memory_bytes + beside) / self.usable_bytes
 
 
 def _progress(branch: SettingBranch) -> _Progress:

@@ -108,6 +108,11 @@ class SettingGroup:
         return str(self.changes["zero.emulate"])
 
     @property
+    def comes_first(self) -> bool:
+        """True if every answer shows a plain setting of its runtime."""
+        return self._search.comes_first
+
+    @property
     def _search(self) -> SearchSpace:
         return search_of(self.runtime)
 

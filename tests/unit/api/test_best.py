@@ -379,3 +379,32 @@ def test_what_cannot_be_asked_is_told_in_one_line(case: str) -> None:
         question_of(**asked)
     assert line in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_settings_that_fill_the_memory_stand_apart_below_the_others(found: BestResult) -> None:
+    first = filled(found.answers[0], 0.4)
+    edges = [
+        filled(replace(each, group=each.group + 100), 0.98, faster=0.9)
+        for each in found.answers[1:]
+        if each.choice != first.choice
+    ]
+    both = replace(found, tried=sorted([first, *edges], key=lambda each: each.order))
+    assert both.ten == (first,)
+    assert 0 < len(both.tight) == min(5, len({each.choice for each in edges}))
+    above, below = both.text().split("\nUnder 3% of the memory left")
+    assert first.description().split(", micro")[0] in above.replace("\n", " ")
+    assert "to the best" in below
+    alone = replace(found, tried=edges)
+    assert alone.ten
+    assert not {id(each) for each in alone.ten} & {id(each) for each in alone.tight}
+
+
+def test_rows_differ_in_more_than_batches_and_options_of_a_runtime(found: BestResult) -> None:
+    choices = [each.choice for each in found.ten]
+    assert len(choices) == len({*choices})
+    assert {each.runtime for each in found.ten} == {each.runtime for each in found.answers}
+    best = found.answers[0]
+    option = {**best.changes, "zero.fsdp2.forward_prefetch": 7, "train.micro_batch_size": 9}
+    assert replace(best, changes=option).choice == best.choice
+    other = {**best.changes, "activations.checkpointing": "full"}
+    assert replace(best, changes=other).choice != best.choice

@@ -31,7 +31,7 @@ def choice() -> ClusterChoice:
         batch_tokens=256 * 4,
         objective="cost",
         operations=1,
-        workers=1,
+        search={"workers": 1},
     )
 
 

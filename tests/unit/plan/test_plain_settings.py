@@ -38,7 +38,7 @@ def test_plain_settings_of_each_runtime_stage_and_checkpointing_come_first() -> 
         )
         for place in always
     ]
-    assert found[:2] == [("fsdp2", 3, "none"), ("fsdp2", 3, "full")]
+    assert found[:2] == [("fsdp2", 3, "full"), ("fsdp2", 3, "none")]
     assert {*found} == {
         (each.name, stage, mode)
         for each in RUNTIMES

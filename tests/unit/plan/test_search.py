@@ -1,6 +1,7 @@
 """Branch and bound finds the least value, and says how much better what was not tried may be."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -213,3 +214,27 @@ def test_branches_are_held_back_until_the_smallest_of_each_family_did_not_fit(
     picks = {search.next(), search.next()}
     assert (count, 0) in picks
     assert search.open_settings() == 2 * count - len(tried) + 1
+
+
+@given(branches_and_values(), st.sets(st.integers(0, 11)))
+def test_branches_that_cannot_surely_fit_are_left_once_a_setting_surely_fits(
+    case: tuple[list[SettingBranch], Outcomes], unsure: set[int]
+) -> None:
+    branches, values = case
+    marked = [replace(each, is_unsure=place in unsure) for place, each in enumerate(branches)]
+    search = Search(marked, usable_bytes=100)
+    while (pick := search.next()) is not None:
+        place, number = pick
+        assert search.best == float("inf") or not marked[place].is_unsure
+        value, is_unsure = values[place][number], marked[place].is_unsure
+        search.tell(*pick, Trial(value=value, is_answer=value is not None, is_unsure=is_unsure))
+    sure = [
+        value
+        for own, branch in zip(values, marked, strict=True)
+        for value in own
+        if value is not None and not branch.is_unsure
+    ]
+    assert search.best <= min(sure, default=float("inf")) / (1 - search.tolerance)
+    assert search.open_settings() == 0
+    if sure:
+        assert search.gap <= search.tolerance
