@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from benchmarks.step_96_layers import model
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.memory.replay import Give, Request, Take, caching_allocator, replay
 from zsim.memory.settings import AllocatorSettings
 from zsim.model.architecture import GPT
@@ -37,7 +37,7 @@ def scheduled(layers: Model, strategy: Strategy) -> list[Request]:
     """Return the requests of setup and of some steps."""
     (program,) = make_schedule(layers, strategy).programs
     found: list[Request] = []
-    for entry in book(program, STEPS):
+    for entry in memory_ledger(program, STEPS):
         if entry.change_bytes > 0:
             home = program.by_name[entry.buffer].home
             found.append(Take(entry.buffer, entry.change_bytes, home))

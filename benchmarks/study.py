@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.step_96_layers import GPUS_PER_NODE, cluster, model
-from zsim.backend.backend import Trier
+from zsim.backend.backend import ReusableBackend
 from zsim.cluster.cluster import Cluster
 from zsim.files.installed import kernel_profile, network_profile
 from zsim.proof import check
@@ -41,10 +41,10 @@ from zsim_study.study.proved import Proved
 from zsim_study.study.result import result_of
 from zsim_study.study.study_plan import Reader, StudyPlan, planned
 from zsim_study.workers.code_version import code_version
-from zsim_study.workers.crew import crew
 from zsim_study.workers.store import opened
 from zsim_study.workers.work import keys_of, left_of, work_off
 from zsim_study.workers.worker import FinishedRun, RunBatch
+from zsim_study.workers.worker_pool import worker_pool
 
 CORES = 2
 SPEEDS = 17
@@ -118,7 +118,7 @@ def proved_step(resolved: ResolvedScenario) -> Proved | StudyOutcome:
     """Generate and check the 96 layers on so many GPUs as the scenario says."""
     found = make_schedule(LAYERS, resolved.strategy)
     assert not check(found, LAYERS, compares=False)
-    return Proved(LAYERS, found, cast("Trier", SimBackend()))
+    return Proved(LAYERS, found, cast("ReusableBackend", SimBackend()))
 
 
 LAYERS = model()
@@ -176,7 +176,7 @@ def swept(plan: StudyPlan, path: Path) -> tuple[str, list[Usage]]:
     keys = keys_of(plan.runs, code_version())
     names = {key: name for name, key in keys.items()}
     others = {each.process for each in all_usage()}
-    with opened(path) as store, crew(CORES, None) as found:
+    with opened(path) as store, worker_pool(CORES, None) as found:
         known: dict[str, StudyOutcome] = {}
 
         def keep(done: Sequence[tuple[str, FinishedRun]]) -> None:

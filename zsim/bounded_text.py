@@ -1,7 +1,7 @@
 """TOML, JSON and XML that users give, read within one budget: values, depth, digits.
 
-`zsim.files.given` bounds the size of a file. Here the work is bounded: the time of each parser is
-in proportion to the bytes, except for the forms that are refused beforehand.
+`zsim.files.input_file` bounds the size of a file. Here the work is bounded: the time of each parser
+is in proportion to the bytes, except for the forms that are refused beforehand.
 """
 
 import json

@@ -76,7 +76,7 @@ class WrongField:
         return f"{self.field}: {self.why}" if self.field else self.why
 
 
-MOST_TOLD = 8
+MOST_SHOWN = 8
 """Maximum number of errors of a file in one message; the others are only counted."""
 
 
@@ -85,10 +85,10 @@ def line(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
     return joined([str(each) for each in wrong_fields(errors, root)])
 
 
-def joined(told: Sequence[str]) -> str:
+def joined(messages: Sequence[str]) -> str:
     """Join several messages into one line."""
-    rest = len(told) - MOST_TOLD
-    return "; also ".join(told[:MOST_TOLD]) + (f"; and {rest} more" if rest > 0 else "")
+    rest = len(messages) - MOST_SHOWN
+    return "; also ".join(messages[:MOST_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def wrong_fields(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[WrongField]:
@@ -114,8 +114,8 @@ def wrong_fields(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[
             missing.append(_field((*at.path, _tag(at.error))))
         else:
             groups.setdefault(at.path[: at.forms], []).append(at)
-    told = strangers + [_told(path, group) for path, group in groups.items()]
-    return [*told, WrongField(", ".join(missing), "missing")] if missing else told
+    messages = strangers + [_wrong_field(path, group) for path, group in groups.items()]
+    return [*messages, WrongField(", ".join(missing), "missing")] if missing else messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class _Located:
         return self.error["type"]
 
 
-def _told(path: Path, group: Sequence[_Located]) -> WrongField:
+def _wrong_field(path: Path, group: Sequence[_Located]) -> WrongField:
     """Return one message for a value, from the errors that pydantic reports for each type."""
     if group[0].kind == CONTRADICTION:
         return WrongField(_field(path), group[0].error["msg"])
@@ -277,8 +277,8 @@ def refusal(field: str, value: object, why: str) -> InitErrorDetails:
 
     The message is the value followed by `why`, or `why` alone if `value` is None.
     """
-    told = why if value is None else f"{shown(value)} {why}"
-    kind = PydanticCustomError(CONTRADICTION, "{told}", {"told": told})
+    messages = why if value is None else f"{shown(value)} {why}"
+    kind = PydanticCustomError(CONTRADICTION, "{told}", {"told": messages})
     return InitErrorDetails(type=kind, loc=tuple(field.split(".")), input=value)
 
 

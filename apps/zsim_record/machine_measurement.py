@@ -8,7 +8,7 @@ from typing import Final
 from zsim.api.answer import AnswerInFacts
 from zsim.backend.backend import BackendError, load_backend
 from zsim.cluster.files.measured_node import MeasuredNode
-from zsim.files.written import write
+from zsim.files.output_file import write
 from zsim.mistake import mistakes
 from zsim.report.svg.note import rate
 from zsim.units import format_bytes, format_rate, format_seconds

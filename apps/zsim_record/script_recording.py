@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from zsim.api.answer import Answer
 from zsim.backend.backend import BackendError, load_backend
-from zsim.files.written import write
+from zsim.files.output_file import write
 from zsim.mistake import MistakeError, mistakes
 
 if TYPE_CHECKING:

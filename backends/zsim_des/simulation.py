@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from math import ceil
 
-from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
+from zsim.backend.backend import BackendTraits, Job, NoRouteError, RefusedError, RunFailedError
 from zsim.backend.run_size import too_large
 from zsim.cluster.cluster import ClusterError, Gpu
 from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
@@ -23,7 +23,7 @@ from zsim_des.engine.ahead import AheadRun, NotAheadError, Tapes
 from zsim_des.engine.gpu_sharing import takes_from_kernels
 from zsim_des.engine.host_issue import Courses, HostIssue
 from zsim_des.engine.lowering import LoweringError, lower
-from zsim_des.engine.memory_wait import AskedMemory
+from zsim_des.engine.memory_wait import AllocationService
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.record import Records
 from zsim_des.engine.rendezvous import MismatchError, Rendezvous
@@ -34,7 +34,7 @@ from zsim_des.network.communicator_placement import Used, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
 from zsim_des.symmetry.classes import Fold
-from zsim_des.symmetry.fault_state import Trouble
+from zsim_des.symmetry.fault_state import Disturbances
 from zsim_des.symmetry.fold import fold
 from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes
 
@@ -68,14 +68,14 @@ class LoweredSchedule:
             found = self.slots_by_course[id(course)] = slots_of(course)
         return found
 
-    def fold(self, trouble: Trouble, *, unfold: bool) -> Fold:
+    def fold(self, disturbances: Disturbances, *, unfold: bool) -> Fold:
         """Return the classes of the schedule; clusters that differ only in bandwidth share them."""
         if unfold:
-            return fold(self.schedule, trouble, unfold=True, used=self.used)
-        key = trouble.shape()
+            return fold(self.schedule, disturbances, unfold=True, used=self.used)
+        key = disturbances.shape()
         found = self.folds.get(key)
         if found is None:
-            found = fold(self.schedule, trouble, used=self.used)
+            found = fold(self.schedule, disturbances, used=self.used)
             if len(self.folds) >= FOLDS_KEPT:
                 self.folds.clear()
             self.folds[key] = found
@@ -243,19 +243,25 @@ class SimBackend:
     ) -> "_Done":
         lowered = self._lower(job)
         everything = (*self.faults, *faults)
-        trouble = Trouble(everything, self.neighbours, cluster=job.cluster, seed=seed)
+        disturbances = Disturbances(everything, self.neighbours, cluster=job.cluster, seed=seed)
         try:
-            folded = lowered.fold(trouble, unfold=self.unfold)
-            return self._move(job, lowered, trouble, folded, waits=waits)
+            folded = lowered.fold(disturbances, unfold=self.unfold)
+            return self._move(job, lowered, disturbances, folded, waits=waits)
         except CutError as error:
-            raise NoWayError(str(error)) from None
+            raise NoRouteError(str(error)) from None
 
     def _move(
-        self, job: Job, lowered: LoweredSchedule, trouble: Trouble, folded: Fold, *, waits: bool
+        self,
+        job: Job,
+        lowered: LoweredSchedule,
+        disturbances: Disturbances,
+        folded: Fold,
+        *,
+        waits: bool,
     ) -> "_Done":
         """Simulate one rank of each class, without events if no time depends on them."""
-        links = FoldedLinkTable(folded, trouble, self.decision)
-        hardware = _Hardware(trouble, folded, links)
+        links = FoldedLinkTable(folded, disturbances, self.decision)
+        hardware = _Hardware(disturbances, folded, links)
         asks = waits and lowered.worst_cases.may_wait(job)
         if asks and not lowered.asking:
             lowered.asking.update(self._courses(job, asks=True))
@@ -270,9 +276,9 @@ class SimBackend:
         ranks, agenda = parts.ranks, parts.agenda
         for rank in ranks if asks else ():
             memory = RankMemory(job.schedule, rank.rank_class.program, job.cluster)
-            rank.memory = AskedMemory(memory, rank.program.slots)
+            rank.memory = AllocationService(memory, rank.program.slots)
         begin_ps = self._drain(agenda, ranks, [SETUP], 0)
-        _begin_trouble(parts.network, links, trouble, begin_ps)
+        _begin_disturbances(parts.network, links, disturbances, begin_ps)
         self._drain(agenda, ranks, range(job.steps), begin_ps)
         for rank in ranks:
             rank.forget_streams()
@@ -291,7 +297,7 @@ class SimBackend:
                 each,
                 programs[each.program.role],
                 rendezvous,
-                pace=hardware.trouble.pace(each.rank),
+                pace=hardware.disturbances.pace(each.rank),
                 gpu=job.cluster.gpu if self.durations is None else None,
                 durations=self.durations,
                 watcher=self.watcher,
@@ -302,9 +308,9 @@ class SimBackend:
 
     def _is_steady(self, job: Job, hardware: "_Hardware") -> bool:
         """Return True if no link and no kernel changes its speed during the steps."""
-        trouble, links = hardware.trouble, hardware.links
+        disturbances, links = hardware.disturbances, hardware.links
         observes = self.watcher is not None or self.durations is not None
-        changes = len(trouble.outages.turns) > 1 or bool(trouble.neighbours)
+        changes = len(disturbances.outages.turns) > 1 or bool(disturbances.neighbours)
         lasting = all(not window.start_ps and window.end_ps is None for *_, window in links.slow)
         return lasting and not (observes or changes or takes_from_kernels(job.cluster.gpu))
 
@@ -369,7 +375,7 @@ class SimBackend:
             if self.progress is None or steps == [SETUP]:
                 agenda.env.ring_all()
             else:
-                self._run_telling(self.progress, agenda.env, ranks[0], len(steps))
+                self._run_with_progress(self.progress, agenda.env, ranks[0], len(steps))
         except MismatchError as error:
             raise RunFailedError(str(error)) from None
         stuck = list(chain.from_iterable(rank.stuck() for rank in ranks))
@@ -379,7 +385,7 @@ class SimBackend:
         return max(rank.drained_ps() for rank in ranks)
 
     @staticmethod
-    def _run_telling(
+    def _run_with_progress(
         progress: Callable[[int, int], object], env: Clock, rank: Rank, steps: int
     ) -> None:
         """Run all events; regularly report how many steps of `rank` have finished."""
@@ -397,7 +403,7 @@ class SimBackend:
 class _Hardware:
     """The classes of a schedule on a cluster, their links, and what is slow or dead."""
 
-    trouble: Trouble
+    disturbances: Disturbances
     folded: Fold
     links: FoldedLinkTable
 
@@ -433,8 +439,8 @@ class _Done:
         return tuple(ends)
 
 
-def _begin_trouble(
-    network: Network, links: FoldedLinkTable, trouble: Trouble, begin_ps: int
+def _begin_disturbances(
+    network: Network, links: FoldedLinkTable, disturbances: Disturbances, begin_ps: int
 ) -> None:
     """Start and end slow links and neighbours at their times after `begin_ps`."""
     env = network.env
@@ -442,13 +448,13 @@ def _begin_trouble(
     def at(time_ps: int, act: Callable[[], None]) -> None:
         env.at(begin_ps + time_ps, act)
 
-    for time_ps, state in trouble.outages.turns[1:]:
-        at(time_ps, partial(network.turn, state))
+    for time_ps, state in disturbances.outages.turns[1:]:
+        at(time_ps, partial(network.set_state, state))
     for link, factor, window in links.slow:
         at(window.start_ps, partial(network.scale, link, 1 / factor))
         if window.end_ps is not None:
             at(window.end_ps, partial(network.scale, link, factor))
-    for neighbour, loads in zip(trouble.neighbours, links.neighbours, strict=True):
+    for neighbour, loads in zip(disturbances.neighbours, links.neighbours, strict=True):
         shape = network.number(shapes(loads))
         at(neighbour.window.start_ps, partial(_visit, at, network, shape, neighbour.window))
 

@@ -6,7 +6,7 @@ never waits for other ranks, so a schedule that deadlocks on other backends runs
 
 from zsim.backend.backend import BackendTraits, Job, RefusedError
 from zsim.backend.run_size import too_large
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.network.volume import (
     communications,
     ring_equivalent_bytes,
@@ -76,7 +76,7 @@ def _record(schedule: Schedule, role: RankRole, program: Program, steps: int) ->
         role=role.name,
         stands_for=role.size(schedule.mesh),
         events=tuple(events),
-        book=book(program, steps),
+        book=memory_ledger(program, steps),
         transfers=tuple(transfers),
     )
 

@@ -12,7 +12,7 @@ from zsim.strategy.execution import ContextExchange, Execution, Loss
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.units import format_bytes
 from zsim.zero.names import PIPELINE, TENSOR
-from zsim_torch.capability import book_peak_bytes, of_schedule
+from zsim_torch.capability import ledger_peak_bytes, of_schedule
 from zsim_torch.execute import blocking_host
 from zsim_torch.local_devices import memory_bytes
 from zsim_torch.run_option import given_by_strategy
@@ -187,7 +187,7 @@ def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str 
     except DeviceError as error:
         return str(error)
     only = None if device.type == "cpu" else Place.DEVICE
-    needed, available = local * book_peak_bytes(schedule, only), memory_bytes(device, local)
+    needed, available = local * ledger_peak_bytes(schedule, only), memory_bytes(device, local)
     if needed > available:
         return (
             f"{_largest_field(job.model)} needs {format_bytes(needed)} on {local} local ranks, "

@@ -10,7 +10,7 @@ from zsim.backend.backend import BackendTraits, Job, RefusedError
 from zsim.trace.trace import Trace
 from zsim_torch import admission, loss_journal
 from zsim_torch.capability import of_memory
-from zsim_torch.execute.poison import PoisonError, Sighting
+from zsim_torch.execute.poison import NanOrigin, PoisonError
 from zsim_torch.feed import feed
 from zsim_torch.job_module import JobModule
 from zsim_torch.local_devices import slowest_operation_s
@@ -198,7 +198,7 @@ def train_on_rank(work: Assignment) -> Trace:
     trained = trained_on_rank(work)
     trained.close()
     if work.poison:
-        _need_numbers(trained.sighting)
+        _need_numbers(trained.nan_origin)
     return trained.trace
 
 
@@ -226,15 +226,15 @@ def trained_on_rank(work: Assignment) -> Trained:
     return train(module, units, job.schedule, batches, steps=job.steps, seed=seed, option=option)
 
 
-def _need_numbers(own: Sighting | None) -> None:
+def _need_numbers(own: NanOrigin | None) -> None:
     """Raise PoisonError on every rank if a rank has read invalid memory.
 
     The message names the first operation that wrote NaN.
     """
-    seen: list[Sighting | None] = [own]
+    seen: list[NanOrigin | None] = [own]
     if distributed.is_initialized():
         seen = [None] * distributed.get_world_size()
         distributed.all_gather_object(seen, own)
-    found = [sighting for sighting in seen if sighting is not None]
+    found = [nan_origin for nan_origin in seen if nan_origin is not None]
     if found:
         raise PoisonError(f"memory that is not valid was read: no number first at {min(found)}")

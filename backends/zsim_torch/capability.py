@@ -11,7 +11,7 @@ from tempfile import gettempdir
 import torch
 from torch import nn
 
-from zsim.memory import book, peak_bytes
+from zsim.memory import memory_ledger, peak_bytes
 from zsim.proof import places
 from zsim.proof.context import Context
 from zsim.schedule.operation import (
@@ -92,7 +92,7 @@ def of_memory(
 
 def _of_budget(schedule: Schedule, budget: int | None) -> str | None:
     """Return why `schedule` does not fit on devices of `budget` bytes, or None."""
-    needed = book_peak_bytes(schedule, Place.DEVICE)
+    needed = ledger_peak_bytes(schedule, Place.DEVICE)
     if budget is None or needed <= budget:
         return None
     return (
@@ -113,11 +113,12 @@ def _of_witness(schedule: Schedule) -> str | None:
     return None
 
 
-def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
+def ledger_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
     """Return the largest sum of peak bytes of a role's pools, by default in all places."""
     pools = [pool.name for pool in schedule.pools if only in (None, pool.place)]
     return max(
-        sum(peak_bytes(book(program, 1), pool) for pool in pools) for program in schedule.programs
+        sum(peak_bytes(memory_ledger(program, 1), pool) for pool in pools)
+        for program in schedule.programs
     )
 
 

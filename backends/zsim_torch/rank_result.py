@@ -14,7 +14,7 @@ from zsim.model.model import Model
 from zsim.schedule.operation import BACKWARDS, Compute, Role, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.kineto import kineto
-from zsim.trace.trace import BookEntry, RankTrace, Trace
+from zsim.trace.trace import LedgerEntry, RankTrace, Trace
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.loss_journal import StepLosses
@@ -25,18 +25,21 @@ def observed_by(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ..
     """Return the observed figures, and the schedule's figures for the same storages."""
     if bench.observer is None:
         return ()
-    book = executor.book.entries
-    on_device = [entry for entry in book if not bench.pools.has(entry.pool)]
+    ledger = executor.ledger.entries
+    on_device = [entry for entry in ledger if not bench.pools.has(entry.pool)]
     return (
         *bench.observer.figures(),
         ("booked_bytes_peak/state", state_peak(bench.program, on_device)),
         ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
         *bench.pools.figures(),
-        *((f"booked_bytes_peak/pool/{name}", peak_bytes(book, name)) for name in bench.pools.names),
+        *(
+            (f"booked_bytes_peak/pool/{name}", peak_bytes(ledger, name))
+            for name in bench.pools.names
+        ),
     )
 
 
-def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
+def state_peak(program: Program, ledger: Iterable[LedgerEntry]) -> int:
     """Return the peak bytes of buffers of the executor and gradients of autograd.
 
     These are all buffers except activations and batches.
@@ -49,7 +52,7 @@ def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
         if operand.role in (Role.GRADIENT, Role.INPUT_GRADIENT)
     }
     alive = peak = 0
-    for entry in book:
+    for entry in ledger:
         if entry.buffer in made or not program.by_name[entry.buffer].produced:
             alive += entry.change_bytes
             peak = max(peak, alive)
@@ -77,8 +80,8 @@ def trace_of(
         role=machine.program.role,
         stands_for=1,
         events=tuple(events),
-        book=tuple(executor.book.entries),
-        transfers=tuple(executor.book.transfers),
+        book=tuple(executor.ledger.entries),
+        transfers=tuple(executor.ledger.transfers),
         losses=losses.means(),
         witness=recorder.witness() if recorder is not None else None,
     )

@@ -22,12 +22,12 @@ from zsim.zero.names import DATA
 from zsim_torch.equal_start import NotedValues, need_equal_start
 from zsim_torch.execute.agreement import agree
 from zsim_torch.execute.executor import Executor, RankMachine
+from zsim_torch.execute.full_parameters import along, collect, holders
 from zsim_torch.execute.host_memory import HostPools
-from zsim_torch.execute.poison import Poison, Sighting
+from zsim_torch.execute.poison import NanOrigin, Poison
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.execute.run_state import leave_state
 from zsim_torch.execute.shard_compute import Initial
-from zsim_torch.execute.whole_parameters import along, collect, holders
 from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, refill_module
 from zsim_torch.module.module_state import SharedBuffers, buffer_owners
@@ -44,7 +44,7 @@ class RankRun:
     """Run of a schedule on this rank; the constructor runs setup.
 
     `prepare` maps a micro-batch on the device to the inputs of units. In poison mode, once the run
-    has ended, `sighting` names the operation that read invalid memory.
+    has ended, `nan_origin` names the operation that read invalid memory.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RankRun:
         self.steps = 0
         self.losses = StepLosses(option.journal, rank)
         self.has_ended = self.has_failed = False
-        self.sighting: Sighting | None = None
+        self.nan_origin: NanOrigin | None = None
         self._observed: tuple[tuple[str, float], ...] = ()
         self._norm: tuple[torch.Tensor, float] | None = None
         self._batches: Iterator[object] = iter(())
@@ -120,7 +120,7 @@ class RankRun:
             poison=Poison(generator),
         )
         executor.keeps_trace = self.option.keep_trace
-        executor.keeps_book = self.option.keep_trace or self._bench.observer is not None
+        executor.keeps_ledger = self.option.keep_trace or self._bench.observer is not None
         return executor
 
     def _set_up(self, values: NotedValues, *, is_modules: bool) -> None:
@@ -207,14 +207,14 @@ class RankRun:
                 self.losses.note()
                 self.machine.streams.drain()
             note("the last step is over")
-            agree(self.schedule, self.executor.book.issued)
+            agree(self.schedule, self.executor.ledger.issued)
             # Reads of files from here on, for poison and for the module, belong to no step.
             self._observed = observed_by(self._bench, self.executor)
             if self.option.poison:
                 executor = self.executor
-                self.sighting = executor.sightings.of_run(self.losses.means(), executor.step)
+                self.nan_origin = executor.first_nan.of_run(self.losses.means(), executor.step)
             wanted = self._wanted() if self.option.write_back else {}
-            whole = self._whole(wanted)
+            whole = self._full(wanted)
             self._buffers.settle(self.owners)
         self.has_ended = True
         self._life.close()
@@ -247,7 +247,7 @@ class RankRun:
         named = self.module.named_parameters()
         return {name: each.dtype for name, each in named if not each.is_meta}
 
-    def _whole(self, wanted: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    def _full(self, wanted: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
         """Return the parameters in `wanted`, each in its shape and data type in the module.
 
         Moments and all other persistent buffers are freed first to make room for the module. If the

@@ -10,7 +10,7 @@ from torch import nn
 from zsim.backend.backend import RunFailedError
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
-from zsim_torch.execute.poison import Sighting
+from zsim_torch.execute.poison import NanOrigin
 from zsim_torch.module.unit import UnitChoice
 from zsim_torch.rank_result import mean_over_ranks
 from zsim_torch.run_option import Option
@@ -25,13 +25,13 @@ class Trained:
 
     `losses` are means over ranks and micro-batches, one for each step. `trace` holds the events of
     this rank only, with the observed figures. In poison mode, if parameters, optimizer state or
-    losses of this rank are not finite, `sighting` names the operation that read invalid memory.
+    losses of this rank are not finite, `nan_origin` names the operation that read invalid memory.
     """
 
     losses: tuple[float, ...]
     trace: Trace
     scalars: Mapping[str, float]
-    sighting: Sighting | None = None
+    nan_origin: NanOrigin | None = None
     _collect: Callable[[], dict[str, torch.Tensor]] = field(repr=False)
     _close: Callable[[], None] = field(repr=False)
 
@@ -82,7 +82,7 @@ def train(
         losses=mean_over_ranks(run.losses.means(), run.device, steps=run.steps),
         trace=run.trace(),
         scalars=trainer.scalars,
-        sighting=run.sighting,
+        nan_origin=run.nan_origin,
         _collect=run.full_parameters,
         _close=run.close_files,
     )

@@ -20,7 +20,7 @@ from zsim.schedule.parameter_copy import Rearrangement, held, rearrangement
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.collectives import received
-from zsim_torch.execute.memory_part import spoil
+from zsim_torch.execute.memory_part import invalidate
 from zsim_torch.feed import place_of_data
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module import autograd
@@ -58,21 +58,21 @@ class TorchValues:
     def memory(self, elements: int, dtype: DType) -> torch.Tensor:
         """Return new memory, filled with NaN or the largest integer."""
         made = torch.empty(elements, dtype=TORCH_DTYPE[dtype])
-        spoil(made)
+        invalidate(made)
         return made
 
     def window(self, memory: torch.Tensor, start: int, size: int) -> torch.Tensor:
         """Return `size` elements of `memory` from `start`."""
         return memory[start : start + size]
 
-    def spoil(self, window: torch.Tensor) -> None:
+    def invalidate(self, window: torch.Tensor) -> None:
         """Fill `window` with NaN or the largest integer, so that invalid reads show."""
-        spoil(window)
+        invalidate(window)
 
-    def is_spoiled(self, window: torch.Tensor) -> bool:
+    def is_invalidated(self, window: torch.Tensor) -> bool:
         """Return True if all elements of `window` are spoiled."""
         spoiled = torch.empty_like(window)
-        spoil(spoiled)
+        invalidate(spoiled)
         return self.same(window, spoiled)
 
     def taken(self, window: torch.Tensor) -> torch.Tensor:

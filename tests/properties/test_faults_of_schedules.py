@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from faults.cases import Case, cases, strategies
 from faults.changes import Edit
-from faults.court import Kind
 from faults.fault import drawn, first
+from faults.ground_truth import Kind
 from faults.happens_before import Graph
 from faults.judge import judge, lines
 from faults.of_schedules.drawn_edits import DRAWN
@@ -52,7 +52,7 @@ FOUND_MIN, NAMED_MIN = 0.995, 0.98
 def judged_right(case: Case) -> None:
     truth = case.truth(case.subject, np.random.default_rng(0))
     assert truth.kind is Kind.HARMLESS, truth
-    for overflow_steps in case.court.overflows:
+    for overflow_steps in case.ground_truth.overflows:
         assert list(Graph(case.subject, overflow_steps).races()) == []
 
 

@@ -15,7 +15,7 @@ from grammar import changed_traces, schedules, studies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.api.launch import NoWayError, RefutedError, run
+from zsim.api.launch import NoRouteError, RefutedError, run
 from zsim.api.scenario import load
 from zsim.backend.backend import Job, RefusedError, RunFailedError
 from zsim.backend.document import DocumentError, decode, decode_trace, encode, encode_trace
@@ -162,7 +162,7 @@ def agree_on_study(study: dict[str, object], seen: Seen) -> None:
     assert isinstance(base, dict)
     try:
         alone = run(load(base["scenario"], changes))
-    except (MistakeError, RefutedError, NoWayError):
+    except (MistakeError, RefutedError, NoRouteError):
         return
     seen["study compared"] += 1
     assert alone.step_time_s == row.outcome.summary.step_time_s

@@ -6,7 +6,7 @@ from drawn import jobs
 from drawn_examples import examples
 from drawn_timings import DrawnTiming, timings
 from faults.cases import Case
-from faults.court import Court, Kind
+from faults.ground_truth import GroundTruth, Kind
 from faults.happens_before import Graph
 from faults.judge import Outcome, judge
 from faults.of_schedules.registry import AT_EVERY_PLACE, ScheduleFault
@@ -25,7 +25,7 @@ Drawn = tuple[Model, Strategy]
 @given(jobs(max_data=3, max_tensor=1))
 def test_accesses_of_a_right_schedule_have_an_order(job: Drawn) -> None:
     made = make_schedule(*job)
-    for overflow_steps in Court(made, *job).overflows:
+    for overflow_steps in GroundTruth(made, *job).overflows:
         assert list(Graph(made, overflow_steps).races()) == []
 
 
@@ -43,8 +43,8 @@ def test_a_mutant_without_races_that_is_right_once_is_right_under_any_timing(
     except ValueError:
         return
     if case.truth(made, np.random.default_rng(0)).kind is Kind.HARMLESS:
-        for overflow_steps in case.court.overflows:
-            truth = case.court.run(made, timing, overflow_steps=overflow_steps)
+        for overflow_steps in case.ground_truth.overflows:
+            truth = case.ground_truth.run(made, timing, overflow_steps=overflow_steps)
             assert truth is None or not truth.is_wrong, truth
 
 

@@ -12,9 +12,9 @@ from drawn_examples import examples
 from drawn_outages import outages
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
-from wired_graph import NONE, NoWayLeftError, WiredGraph, ring_edges
+from link_graph import NONE, NoWayLeftError, WiredGraph, ring_edges
 
-from zsim.backend.backend import Job, NoWayError
+from zsim.backend.backend import Job, NoRouteError
 from zsim.cluster.bisection import carried
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.cluster.fault import Fault
@@ -118,7 +118,7 @@ def ends_as_chunks_do(first: int, second: int, data: st.DataObject) -> None:
             for rank, ring in rings(schedule, number, shard_bytes, graph).items()
         }
     except NoWayLeftError:
-        with pytest.raises(NoWayError):
+        with pytest.raises(NoRouteError):
             predicted(schedule, cluster, faults)
         return
     assume(moving)
@@ -162,7 +162,7 @@ def test_no_group_of_gpus_sends_more_than_its_cut_carries(
     cut = data.draw(st.integers(1, cluster.ranks - 1))
     try:
         end_ps = max(predicted(schedule, cluster, faults).values())
-    except NoWayError:
+    except NoRouteError:
         return
     crossing = sum(
         (len(members) - 1) * shard_bytes * share

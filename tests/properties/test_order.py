@@ -106,10 +106,10 @@ def positions(numbered: Numbered, known: set[tuple[int, int]], step: int) -> dic
 def agree(timeline: Timeline, step: int, *, exactly: bool) -> None:
     """The timeline of a step knows what the graph of `step` + 1 steps knows, or less."""
     numbered = timeline.numbered
-    (way,) = timeline.ways
+    (path,) = timeline.paths
     graph = Unrolled(numbered, step + 1).known()[step]
     for number in numbered.items:
-        stream, clock = numbered.stream[number], way.known[number]
+        stream, clock = numbered.stream[number], path.known[number]
         assert clock is not None
         if stream == HOST:
             continue
@@ -158,9 +158,9 @@ def test_settled_clocks_claim_nothing_that_is_not_so(schedule: Schedule, step: i
 @given(programs())
 def test_settled_clocks_know_no_less_than_those_with_an_unknown_past(schedule: Schedule) -> None:
     numbered = step_of(schedule)
-    (way,), (other,) = settled(numbered).ways, Timeline(numbered, unknown(numbered)).ways
+    (path,), (other,) = settled(numbered).paths, Timeline(numbered, unknown(numbered)).paths
     for number in numbered.items:
-        clock, less = way.known[number], other.known[number]
+        clock, less = path.known[number], other.known[number]
         assert clock is not None
         assert less is not None
         assert all(one >= two for one, two in zip(clock, less, strict=True))

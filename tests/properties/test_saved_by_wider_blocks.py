@@ -21,7 +21,7 @@ from zsim.model.architecture import (
     Transformer,
 )
 from zsim.model.transformer import transformer
-from zsim_torch.module.causal_attention import attend, turned
+from zsim_torch.module.causal_attention import attend, rotated
 from zsim_torch.module.norm import RootMeanSquareNorm
 
 WIDTH, HEADS, SHARED, SIZE, INNER, TOKENS = 24, 4, 2, 6, 10, 5
@@ -63,7 +63,7 @@ class Attending(nn.Module):
         """Return what is added to the hidden state."""
         query, key, value = (*self.normed(self.q(given), self.k(given)), self.v(given))
         query, key, value = (in_heads(each) for each in (query, key, value))
-        query, key = turned(query, query.shape[2]), turned(key, key.shape[2])
+        query, key = rotated(query, query.shape[2]), rotated(key, key.shape[2])
         made: Tensor = self.o(attend(self.shape, query, key, value))
         return made
 

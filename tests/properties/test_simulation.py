@@ -11,7 +11,7 @@ from drawn_examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from zsim.backend.backend import Job, NoWayError
+from zsim.backend.backend import Job, NoRouteError
 from zsim.cluster.profile.host_launch import NAMES, LaunchCosts
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.issue_order import issued
@@ -64,8 +64,8 @@ def test_folded_and_unfolded_agree_to_the_picosecond(case: Case, data: st.DataOb
     trouble = data.draw(troubles(job.cluster, job.schedule.mesh.size))
     try:
         folded = SimBackend(faults=trouble[0], neighbours=trouble[1]).run(job, seed=0)
-    except NoWayError:
-        with pytest.raises(NoWayError):
+    except NoRouteError:
+        with pytest.raises(NoRouteError):
             SimBackend(unfold=True, faults=trouble[0], neighbours=trouble[1]).run(job, seed=0)
         return
     backend = SimBackend(unfold=True, faults=trouble[0], neighbours=trouble[1])
@@ -161,8 +161,8 @@ def test_a_backend_that_is_asked_again_answers_as_a_new_one(
         faults, _ = data.draw(troubles(cluster, ranks))
         try:
             expected = SimBackend(faults=faults).step_ends_ps(job)
-        except NoWayError:
-            with pytest.raises(NoWayError):
+        except NoRouteError:
+            with pytest.raises(NoRouteError):
                 backend.step_ends_ps(job, faults=faults)
         else:
             assert backend.step_ends_ps(job, faults=faults) == expected

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from zsim.proof.context import Context
 from zsim.proof.step_boundary import StepBoundary
-from zsim.schedule.happens_before import Way
+from zsim.schedule.happens_before import BranchPath
 from zsim.schedule.operation import Branch, HostWait
 from zsim.schedule.program_index import HOST, Numbered
 from zsim.schedule.schedule import Schedule
@@ -41,13 +41,13 @@ def unordered(schedule: Schedule) -> Unordered:
     return found
 
 
-def flags_of(numbered: Numbered, way: Way) -> set[bool]:
-    """Whether the flag is set on `way`; both, where nothing depends on it."""
+def flags_of(numbered: Numbered, path: BranchPath) -> set[bool]:
+    """Whether the flag is set on `path`; both, where nothing depends on it."""
     ran = {
         side == 0
         for sides in numbered.sides.values()
         for side, numbers in enumerate(sides)
-        if any(way.known[number] is not None for number in numbers)
+        if any(path.known[number] is not None for number in numbers)
     }
     return ran or {True, False}
 
@@ -65,14 +65,14 @@ def test_an_operation_knows_the_steps_before_exactly_as_runs_of_a_few_steps_do(
         for number, operation in enumerate(numbered.operations)
         if not isinstance(operation, HostWait)
     ]
-    for way, later in product(order.ways, started):
-        if way.known[later] is None:
+    for path, later in product(order.paths, started):
+        if path.known[later] is None:
             continue
         for earlier in started:
             if numbered.stream[earlier] != HOST:
                 one, other = numbered.operations[earlier].id, numbered.operations[later].id
-                may_run = any((flag, other, one) in shown for flag in flags_of(numbered, way))
-                assert boundary.knows(way, later, earlier) != may_run
+                may_run = any((flag, other, one) in shown for flag in flags_of(numbered, path))
+                assert boundary.knows(path, later, earlier) != may_run
 
 
 @settings(max_examples=40)
@@ -83,10 +83,10 @@ def test_a_way_that_forks_from_another_hands_on_what_it_does_from_the_start(
     """Branches in lists of others, and several in a row, of two flags."""
     (program,), (same,) = Context.of(schedule).programs, Context.of(schedule).programs
     order, alone = program.step_order, same.step_order
-    alone.ways = [replace(way, since=0) for way in alone.ways]
+    alone.paths = [replace(path, since=0) for path in alone.paths]
     one, other = StepBoundary(order), StepBoundary(alone)
     numbers = [number for entries in program.step.entries for number in entries]
-    for way, whole in zip(order.ways, alone.ways, strict=True):
-        for later, earlier in product(range(len(way.known)), numbers):
-            if way.known[later] is not None:
-                assert one.knows(way, later, earlier) == other.knows(whole, later, earlier)
+    for path, whole in zip(order.paths, alone.paths, strict=True):
+        for later, earlier in product(range(len(path.known)), numbers):
+            if path.known[later] is not None:
+                assert one.knows(path, later, earlier) == other.knows(whole, later, earlier)

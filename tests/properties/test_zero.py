@@ -8,7 +8,7 @@ from drawn import jobs
 from hypothesis import given
 
 from zsim.analysis.schedule_plan import plan
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
@@ -35,7 +35,7 @@ def test_the_promised_peaks_are_the_peaks_of_the_book(job: tuple[Model, Strategy
     alive: Counter[str] = Counter()
     largest = dict.fromkeys((pool.name for pool in made.pools), 0)
     steps = 3 if job[1].offload.delayed_update else 1  # gradients of a step go in the next one
-    for entry in book(program, steps):
+    for entry in memory_ledger(program, steps):
         alive[entry.pool] += entry.change_bytes
         largest[entry.pool] = max(largest[entry.pool], alive[entry.pool])
     assert {pool: size for _, pool, size in made.contract.peak_bytes} == largest

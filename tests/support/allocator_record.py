@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from drawn_requests import EDGES, MIB, read, written
 
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.memory.replay import Empty, Finish, Give, Request, Take, Use
 from zsim.memory.settings import AllocatorSettings
 from zsim.model.architecture import GPT
@@ -155,7 +155,7 @@ def scheduled(stage: int) -> list[Request]:
     number = {stream: str(place) for place, stream in enumerate(streams)}
     short: dict[str, str] = {}
     found: list[Request] = []
-    for entry in book(program, steps=2):
+    for entry in memory_ledger(program, steps=2):
         name = short.setdefault(entry.buffer, f"b{len(short)}")
         if entry.change_bytes > 0:
             home = program.by_name[entry.buffer].home

@@ -141,7 +141,7 @@ def models(draw: st.DrawFn, strategy: Strategy) -> Model:
         tensor=strategy.parallel.tensor,
         precision=strategy.train.precision,
         sequence=cuts,
-        keeps_whole=strategy.keeps_whole,
+        keeps_gathered=strategy.keeps_gathered,
     )
 
 

@@ -1,7 +1,7 @@
 """What Hypothesis draws to be dead, as faults and as the graph of all devices takes it."""
 
 from hypothesis import strategies as st
-from wired_graph import DeadThings
+from link_graph import DeadThings
 
 from zsim.cluster.cluster import Cluster, FabricEdge
 from zsim.cluster.fault import DeadEdge, DeadNic, DeadSwitchLink, DeadUplinks, Fault

@@ -9,8 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from statistics import median
 
-from made_sections import made, table
-from rests_on import rests_on
+from fit_sources import rests_on
+from generated_sections import made, table
 
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.prediction.evidence import JudgedRun, judged_runs

@@ -14,6 +14,6 @@ def fitting(shape: Architecture, strategy: Strategy, *, sequences: int = 1) -> M
         tensor=strategy.parallel.tensor,
         precision=strategy.train.precision,
         sequence=strategy.cuts_tokens,
-        keeps_whole=strategy.keeps_whole,
+        keeps_gathered=strategy.keeps_gathered,
         in_place_loss=strategy.in_place_loss,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from right_files import Tree, bases, document
+from valid_files import Tree, bases, document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

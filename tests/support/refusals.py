@@ -267,7 +267,7 @@ def _model(found: ResolvedScenario) -> Model:
     key = (
         found.shape.model_dump_json(),
         *(found.micro_batch_size, of.parallel.tensor, of.parallel.pipeline > 1),
-        *(of.train.precision, of.cuts_tokens, of.keeps_whole, of.in_place_loss, of.execution),
+        *(of.train.precision, of.cuts_tokens, of.keeps_gathered, of.in_place_loss, of.execution),
         of.activations.checkpointing,
     )
     if key not in _MODELS:

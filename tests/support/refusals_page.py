@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 import torch
-from made_sections import made, table
+from generated_sections import made, table
 from refusals import (
     AXES,
     PIPELINE,

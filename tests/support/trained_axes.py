@@ -162,7 +162,7 @@ class AxesCase:
             tensor=strategy.parallel.tensor,
             precision=strategy.train.precision,
             sequence=strategy.cuts_tokens,
-            keeps_whole=strategy.keeps_whole,
+            keeps_gathered=strategy.keeps_gathered,
             in_place_loss=strategy.in_place_loss,
         )
         if strategy.parallel.pipeline > 1:

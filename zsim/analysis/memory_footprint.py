@@ -9,15 +9,15 @@ from functools import partial
 
 from zsim.analysis.schedule_plan import model_state_bytes, model_states
 from zsim.analysis.summary import summary
-from zsim.analysis.tier_fit import ServedBook, TierUse, tier_uses
+from zsim.analysis.tier_fit import ServedLedger, TierUse, tier_uses
 from zsim.backend.backend import Job
 from zsim.memory import (
     AtOnce,
-    book,
     capacity_bytes,
     communicators,
     deferred_frees,
     kept_bytes,
+    memory_ledger,
     peak,
     peak_bytes,
     reservations,
@@ -33,7 +33,7 @@ class DependsOnTimeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lack:
+class MemoryShortage:
     """The allocation that found too little memory, and the buffers alive at that moment.
 
     Attributes:
@@ -63,7 +63,7 @@ class Footprint:
         usable_bytes: device memory that the allocator may use; 0 if unknown.
         kept_bytes: at most the peak of live bytes without the buffers of collectives, with deferred
             frees returned at once.
-        lack: the first failed allocation, in device or host memory; None if all succeed.
+        shortage: the first failed allocation, in device or host memory; None if all succeed.
         tiers: host memory and NVMe of the node that uses most of them; empty if no rank does.
     """
 
@@ -71,7 +71,7 @@ class Footprint:
     needed_bytes: int
     reserved_bytes: int
     usable_bytes: int
-    lack: Lack | None
+    shortage: MemoryShortage | None
     tiers: tuple[TierUse, ...] = ()
     kept_bytes: int = 0
 
@@ -88,7 +88,7 @@ class Footprint:
     @property
     def fits(self) -> bool:
         """True if every allocation succeeds, if need be after a wait, and every tier suffices."""
-        return self.lack is None and self.tier_short is None
+        return self.shortage is None and self.tier_short is None
 
 
 def footprint(job: Job) -> Footprint:
@@ -109,7 +109,7 @@ def certain_footprint(job: Job) -> Footprint | None:
     if all frees return at once. A job that fits gets the memory it reserves if they return as late
     as possible and no host waits.
     """
-    lacking = certain_lack(job)
+    lacking = certain_out_of_memory(job)
     if lacking is not None or not depends_on_time(job.schedule):
         return lacking or footprint(job)
     served = _served(job)
@@ -118,7 +118,7 @@ def certain_footprint(job: Job) -> Footprint | None:
     return found if found.fits and not waits else None
 
 
-def certain_lack(job: Job) -> Footprint | None:
+def certain_out_of_memory(job: Job) -> Footprint | None:
     """Return the footprint of the first rank that cannot fit in any case, or None.
 
     This is the best case: deferred frees return at once, and the allocator reserves no more than
@@ -126,7 +126,7 @@ def certain_lack(job: Job) -> Footprint | None:
     """
     schedule = job.schedule
     for program in schedule.programs:
-        latest = book(program, job.steps)
+        latest = memory_ledger(program, job.steps)
         for pool in schedule.pools:
             usable = capacity_bytes(pool, schedule, program, job.cluster)
             if pool.place is not Place.DEVICE or usable is None:
@@ -135,7 +135,7 @@ def certain_lack(job: Job) -> Footprint | None:
                 continue
             entries = latest
             if program.defers:
-                entries = book(program, job.steps, returns=AtOnce())
+                entries = memory_ledger(program, job.steps, returns=AtOnce())
             least = peak_bytes(entries, pool.name)
             if least > usable:
                 moment = witness(entries, pool.name, usable)
@@ -147,7 +147,7 @@ def certain_lack(job: Job) -> Footprint | None:
                     needed_bytes=least,
                     reserved_bytes=usable,
                     usable_bytes=usable,
-                    lack=lack(program, shortage, usable),
+                    shortage=shortage_by_kind(program, shortage, usable),
                     kept_bytes=kept_bytes(entries, pool.name),
                 )
     return None
@@ -161,28 +161,28 @@ def most_kept_bytes(job: Job) -> int:
     device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     most = 0
     for program in job.schedule.programs:
-        entries = book(program, job.steps, returns=AtOnce() if program.defers else None)
+        entries = memory_ledger(program, job.steps, returns=AtOnce() if program.defers else None)
         most = max(most, *(kept_bytes(entries, name) for name in device))
     return most
 
 
-def _served(job: Job) -> dict[str, ServedBook]:
+def _served(job: Job) -> dict[str, ServedLedger]:
     """Return the allocations and reservations of each role, with frees as late as possible."""
     schedule = job.schedule
-    served: dict[str, ServedBook] = {}
+    served: dict[str, ServedLedger] = {}
     for program in schedule.programs:
-        entries = book(program, job.steps)
+        entries = memory_ledger(program, job.steps)
         late = deferred_frees(program, entries, job.steps)
         found = reservations(schedule, program, entries, job.cluster, deferred=late)
         served[program.role] = entries, found
     return served
 
 
-def _footprint(job: Job, served: Mapping[str, ServedBook]) -> Footprint:
+def _footprint(job: Job, served: Mapping[str, ServedLedger]) -> Footprint:
     schedule = job.schedule
     device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
     allocated = needed = reserved = usable = 0
-    found: Lack | None = None
+    found: MemoryShortage | None = None
     for program in schedule.programs:
         entries, made = served[program.role]
         allocated = max(allocated, *(peak(entries, name).bytes for name in device))
@@ -193,13 +193,13 @@ def _footprint(job: Job, served: Mapping[str, ServedBook]) -> Footprint:
                 needed = max(needed, each.needed_bytes)
             if each.shortage is None or each.capacity_bytes is None or found is not None:
                 continue
-            found = lack(program, each.shortage, each.capacity_bytes)
+            found = shortage_by_kind(program, each.shortage, each.capacity_bytes)
     return Footprint(
         allocated_bytes=allocated,
         needed_bytes=needed,
         reserved_bytes=reserved,
         usable_bytes=usable,
-        lack=found,
+        shortage=found,
         tiers=tier_uses(job, served),
         kept_bytes=most_kept_bytes(job),
     )
@@ -213,19 +213,19 @@ def footprint_of_run(job: Job, trace: Trace) -> Footprint:
         needed_bytes=found.needed_bytes,
         reserved_bytes=found.peak_reserved_bytes,
         usable_bytes=found.usable_bytes,
-        lack=lack_of_run(job.schedule, trace),
+        shortage=run_shortage(job.schedule, trace),
         tiers=found.tiers,
         kept_bytes=most_kept_bytes(job),
     )
 
 
-def lack_of_run(schedule: Schedule, trace: Trace) -> Lack | None:
+def run_shortage(schedule: Schedule, trace: Trace) -> MemoryShortage | None:
     """Return the allocation at which a run of `schedule` ran out of memory, or None."""
     full = trace.out_of_memory
     if full is None:
         return None
     shortage = Shortage(operation=full.operation, needed_bytes=full.needed_bytes, alive=full.alive)
-    return lack(schedule.program_of(full.rank), shortage, full.capacity_bytes)
+    return shortage_by_kind(schedule.program_of(full.rank), shortage, full.capacity_bytes)
 
 
 def communicator_count(job: Job) -> int:
@@ -247,7 +247,9 @@ def states_alone(job: Job) -> Footprint:
         needed_bytes=total,
         reserved_bytes=total,
         usable_bytes=capacity_bytes,
-        lack=lack(program, all_of_it, capacity_bytes) if total > capacity_bytes else None,
+        shortage=shortage_by_kind(program, all_of_it, capacity_bytes)
+        if total > capacity_bytes
+        else None,
     )
 
 
@@ -260,7 +262,7 @@ def depends_on_time(schedule: Schedule) -> bool:
     )
 
 
-def lack(program: Program, shortage: Shortage, capacity_bytes: int) -> Lack:
+def shortage_by_kind(program: Program, shortage: Shortage, capacity_bytes: int) -> MemoryShortage:
     """Return `shortage` of a rank that runs `program`, with live bytes summed by kind."""
     buffers = program.by_name
     kinds: dict[Kind, int] = {}
@@ -269,7 +271,7 @@ def lack(program: Program, shortage: Shortage, capacity_bytes: int) -> Lack:
     by_kind = tuple(sorted(kinds.items(), key=lambda each: -each[1]))
     of_first = [each for each in shortage.alive if buffers[each[0]].kind is by_kind[0][0]]
     name, size = max(of_first, key=lambda each: each[1])
-    return Lack(
+    return MemoryShortage(
         operation=shortage.operation,
         needed_bytes=shortage.needed_bytes,
         capacity_bytes=capacity_bytes,

@@ -72,7 +72,7 @@ class RemedyChange:
     stages: int = 1
     shares: int = 1
 
-    def beside(self, other: "RemedyChange") -> "RemedyChange":
+    def combined(self, other: "RemedyChange") -> "RemedyChange":
         """Return the combination of both changes."""
         return RemedyChange(
             settings=(*self.settings, *other.settings),
@@ -312,7 +312,7 @@ def shorter(subject: TightScenario) -> list[RemedyChange]:
     checkpoints = subject.strategy.activations.checkpointing is not Checkpointing.FULL
     while length >= FEWEST_TOKENS:
         change = _set(f"model.sequence_length={length}")
-        found += [change, change.beside(full)] if checkpoints else [change]
+        found += [change, change.combined(full)] if checkpoints else [change]
         length //= 2
     return found
 
@@ -369,12 +369,12 @@ def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]
     for one, other in combinations(weak, 2):
         if len(helping) >= WANTED:
             break
-        if enough(one[-1].beside(other[-1])):
+        if enough(one[-1].combined(other[-1])):
             helping.append(_mildest_pair(one, other, enough))
     if not helping and len(weak) > 2:
         everything = weak[0][-1]
         for family in weak[1:]:
-            everything = everything.beside(family[-1])
+            everything = everything.combined(family[-1])
         helping = [everything] if enough(everything) else []
     if not helping:
         helping = list(islice(filter(enough, shorter(subject)), 1))
@@ -387,5 +387,5 @@ def _mildest_pair(
     one: Family, other: Family, enough: Callable[[RemedyChange], bool]
 ) -> RemedyChange:
     """Return one change of each family, as mild as possible, that suffice together."""
-    first = next(change for change in one if enough(change.beside(other[-1])))
-    return next(first.beside(change) for change in other if enough(first.beside(change)))
+    first = next(change for change in one if enough(change.combined(other[-1])))
+    return next(first.combined(change) for change in other if enough(first.combined(change)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from zsim.memory import Peak, book, peak
+from zsim.memory import Peak, memory_ledger, peak
 from zsim.model.model import Model
 from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.schedule.host_traffic import file_bytes, host_bytes
@@ -84,7 +84,7 @@ class Plan:
 def plan(schedule: Schedule, model: Model) -> Plan:
     """Return the plan of the role that holds the most memory at its peak."""
     pool = schedule.pools[0].name
-    peaks = {program.role: peak(book(program, 1), pool) for program in schedule.programs}
+    peaks = {program.role: peak(memory_ledger(program, 1), pool) for program in schedule.programs}
     program = max(schedule.programs, key=lambda program: peaks[program.role].bytes)
     return Plan(
         role=program.role,
@@ -130,7 +130,9 @@ def _peak_at(schedule: Schedule, program: Program, place: Place) -> Peak | None:
     pools = {pool.name for pool in schedule.pools if pool.place is place}
     if not pools:
         return None
-    entries = (replace(each, pool=place) for each in book(program, 1) if each.pool in pools)
+    entries = (
+        replace(each, pool=place) for each in memory_ledger(program, 1) if each.pool in pools
+    )
     return peak(tuple(entries), place)
 
 

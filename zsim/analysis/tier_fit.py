@@ -19,16 +19,16 @@ from zsim.memory import (
     witness,
 )
 from zsim.memory.host_setup import HostSetup, built_bytes
-from zsim.memory.ledger import book
+from zsim.memory.ledger import memory_ledger
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.schedule import Place, Pool, Program
-from zsim.trace.trace import BookEntry, Reservation, Trace
+from zsim.trace.trace import LedgerEntry, Reservation, Trace
 from zsim.units import format_bytes
 
 MODEL_BUILT = "the model as it is built"
 """A consumer of memory that is not a kind of buffer."""
 
-ServedBook = tuple[tuple[BookEntry, ...], Sequence[Reservation]]
+ServedLedger = tuple[tuple[LedgerEntry, ...], Sequence[Reservation]]
 """The memory ledger of the ranks of a role, and the reservations of their pools."""
 
 SHOWN = 2
@@ -86,7 +86,7 @@ class TierUse:
         return f"{said}, does not fit: most is {most}{largest}{rounded}"
 
 
-def tier_uses(job: Job, served: Mapping[str, ServedBook]) -> tuple[TierUse, ...]:
+def tier_uses(job: Job, served: Mapping[str, ServedLedger]) -> tuple[TierUse, ...]:
     """Return the use of every tier that the ranks use; `served` maps roles to ledgers.
 
     A limit on pinned memory counts as a separate tier.
@@ -110,7 +110,7 @@ def tier_uses(job: Job, served: Mapping[str, ServedBook]) -> tuple[TierUse, ...]
 
 def tier_uses_of_run(job: Job, trace: Trace) -> tuple[TierUse, ...]:
     """Return the tier uses of a run of `job`; the first rank of each role represents the role."""
-    served: dict[str, ServedBook] = {program.role: ((), ()) for program in job.schedule.programs}
+    served: dict[str, ServedLedger] = {program.role: ((), ()) for program in job.schedule.programs}
     if any(pool.place is not Place.DEVICE for pool in job.schedule.pools):
         for rank in reversed(trace.ranks):
             program = next(each for each in job.schedule.programs if each.role == rank.role)
@@ -124,7 +124,7 @@ def tier_uses_of_run(job: Job, trace: Trace) -> tuple[TierUse, ...]:
 class _Tiers:
     """Compute the use of tiers on the nodes of a job."""
 
-    def __init__(self, job: Job, served: Mapping[str, ServedBook]) -> None:
+    def __init__(self, job: Job, served: Mapping[str, ServedLedger]) -> None:
         self._job = job
         self._served = served
         self._programs = {program.role: program for program in job.schedule.programs}
@@ -211,7 +211,7 @@ def _setup_bytes(program: Program, pools: Sequence[Pool]) -> int:
     names = {pool.name for pool in pools}
     return sum(
         entry.change_bytes
-        for entry in book(program, 1)
+        for entry in memory_ledger(program, 1)
         if entry.step == SETUP and entry.pool in names
     )
 

@@ -10,7 +10,7 @@ Progress = Callable[[float, float], object]
 """Callback that receives the amount of work done and the total amount."""
 
 
-def tell_nobody(_done: float, _total: float) -> None:
+def ignore_progress(_done: float, _total: float) -> None:
     """Ignore the progress."""
 
 

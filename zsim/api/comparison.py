@@ -21,9 +21,9 @@ from zsim.api.data_frame import data_frame
 from zsim.api.notebook import table_html
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, as_settings, load
-from zsim.backend.backend import BackendError, NoWayError, predicts
+from zsim.backend.backend import BackendError, NoRouteError, predicts
 from zsim.backend.document import DocumentError, decode_trace
-from zsim.files.given import read_file
+from zsim.files.input_file import read_file
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
@@ -235,7 +235,7 @@ def _trace(name: str) -> Trace:
 def _simulated(scenario: LoadedScenario) -> Side:
     changed = ", ".join(scenario.changes.all_settings)
     source = scenario.source
-    with mistakes(BackendError, NoWayError, prefix=f"{source.title}: "):
+    with mistakes(BackendError, NoRouteError, prefix=f"{source.title}: "):
         trace = source.simulation().run(source.job(), seed=0)
     return Side(name=f"{scenario.name} with {changed}" if changed else scenario.name, trace=trace)
 

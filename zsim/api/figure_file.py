@@ -5,8 +5,8 @@ from os import PathLike
 from pathlib import Path
 
 from zsim.api.notebook import Picture
+from zsim.files.output_file import unwritten
 from zsim.files.picture import need_format, write_picture
-from zsim.files.written import unwritten
 from zsim.mistake import MistakeError
 from zsim.report.svg.figure import NoFigureError
 

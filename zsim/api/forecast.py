@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from zsim.api.counted_work import count_work
 from zsim.api.run_forecast import Quantity, RunForecast
-from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFailedError
+from zsim.backend.backend import Backend, BackendError, Job, NoRouteError, RunFailedError
 from zsim.mistake import MistakeError
 from zsim.runtimes.lookup import runtimes
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -39,7 +39,7 @@ OBJECTS_KEPT = 5_000_000
 HIDDEN = 1e-3
 """Fraction by which a micro-batch may be shorter than the busiest stage and count as equal."""
 
-RUN_FAULTS = (MistakeError, BackendError, RunFailedError, NoWayError, ValueError)
+RUN_FAULTS = (MistakeError, BackendError, RunFailedError, NoRouteError, ValueError)
 """Exceptions for which a run has no forecast; each message is one line."""
 
 
@@ -57,34 +57,34 @@ class _Made:
 
     Attributes:
         waits: True if a host waits for memory in the last step.
-        busiest_turn_s: seconds of a micro-batch on the busiest stage; 0 without a pipeline.
+        busiest_stage_s: seconds of a micro-batch on the busiest stage; 0 without a pipeline.
     """
 
     forecast: RunForecast
     waits: bool
-    busiest_turn_s: float
+    busiest_stage_s: float
 
 
-Ways = Sequence[Mapping[str, object]]
+Alternatives = Sequence[Mapping[str, object]]
 """Scenario tables of one run, in order of preference: the first that fits is the run."""
 
-Asked = tuple[Ways, Quantity | None]
+Asked = tuple[Alternatives, Quantity | None]
 """A run and the quantity to predict; None asks only whether it fits, and figures may be bounds."""
 
 
 def forecasts(
-    runs: Sequence[Asked], told: Callable[[int, int], object] = lambda done, of: None
+    runs: Sequence[Asked], progress: Callable[[int, int], object] = lambda done, of: None
 ) -> list[RunForecast | str | None]:
     """Return forecasts of runs, using all processors; equal runs are predicted once.
 
     A string instead of a forecast is the reason why there is none; None stands for a run without
-    scenarios. zsim simulates only as much as the quantity needs. `told` receives the number of runs
-    done and of all runs.
+    scenarios. zsim simulates only as much as the quantity needs. `progress` receives the number of
+    runs done and of all runs.
     """
-    keys = [(json.dumps(ways, sort_keys=True), quantity) for ways, quantity in runs]
+    keys = [(json.dumps(alternatives, sort_keys=True), quantity) for alternatives, quantity in runs]
     asked = {key: each for key, each in zip(keys, runs, strict=True) if each[0]}
     workers = min(len(asked), os.cpu_count() or 1)
-    make = _collected if workers > 1 else _asked
+    make = _collected if workers > 1 else _forecast_of
     found: dict[tuple[str, Quantity | None], RunForecast | str] = {}
     pool_of = partial(ProcessPoolExecutor, workers, initializer=gc.disable)
     with pool_of() if workers > 1 else nullcontext() as pool:
@@ -95,22 +95,22 @@ def forecasts(
         )
         for key, each in zip(asked, made, strict=True):
             found[key] = each
-            told(len(found), len(asked))
+            progress(len(found), len(asked))
     return [found.get(key) for key in keys]
 
 
-def _asked(each: Asked) -> RunForecast | str:
+def _forecast_of(each: Asked) -> RunForecast | str:
     return first_that_fits(*each)
 
 
 def _collected(each: Asked) -> RunForecast | str:
     """Return the forecast of `first_that_fits`, and collect garbage if there may be much."""
     found = first_that_fits(*each)
-    collect_much()
+    collect_garbage()
     return found
 
 
-def collect_much() -> None:
+def collect_garbage() -> None:
     """Collect garbage if there may be much; for processes with the garbage collector disabled.
 
     In between almost nothing is garbage, and looking for it takes a sixth of the time.
@@ -120,27 +120,31 @@ def collect_much() -> None:
 
 
 def first_that_fits(
-    ways: Ways, quantity: Quantity | None = Quantity.STEP_TIME
+    alternatives: Alternatives, quantity: Quantity | None = Quantity.STEP_TIME
 ) -> RunForecast | str:
-    """Return the forecast of the first of `ways` that fits, else of the last.
+    """Return the forecast of the first of `alternatives` that fits, else of the last.
 
     Each scenario needs less memory than the one before. So if the question is only whether one
     fits, try the last first: if it does not fit, none does.
     """
-    *others, last = ways
+    *others, last = alternatives
     if others and quantity is None:
         least = forecast(last, None)
         if isinstance(least, RunForecast) and not least.fits:
-            return _of_way(len(others), least)
-    for way, tables in enumerate(others):
+            return _of_alternative(len(others), least)
+    for alternative, tables in enumerate(others):
         found = forecast(tables, None)
         if isinstance(found, str) or found.fits:
-            return found if quantity is None else _of_way(way, forecast(tables, quantity))
-    return _of_way(len(others), forecast(last, quantity))
+            return (
+                found
+                if quantity is None
+                else _of_alternative(alternative, forecast(tables, quantity))
+            )
+    return _of_alternative(len(others), forecast(last, quantity))
 
 
-def _of_way(way: int, found: RunForecast | str) -> RunForecast | str:
-    return found if isinstance(found, str) else replace(found, way=way)
+def _of_alternative(alternative: int, found: RunForecast | str) -> RunForecast | str:
+    return found if isinstance(found, str) else replace(found, alternative=alternative)
 
 
 def forecast(
@@ -163,7 +167,7 @@ def forecast(
             return _of_memory(enough)
         is_one_asked = turn == 1 and few > MANY_STAGES and steps != 1
         one = accumulating(tables, 1) if is_one_asked else None
-        lack = None if one is None else _lack(one)
+        lack = None if one is None else _certain_out_of_memory(one)
         return lack or _whether_it_fits(enough)
     if not isinstance(steps, int) or steps <= few:
         return _simulated(tables)
@@ -182,7 +186,7 @@ def simulated_micro_batches(tables: Mapping[str, object]) -> tuple[int, int]:
         return FEW, 1
     zero = zero if isinstance(zero, dict) else {}
     kinds = {name: each.options for name, each in runtimes().items()}
-    if kinds.get(str(zero.get("emulate")), RuntimeOptions).receives_apart:
+    if kinds.get(str(zero.get("emulate")), RuntimeOptions).receives_separately:
         train = tables.get("train")
         steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
         return (steps if isinstance(steps, int) else stages), 1
@@ -210,7 +214,7 @@ def _extended(
         return str(error)
     each_s = (found.step_time_s - less_s) / turn
     all_s = found.step_time_s + (steps - few) * each_s
-    if each_s < made.busiest_turn_s * (1 - HIDDEN):
+    if each_s < made.busiest_stage_s * (1 - HIDDEN):
         waits = waits or not found.fits
         all_s = _of_more(tables, steps, few, turn=turn, waits=waits) or all_s
     return replace(found, step_time_s=all_s)
@@ -251,18 +255,18 @@ def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
     return changed
 
 
-def _lack(tables: Mapping[str, object]) -> RunForecast | None:
+def _certain_out_of_memory(tables: Mapping[str, object]) -> RunForecast | None:
     """Return a forecast of the peak if a rank certainly runs out of memory; else None.
 
     More micro-batches need at least as much memory. So one micro-batch may settle the question for
     a pipeline, and its schedule takes a fraction of the time to write.
     """
-    from zsim.analysis.memory_footprint import certain_lack
+    from zsim.analysis.memory_footprint import certain_out_of_memory
 
     try:
         job = settled_source(tables).job()
         count_work(job)
-        found = certain_lack(job)
+        found = certain_out_of_memory(job)
     except RUN_FAULTS:
         return None
     return None if found is None else _without_time(found)
@@ -324,7 +328,7 @@ def _run(tables: Mapping[str, object]) -> _Made:
 @lru_cache(maxsize=1)
 def _run_of(text: str) -> _Made:
     from zsim.analysis.memory_footprint import most_kept_bytes
-    from zsim.analysis.stage_turns import busiest_turn_s
+    from zsim.analysis.stage_times import busiest_stage_s
     from zsim.analysis.summary import summary
 
     source = _resolved(text)
@@ -345,7 +349,7 @@ def _run_of(text: str) -> _Made:
     return _Made(
         forecast=forecast,
         waits=found.memory_wait_s > 0,
-        busiest_turn_s=0.0 if axes.pipeline == 1 else busiest_turn_s(job.schedule, trace, turn),
+        busiest_stage_s=0.0 if axes.pipeline == 1 else busiest_stage_s(job.schedule, trace, turn),
     )
 
 

@@ -11,7 +11,7 @@ from time import perf_counter  # noqa: TID251  (how long the run took is part of
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from zsim.analysis.summary import summary
-from zsim.api.answer import Progress, tell_nobody
+from zsim.api.answer import Progress, ignore_progress
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.api.step_time_band import step_time_band_s
@@ -21,7 +21,7 @@ from zsim.backend.backend import (
     BackendError,
     BackendTraits,
     Job,
-    NoWayError,
+    NoRouteError,
     RunFailedError,
     load_backend,
 )
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from zsim.api.proof_result import ProofResult
     from zsim.proof.finding import Finding
 
-__all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
+__all__ = ["BackendOptions", "NoRouteError", "RefutedError", "RunFailedError", "run"]
 
 PHASES: Final = 2
 """Parts of a run before its first step, of similar duration: schedule and proof."""
@@ -108,7 +108,7 @@ def run(
     Raises:
         MistakeError: it cannot be run with these arguments.
         RefutedError: the schedule is wrong; only one from a file or built by hand can be.
-        NoWayError: because of faults, ranks cannot reach each other.
+        NoRouteError: because of faults, ranks cannot reach each other.
         RunFailedError: the run started but failed.
     """
     for name in options.keys() - BackendOptions.__annotations__:
@@ -117,15 +117,15 @@ def run(
     loaded, source = _source(scenario, changes, traits)
     settings = _settings({**options, "decision": source.decision})
     job = source.job()
-    (progress or tell_nobody)(1, phases := _phases(source, job))
-    how = _How(name=backend, settings=settings, seed=seed)
+    (progress or ignore_progress)(1, phases := _phases(source, job))
+    how = _BackendChoice(name=backend, settings=settings, seed=seed)
     made = how.backend(source, _after(PHASES, progress, phases))
     if traits.is_real:
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
     ran = partial(how.recorded, made, source, job, progress)
     proof = partial(_findings, source, job, traits)
     if check and forks and traits.predicts and _is_large(job):
-        recorded, healthy, wall_time_s = _beside(proof, made, job, ran)
+        recorded, healthy, wall_time_s = _run_while_proving(proof, made, job, ran)
     else:
         _need_accepted(made, job)  # before the proof, which takes longer
         if check:
@@ -201,7 +201,7 @@ def _is_large(job: Job) -> bool:
     return sum(len(each.setup) + len(each.step) for each in programs) >= FORKED_MIN
 
 
-def _beside(
+def _run_while_proving(
     proof: "Callable[[], tuple[Finding, ...]]", made: Backend, job: Job, ran: Callable[[], Ran]
 ) -> Ran:
     """Simulate while a forked process proves the schedule; discard the result if the proof fails.
@@ -240,7 +240,7 @@ def _after(before: int, progress: Progress | None, every: int) -> Progress | Non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
+class _BackendChoice:
     """Name of the backend of a run, its settings, and the seed."""
 
     name: str
@@ -257,7 +257,7 @@ class _How:
     def recorded(self, made: Backend, source: Source, job: Job, progress: Progress | None) -> Ran:
         """Run a job; its proof is done or in progress."""
         phases = _phases(source, job)
-        (progress or tell_nobody)(PHASES, phases)
+        (progress or ignore_progress)(PHASES, phases)
         begin = perf_counter()
         # Real ranks inherit the bound on memory, and CUDA reserves more than it uses.
         is_real = made.traits.is_real

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from zsim.api.figure_file import need_figure
 from zsim.files.html_page import need_html
+from zsim.files.output_file import need_folder
 from zsim.files.picture import need_format
 from zsim.files.trace_file import need_chakra, need_trace
-from zsim.files.written import need_folder
 from zsim.mistake import MistakeError
 
 

@@ -121,7 +121,7 @@ def check(
         from zsim.proof import against_trace as refinement
 
         found = refinement.examine(schedule, trace)
-        proved, not_shown = refinement.says(trace, found)
+        proved, not_shown = refinement.proved_properties(trace, found)
         proof = replace(
             proof,
             findings=(*proof.findings, *found),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from zsim.analysis.remedies import Remedy, TightScenario, remedies
 from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.summary import summary
-from zsim.backend.backend import Backend, BackendError, Job, NoWayError
+from zsim.backend.backend import Backend, BackendError, Job, NoRouteError
 from zsim.files.source import Changes, Source, described, resolved
 from zsim.mistake import MistakeError
 from zsim.schedule.operation import walk
@@ -63,7 +63,7 @@ def remedies_of(
         source, job = each
         try:
             figures = summary(job, backend(source).run(job, seed=seed))
-        except (BackendError, NoWayError):
+        except (BackendError, NoRouteError):
             return None
         if not figures.fits:
             return None

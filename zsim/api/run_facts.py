@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from zsim.analysis.memory_category import by_category
-from zsim.analysis.memory_footprint import Lack, communicator_count, lack_of_run
-from zsim.analysis.out_of_memory import alive_text, lack_object
+from zsim.analysis.memory_footprint import MemoryShortage, communicator_count, run_shortage
+from zsim.analysis.out_of_memory import alive_text, shortage_object
 from zsim.analysis.summary import Summary
 from zsim.analysis.tier_fit import tier_objects
 from zsim.api.error_text import error_object, probability_text
@@ -61,12 +61,12 @@ class RunOutcome:
 def run_object(outcome: RunOutcome) -> dict[str, object]:
     """Return the object of `zsim run --json`."""
     found, trace = outcome.summary, outcome.trace
-    lack = lack_of_run(outcome.job.schedule, trace)
+    shortage = run_shortage(outcome.job.schedule, trace)
     return {
         "title": outcome.title,
         "backend": trace.backend,
         "fits": found.fits,
-        "out_of_memory": None if lack is None else lack_object(lack),
+        "out_of_memory": None if shortage is None else shortage_object(shortage),
         "remedies": _remedy_objects(outcome.remedies),
         "step_time_s": found.step_time_s,
         "healthy_step_time_s": outcome.healthy_step_time_s,
@@ -120,15 +120,15 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return the names and texts of the facts of a run, the most important first."""
     found, trace = outcome.summary, outcome.trace
     lines = [("fits", _fits(outcome))]
-    lack = lack_of_run(outcome.job.schedule, trace)
-    if lack is not None:
-        return [*lines, *_lacking(outcome, lack), *_error(outcome)]
+    shortage = run_shortage(outcome.job.schedule, trace)
+    if shortage is not None:
+        return [*lines, *_out_of_memory(outcome, shortage), *_error(outcome)]
     lines += _risk(outcome)
     if found.step_time_s:
         lines += [
             ("step time", _step_time(found)),
             *_band(outcome.step_time_band_s),
-            *_trouble(outcome),
+            *_disturbance_cost(outcome),
             *_exposed(found),
             *_on_host(found),
             *_host(found),
@@ -178,11 +178,11 @@ def _error(outcome: RunOutcome) -> list[tuple[str, str]]:
     return lines
 
 
-def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
+def _out_of_memory(outcome: RunOutcome, shortage: MemoryShortage) -> list[tuple[str, str]]:
     """Return when memory ran out, the allocations at that time, and the remedies."""
     lines = [
-        ("out of memory at", moment(lack.operation)),
-        ("allocated with that", alive_text(lack)),
+        ("out of memory at", moment(shortage.operation)),
+        ("allocated with that", alive_text(shortage)),
     ]
     if outcome.remedies is not None:
         from zsim.api.remedy_runs import remedy_lines
@@ -207,7 +207,7 @@ def _host(found: Summary) -> list[tuple[str, str]]:
     return lines
 
 
-def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
+def _disturbance_cost(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return the cost of faults and neighbours, if there are any."""
     healthy_s, step_s = outcome.healthy_step_time_s, outcome.summary.step_time_s
     if not healthy_s:

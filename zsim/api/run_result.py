@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.analysis.memory_footprint import Lack, lack_of_run
+from zsim.analysis.memory_footprint import MemoryShortage, run_shortage
 from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import AnswerInFacts
 from zsim.api.goodput_answer import (
@@ -24,8 +24,8 @@ from zsim.api.training_budget import TrainingBudget, price_of
 from zsim.backend.backend import SIMULATOR
 from zsim.cluster.fault import Flaky
 from zsim.files.installed import fitted_for
+from zsim.files.output_file import write
 from zsim.files.trace_file import need_chakra, need_trace, write_trace
-from zsim.files.written import write
 from zsim.mistake import MistakeError
 from zsim.prediction.predicted_error import explained
 from zsim.report.svg.figure import RUN_FIGURES
@@ -213,9 +213,9 @@ class RunResult(AnswerInFacts):
         return explained(self.recorded.error, self.step_time_s)
 
     @property
-    def out_of_memory(self) -> Lack | None:
+    def out_of_memory(self) -> MemoryShortage | None:
         """The operation at which memory ran out, and the allocations then; None if the run fits."""
-        return lack_of_run(self.job.schedule, self.recorded)
+        return run_shortage(self.job.schedule, self.recorded)
 
     @cached_property
     def remedies(self) -> "tuple[Remedy, ...] | None":

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from zsim.api.notebook import facts_html
 from zsim.api.setting_notes import setting_notes
+from zsim.files.output_file import need_folder, write
 from zsim.files.source import (
     Changes,
     Source,
     described,
+    print_ignored,
     schedule_source,
     scheduled,
     settled,
     tables_or_schedule,
-    tell_ignored,
 )
-from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.title import filled, template_of, title_of
@@ -95,7 +95,7 @@ class LoadedScenario:
         cluster, mode = found.cluster, found.strategy.activations.checkpointing
         if mode is Checkpointing.SELECTIVE or cluster.gpus_per_node % cluster.nics_per_node:
             ignored = "; ".join(filter(None, (ignored, *setting_notes(found))))
-        tell_ignored(ignored)
+        print_ignored(ignored)
         document = scheduled(self.name, found)
         return Source(name=self.name, title=self.title, document=document, scenario=found)
 

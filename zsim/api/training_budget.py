@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from zsim.api.goodput_answer import Goodput
 from zsim.bounded_text import bounded_toml
 from zsim.config_error import line
-from zsim.files.given import read_config
+from zsim.files.input_file import read_config
 from zsim.mistake import MistakeError, file_fault
 from zsim.strategy.config_table import Positive, Table
 from zsim.units import UnitError, format_count, parse_duration, parse_tokens

@@ -46,7 +46,7 @@ class RunFailedError(RuntimeError):
     """The run itself failed: a rank died, or there was no progress for too long."""
 
 
-class NoWayError(RuntimeError):
+class NoRouteError(RuntimeError):
     """No network path connects two ranks that communicate; the message names the failed links."""
 
 
@@ -105,7 +105,7 @@ class Backend(Protocol):
         ...
 
 
-class Trier(Backend, Protocol):
+class ReusableBackend(Backend, Protocol):
     """A backend that simulates one schedule repeatedly, on any cluster and with any faults."""
 
     def under(
@@ -122,7 +122,7 @@ class Trier(Backend, Protocol):
         """Return the times of the last step, as in the trace of `run`, without the whole trace.
 
         Raises:
-            RefusedError, NoWayError, RunFailedError: as in `run`.
+            RefusedError, NoRouteError, RunFailedError: as in `run`.
         """
         ...
 
@@ -159,9 +159,9 @@ def load_backend(name: str) -> type[Backend]:
     return cast("type[Backend]", kind)
 
 
-def simulator() -> Trier:
+def simulator() -> ReusableBackend:
     """Return an instance of the default simulator."""
-    return cast("Trier", load_backend(SIMULATOR)())
+    return cast("ReusableBackend", load_backend(SIMULATOR)())
 
 
 def predicts(name: str) -> bool:

@@ -33,11 +33,11 @@ class Values(Protocol[A]):
         """Return a view of `size` elements of `memory` from `start`."""
         ...
 
-    def spoil(self, window: A) -> None:
+    def invalidate(self, window: A) -> None:
         """Mark `window` as unwritten: operations that read it compute wrong values."""
         ...
 
-    def is_spoiled(self, window: A) -> bool:
+    def is_invalidated(self, window: A) -> bool:
         """Return True if no element of `window` was written since it was spoiled."""
         ...
 

@@ -36,7 +36,7 @@ def outputs(*asked: tuple[Path | str | None, Callable[[Path | str], object]]) ->
 
 
 @contextmanager
-def interruption_told() -> Generator[None]:
+def noted_interrupt() -> Generator[None]:
     """On interruption, print on standard error which results the command has kept, if any."""
     try:
         yield

@@ -7,7 +7,7 @@ from time import monotonic  # noqa: TID251  (how often lines are printed)
 
 from zsim.cli.notice import delegate, is_watched, silence
 
-Told = Callable[[float, float], object]
+Callback = Callable[[float, float], object]
 """Callback for progress: takes the amount done and the total."""
 
 

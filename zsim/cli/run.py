@@ -25,7 +25,7 @@ from zsim.cli.option import (
 from zsim.cli.printing import (
     Output,
     answer_before,
-    interruption_told,
+    noted_interrupt,
     outputs,
     print_answer,
     print_json,
@@ -194,14 +194,14 @@ def run(
     trained = _need_tokens(tokens, price, prices, reliability)
     loaded = _placed(scenario, settings, ranks, steps, node, cluster, backend)
     try:
-        with interruption_told(), progress(f"{scenario} on {backend}") as told:
+        with noted_interrupt(), progress(f"{scenario} on {backend}") as update:
             result = launch.run(
                 loaded,
                 backend=backend,
                 seed=seed,
                 check=check,
                 forks=True,
-                progress=told,
+                progress=update,
                 data=data,
                 timeout_s=timeout,
                 poison=poison,
@@ -209,7 +209,7 @@ def run(
                 offload_path=offload_path,
                 device_budget=device_budget,
             )
-    except (launch.RefutedError, launch.NoWayError) as no:
+    except (launch.RefutedError, launch.NoRouteError) as no:
         return _answer_no(loaded.title, no, as_json=json)
     if _is_silent():
         return Code.DONE
@@ -318,8 +318,8 @@ def _files(
     """Return a writer for each requested file."""
     picture, figure = drawn
     draw = result.picture if figure is None else partial(result.picture, figure=figure)
-    told = outputs((trace, result.trace), (chakra, result.chakra))
-    return told + outputs((timeline, result.timeline), (picture, draw), (report, result.report))
+    update = outputs((trace, result.trace), (chakra, result.chakra))
+    return update + outputs((timeline, result.timeline), (picture, draw), (report, result.report))
 
 
 def _answer_no(title: str, no: Exception, *, as_json: bool) -> Code:

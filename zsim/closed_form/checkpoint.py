@@ -23,7 +23,7 @@ def recomputed(model: Model, strategy: Strategy) -> set[str]:
     return {unit.name for unit in chosen if goes_back(model, unit)}
 
 
-def run_again_apart(model: Model, strategy: Strategy) -> set[str]:
+def recomputed_with_block(model: Model, strategy: Strategy) -> set[str]:
     """Return names of units in recomputed blocks that consist of several units."""
     again = recomputed(model, strategy)
     return {

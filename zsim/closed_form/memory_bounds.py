@@ -40,7 +40,7 @@ def _of_stage(stage: Stage, strategy: Strategy) -> int:
     runtime, precision = strategy.zero.emulate, strategy.train.precision
     kept = [kept_activations(chunk.model, strategy) for chunk in stage.chunks]
     states, gradients = _states(stage.model, strategy), 0
-    if runtime is not None and runtime.keeps_stage_whole(chunks=len(kept)):
+    if runtime is not None and runtime.keeps_stage_gathered(chunks=len(kept)):
         states += _gathered(stage.model.parameters, precision.compute)
     if runtime is not None and runtime.collects_stage:
         formats = runtime.formats(

@@ -206,7 +206,7 @@ class _Clock:
 
     def _read_s(self, model: Model, segment: Segment) -> float:
         """Return the seconds to gather the inputs that a segment reads whole."""
-        values = map(model.values.__getitem__, segment.inputs if segment.reads_whole else ())
+        values = map(model.values.__getitem__, segment.inputs if segment.reads_gathered else ())
         return sum(self._gathered_s(model, each, segment) for each in values if each.tensor_sharded)
 
     def _gathered_s(self, model: Model, value: Value, segment: Segment) -> float:

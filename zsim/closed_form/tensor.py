@@ -103,7 +103,7 @@ def _made(model: Model, segment: Segment) -> list[Value]:
 
 def _read(model: Model, segment: Segment, *, differentiable: bool = False) -> list[Value]:
     """Return sharded inputs to gather; with `differentiable`, those whose gradients are summed."""
-    if not (segment.sums_gradients if differentiable else segment.reads_whole):
+    if not (segment.sums_gradients if differentiable else segment.reads_gathered):
         return []
     values = [model.values[name] for name in segment.inputs]
     return [

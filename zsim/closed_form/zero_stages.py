@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import accumulate
 from weakref import finalize
 
-from zsim.closed_form.checkpoint import goes_back, run_again_apart
+from zsim.closed_form.checkpoint import goes_back, recomputed_with_block
 from zsim.closed_form.data_volume import DataVolume, all_reduces, over_tokens
 from zsim.model.model import Model
 from zsim.schedule.schedule import WireBytes
@@ -66,7 +66,7 @@ _LATEST: dict[int, tuple[Strategy, tuple[BucketSize, ...]]] = {}
 
 def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[BucketSize]:
     limit = strategy.bucket_limit if frozen else strategy.first_bucket_limit
-    apart, read = run_again_apart(model, strategy), set[str]()
+    apart, read = recomputed_with_block(model, strategy), set[str]()
     for unit in model.units:
         if goes_back(model, unit):
             read.add(unit.module or unit.name)

@@ -12,7 +12,7 @@ import pytest
 
 from zsim.backend.backend import Job, load_backend
 from zsim.conformance.jobs import NAMES, STEPS, job
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.network.volume import (
     communications,
     element_count,
@@ -105,10 +105,10 @@ def test_communicators_are_handed_the_same_in_the_same_order(backend: str, name:
         ]
 
 
-def test_the_book_is_the_allocators(backend: str, name: str) -> None:
+def test_the_ledger_is_the_allocators(backend: str, name: str) -> None:
     # "by hand" has a deferred free, whose uses the host has waited for: its return is certain.
     for program, one in ranks_of(backend, name):
-        assert one.book == book(program, STEPS)
+        assert one.book == memory_ledger(program, STEPS)
 
 
 def edges_of(operation: StreamOperation) -> Iterator[tuple[str, bool]]:

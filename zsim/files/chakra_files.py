@@ -8,8 +8,8 @@ from typing import cast
 from zsim.backend.backend import Job
 from zsim.backend.chakra_document import document_of
 from zsim.backend.document import Document, DocumentError
-from zsim.files.given import read_bytes, read_file
-from zsim.files.written import write
+from zsim.files.input_file import read_bytes, read_file
+from zsim.files.output_file import write
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.chakra import ChakraTrace, TooManyNodesError
 from zsim.trace.chakra_schema import ChakraError, ChakraNode, read_nodes

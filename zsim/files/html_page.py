@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.files.written import need_folder
+from zsim.files.output_file import need_folder
 from zsim.mistake import MistakeError
 from zsim.report.drawing import NARROW, WIDE, drawn
 from zsim.report.page import Page

@@ -20,7 +20,7 @@ from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
-from zsim.files.given import read_config, read_file
+from zsim.files.input_file import read_config, read_file
 from zsim.files.shipped_files import model_families, packages
 from zsim.mistake import reason_of
 from zsim.network.algorithm.installed_algorithms import check

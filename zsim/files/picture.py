@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-from zsim.files.written import need_folder, write
+from zsim.files.output_file import need_folder, write
 from zsim.mistake import MistakeError
 
 

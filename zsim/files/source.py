@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zsim.cluster.files import Part
-from zsim.files.given import read_config, read_file
+from zsim.files.input_file import read_config, read_file
 from zsim.files.installed import (
     find,
     kernel_profile,
@@ -234,10 +234,10 @@ def is_model(name: str) -> bool:
 
 def shipped_names() -> list[str]:
     """Return all names that `shipped_text` accepts."""
-    return [*_names_beside_models(), *_model_names()]
+    return [*_other_names(), *_model_names()]
 
 
-def _names_beside_models() -> list[str]:
+def _other_names() -> list[str]:
     return [*scenarios(), *studies(), *(name for part in Part for name in part_names(part))]
 
 
@@ -420,7 +420,7 @@ def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
         )
 
 
-def tell_ignored(ignored: str) -> None:
+def print_ignored(ignored: str) -> None:
     """Print the ignored options of a scenario's files, if any, on standard error."""
     if ignored and os.environ.get("RANK", "0") == "0":  # only the first rank of torchrun prints
         print(one_line(ignored), file=sys.stderr)
@@ -438,5 +438,5 @@ def resolved(
     """
     found, ignored = settled(name, scenario, ranks=ranks)
     document = scheduled(name, found)
-    tell_ignored("" if quiet else ignored)
+    print_ignored("" if quiet else ignored)
     return Source(name=name, title=scenario.title, document=document, scenario=found)

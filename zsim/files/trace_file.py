@@ -5,9 +5,9 @@ from pathlib import Path
 
 from zsim.backend.backend import Job
 from zsim.backend.document import DocumentError, decode_trace, encode_trace
-from zsim.files.given import read_file
+from zsim.files.input_file import read_file
+from zsim.files.output_file import is_folder, need_folder, write
 from zsim.files.source import chakra_is_there
-from zsim.files.written import is_folder, need_folder, write
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.kineto import kineto
 from zsim.trace.trace import Trace

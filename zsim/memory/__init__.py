@@ -1,6 +1,6 @@
 """Memory: a ledger of allocations and frees, its peak, and PyTorch's caching allocator."""
 
-from zsim.memory.ledger import AtOnce, Returns, WorstCase, book
+from zsim.memory.ledger import AtOnce, Returns, WorstCase, memory_ledger
 from zsim.memory.peak import Peak, kept_bytes, peak, peak_bytes, pools, witness
 from zsim.memory.rank_memory import MemoryWait, Pending, RankMemory
 from zsim.memory.reserved import (
@@ -27,13 +27,13 @@ __all__ = [
     "RankMemory",
     "Returns",
     "WorstCase",
-    "book",
     "capacity_bytes",
     "communicators",
     "deferred_frees",
     "handed_out",
     "is_pinned",
     "kept_bytes",
+    "memory_ledger",
     "needed_bytes",
     "node_bytes",
     "peak",

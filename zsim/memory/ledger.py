@@ -1,9 +1,9 @@
 """The ledger of memory: allocations and frees in host issue order.
 
 An entry is made when the host issues `Allocate` or `Free`, as in PyTorch. Only deferred frees
-depend on time: `book` asks its caller when their uses have finished, and without a caller assumes
-the worst case that the schedule allows. Blocks are exactly as large as their buffers; rounding and
-fragmentation are modeled in `zsim.memory.caching`.
+depend on time: `memory_ledger` asks its caller when their uses have finished, and without a caller
+assumes the worst case that the schedule allows. Blocks are exactly as large as their buffers;
+rounding and fragmentation are modeled in `zsim.memory.caching`.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ from zsim.schedule.operation import (
     SetScalar,
 )
 from zsim.schedule.schedule import Buffer, Kind, Program
-from zsim.trace.trace import BookEntry
+from zsim.trace.trace import LedgerEntry
 
 
 class Returns(Protocol):
@@ -45,12 +45,12 @@ class Returns(Protocol):
         ...
 
 
-def book(
+def memory_ledger(
     program: Program,
     steps: int,
     overflow_steps: frozenset[int] = NO_OVERFLOW,
     returns: "Returns | WorstCase | None" = None,
-) -> tuple[BookEntry, ...]:
+) -> tuple[LedgerEntry, ...]:
     """Return the ledger of one rank that runs setup and `steps` steps of `program`.
 
     `returns` sets when deferred frees return their memory. Without it, they return as late as the
@@ -70,10 +70,10 @@ def book(
     return known[1][: bisect_left(known[1], steps, key=lambda entry: entry.step)]
 
 
-_LATEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
+_LATEST: dict[int, tuple[int, tuple[LedgerEntry, ...]]] = {}
 """Steps and ledger of live programs by identity, with deferred frees as late as possible."""
 
-_EARLIEST: dict[int, tuple[int, tuple[BookEntry, ...]]] = {}
+_EARLIEST: dict[int, tuple[int, tuple[LedgerEntry, ...]]] = {}
 """Steps and ledger of live programs, with deferred frees at the next allocation."""
 
 
@@ -82,14 +82,14 @@ def _made(
     steps: int,
     overflow_steps: frozenset[int],
     returns: "Returns | WorstCase | None",
-) -> tuple[BookEntry, ...]:
+) -> tuple[LedgerEntry, ...]:
     if not program.defers:
         return _made_at_once(program, steps, overflow_steps)
-    entries: list[BookEntry] = []
+    entries: list[LedgerEntry] = []
     by_name = program.by_name
     sizes = {name: buffer.size_bytes for name, buffer in by_name.items()}
     judge = WorstCase() if returns is None else returns
-    pending = _UntilSure(judge) if isinstance(judge, WorstCase) else _UntilTime(judge)
+    pending = _UntilHostWaited(judge) if isinstance(judge, WorstCase) else _UntilTime(judge)
     for step, operation in issued(program, steps, overflow_steps):
         judge.issue(step, operation)
         if type(operation) is Allocate:
@@ -109,7 +109,7 @@ def _made(
 
 def _made_at_once(
     program: Program, steps: int, overflow_steps: frozenset[int]
-) -> tuple[BookEntry, ...]:
+) -> tuple[LedgerEntry, ...]:
     """Return the ledger of a program without deferred frees."""
     taken: dict[str, tuple[str, Kind, int]] = {}
     given: dict[str, tuple[str, Kind, int]] = {}
@@ -119,7 +119,7 @@ def _made_at_once(
             (buffer.pool, buffer.kind, size),
             (buffer.pool, buffer.kind, -size),
         )
-    entries: list[BookEntry] = []
+    entries: list[LedgerEntry] = []
     known: Iterable[Operation] = ()
     lines: list[tuple[str, str, str, Kind, int]] = []  # of the latest step
     for step, operations in issued_lists(program, steps, overflow_steps):
@@ -131,7 +131,7 @@ def _made_at_once(
                 elif type(operation) is Free:
                     lines.append((operation.id, operation.buffer, *given[operation.buffer]))
         entries += [
-            BookEntry(
+            LedgerEntry(
                 operation=name,
                 step=step,
                 pool=pool,
@@ -144,9 +144,9 @@ def _made_at_once(
     return tuple(entries)
 
 
-def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
+def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> LedgerEntry:
     """Return one entry of the ledger."""
-    return BookEntry(
+    return LedgerEntry(
         operation=operation,
         step=step,
         pool=buffer.pool,
@@ -258,7 +258,7 @@ class _UntilTime:
         return [self._frees[number] for number in sorted(found)]
 
 
-class _UntilSure:
+class _UntilHostWaited:
     """Deferred frees that return once the host has waited for an operation after their uses.
 
     Each is listed under one stream position that it still needs, and is checked again only when the
@@ -274,9 +274,9 @@ class _UntilSure:
     def add(self, step: int, free: Free) -> None:
         """Add a free that the host issues in `step`."""
         self._frees.append((step, free))
-        self._ask(len(self._frees) - 1)
+        self._check(len(self._frees) - 1)
 
-    def _ask(self, number: int) -> None:
+    def _check(self, number: int) -> None:
         missing = self._judge.missing(*self._frees[number])
         if missing is None:
             self._over.append(number)
@@ -289,7 +289,7 @@ class _UntilSure:
         for stream, lacking in tuple(self._lacking.items()):
             reached = self._judge.reached(stream)
             while lacking and lacking[0][0] <= reached:
-                self._ask(heappop(lacking)[1])
+                self._check(heappop(lacking)[1])
         found, self._over = sorted(self._over), []
         return [self._frees[number][1] for number in found]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zsim.schedule.schedule import Kind
-from zsim.trace.trace import BookEntry
+from zsim.trace.trace import LedgerEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +19,12 @@ class Peak:
     alive: tuple[tuple[str, int], ...]
 
 
-def pools(entries: Iterable[BookEntry]) -> tuple[str, ...]:
+def pools(entries: Iterable[LedgerEntry]) -> tuple[str, ...]:
     """Return the pools in the ledger, in order of first use."""
     return tuple(dict.fromkeys(entry.pool for entry in entries))
 
 
-def peak_bytes(entries: Iterable[BookEntry], pool: str) -> int:
+def peak_bytes(entries: Iterable[LedgerEntry], pool: str) -> int:
     """Return the largest number of live bytes in `pool`."""
     alive = largest = 0
     for entry in entries:
@@ -35,17 +35,17 @@ def peak_bytes(entries: Iterable[BookEntry], pool: str) -> int:
     return largest
 
 
-def kept_bytes(entries: Iterable[BookEntry], pool: str) -> int:
+def kept_bytes(entries: Iterable[LedgerEntry], pool: str) -> int:
     """Return the largest number of live bytes in `pool`, without buffers of collectives."""
     return peak_bytes((each for each in entries if each.kind is not Kind.COMMUNICATION), pool)
 
 
-def peak(entries: tuple[BookEntry, ...], pool: str) -> Peak:
+def peak(entries: tuple[LedgerEntry, ...], pool: str) -> Peak:
     """Return the first time that the ledger of `pool` reaches its peak."""
     return witness(entries, pool, peak_bytes(entries, pool) - 1)
 
 
-def witness(entries: Iterable[BookEntry], pool: str, capacity_bytes: int) -> Peak:
+def witness(entries: Iterable[LedgerEntry], pool: str, capacity_bytes: int) -> Peak:
     """Return the first time that live bytes of `pool` exceed `capacity_bytes`, or else the end."""
     alive: dict[str, int] = {}
     kinds: dict[str, Kind] = {}

@@ -22,7 +22,7 @@ from zsim.memory.reserved import allocator_of, capacity_bytes, needed_bytes
 from zsim.memory.service import ExactMemory, Service
 from zsim.schedule.operation import Allocate, Free, FreeMode
 from zsim.schedule.schedule import Buffer, Discipline, Pool, Program, Schedule
-from zsim.trace.trace import BookEntry, Reservation, Shortage
+from zsim.trace.trace import LedgerEntry, Reservation, Shortage
 
 Pending = tuple[int, Free]
 """A deferred free whose memory has not returned, after the step in which it was issued."""
@@ -47,7 +47,7 @@ class RankMemory:
     def __init__(self, schedule: Schedule, program: Program, cluster: Cluster) -> None:
         self.pending: list[Pending] = []
         self._program = program
-        self._entries: list[BookEntry] = []
+        self._entries: list[LedgerEntry] = []
         self._pools = {
             pool.name: _PoolMemory(pool, program, capacity_bytes(pool, schedule, program, cluster))
             for pool in schedule.pools
@@ -80,7 +80,7 @@ class RankMemory:
                     needed_bytes=pool.served.needed_bytes,
                     alive=witness([*self._entries, asked], pool.pool, UNLIMITED).alive,
                 )
-        self._book(at, buffer, buffer.size_bytes, pool)
+        self._enter(at, buffer, buffer.size_bytes, pool)
         return wait
 
     def free(self, step: int, free: Free) -> None:
@@ -93,9 +93,9 @@ class RankMemory:
         if deferred:
             self.pending.append((step, free))
         else:
-            self._book((step, free.id), buffer, -buffer.size_bytes, pool)
+            self._enter((step, free.id), buffer, -buffer.size_bytes, pool)
 
-    def book(self) -> tuple[BookEntry, ...]:
+    def ledger(self) -> tuple[LedgerEntry, ...]:
         """Return the ledger so far."""
         return tuple(self._entries)
 
@@ -112,7 +112,7 @@ class RankMemory:
             buffer = self._program.by_name[each[1].buffer]
             if pool.shortage is None and buffer.size_bytes:
                 pool.served.finish(buffer.name)
-            self._book(at, buffer, -buffer.size_bytes, pool)
+            self._enter(at, buffer, -buffer.size_bytes, pool)
 
     def _pool(self, pending: Pending) -> "_PoolMemory":
         return self._pools[self._program.by_name[pending[1].buffer].pool]
@@ -131,7 +131,7 @@ class RankMemory:
                 found.append(each)
         return found
 
-    def _book(
+    def _enter(
         self, at: tuple[int, str], buffer: Buffer, change_bytes: int, pool: "_PoolMemory"
     ) -> None:
         step, operation = at

@@ -11,7 +11,7 @@ from weakref import finalize
 from zsim.cluster.cluster import Cluster
 from zsim.memory.caching import UNLIMITED, CachingAllocator
 from zsim.memory.expandable import ExpandableAllocator
-from zsim.memory.ledger import AtOnce, book
+from zsim.memory.ledger import AtOnce, memory_ledger
 from zsim.memory.peak import peak_bytes, witness
 from zsim.memory.pinned import PinnedAllocator
 from zsim.memory.quick_caching import QuickAllocator
@@ -19,7 +19,7 @@ from zsim.memory.service import Deferred, Service
 from zsim.schedule.issue_order import NO_OVERFLOW, issued
 from zsim.schedule.operation import Allocate, Free, FreeMode
 from zsim.schedule.schedule import Discipline, Place, Pool, Program, Schedule, Scope
-from zsim.trace.trace import BookEntry, Reservation, Shortage
+from zsim.trace.trace import LedgerEntry, Reservation, Shortage
 
 PAGEABLE = "pageable"
 """Prefix of the names of host memory pools that are not pinned."""
@@ -28,7 +28,7 @@ PAGEABLE = "pageable"
 def reservations(
     schedule: Schedule,
     program: Program,
-    entries: tuple[BookEntry, ...],
+    entries: tuple[LedgerEntry, ...],
     cluster: Cluster,
     *,
     deferred: Deferred = (),
@@ -48,7 +48,7 @@ def reservations(
 
 def deferred_frees(
     program: Program,
-    entries: tuple[BookEntry, ...],
+    entries: tuple[LedgerEntry, ...],
     steps: int,
     overflow_steps: frozenset[int] = NO_OVERFLOW,
 ) -> Deferred:
@@ -69,7 +69,7 @@ def deferred_frees(
 
 def reserve(
     program: Program,
-    entries: tuple[BookEntry, ...],
+    entries: tuple[LedgerEntry, ...],
     pool: Pool,
     capacity_bytes: int | None = None,
     *,
@@ -125,7 +125,7 @@ _NEEDED: dict[int, dict[Pool, int]] = {}
 
 
 def _needed_bytes(program: Program, pool: Pool) -> int:
-    at_once = book(program, 2, returns=AtOnce() if program.defers else None)
+    at_once = memory_ledger(program, 2, returns=AtOnce() if program.defers else None)
     if pool.discipline is Discipline.EXACT:
         return peak_bytes(at_once, pool.name)
     service = Service(allocator_of(pool, None), program, pool.name)
@@ -207,7 +207,7 @@ def communicators(schedule: Schedule, program: Program) -> int:
 
 
 def _exact(
-    program: Program, entries: tuple[BookEntry, ...], pool: Pool, capacity_bytes: int | None
+    program: Program, entries: tuple[LedgerEntry, ...], pool: Pool, capacity_bytes: int | None
 ) -> Reservation:
     changes = [entry.change_bytes for entry in entries if entry.pool == pool.name]
     course = tuple(accumulate(changes))

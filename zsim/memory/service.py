@@ -15,7 +15,7 @@ from zsim.memory.pinned import PinnedAllocator
 from zsim.memory.quick_caching import QuickAllocator, Turn, turn
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.schedule import Buffer, Program
-from zsim.trace.trace import BookEntry
+from zsim.trace.trace import LedgerEntry
 
 Deferred = tuple[tuple[int, str], ...]
 """Deferred frees: the number of ledger entries when the host issued each, and its buffer."""
@@ -47,7 +47,7 @@ class Service:
         )
         self._buffers = program.by_name
         self._pool = pool
-        self._rest = _beside_courses(program)
+        self._rest = _bytes_outside_traces(program)
         self._count = 0
         self._alive: dict[str, deque[Any]] = {}
         self._waiting: dict[str, deque[str]] = {}
@@ -74,7 +74,7 @@ class Service:
         """Return the streams that the host has waited for since the last call; None means all."""
         return self._allocator.synchronized_streams()
 
-    def course(self, entries: Sequence[BookEntry], deferred: Deferred = ()) -> list[int]:
+    def course(self, entries: Sequence[LedgerEntry], deferred: Deferred = ()) -> list[int]:
         """Serve a ledger; return the reserved bytes after each entry of the pool.
 
         The list ends before the first entry that fails.
@@ -231,7 +231,7 @@ class ExactMemory:
             self.reserved_bytes -= self._sizes[name]
 
 
-def _beside_courses(program: Program) -> dict[str, int]:
+def _bytes_outside_traces(program: Program) -> dict[str, int]:
     """Return the bytes of each buffer that are not covered by its tensors in traces."""
     tensors: dict[str, dict[_Key, int]] = {}
     for buffer in program.buffers:

@@ -186,7 +186,7 @@ class Segment:
         object.__setattr__(self, "ends", ends)
 
     @property
-    def reads_whole(self) -> bool:
+    def reads_gathered(self) -> bool:
         """Return True if it gathers inputs that are sharded over the tensor axis."""
         return self.begins is not None and self.begins.axis is ExchangeAxis.TENSOR
 

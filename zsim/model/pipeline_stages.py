@@ -5,7 +5,8 @@ stage. The next stage starts once the cost so far exceeds the share of the stage
 are matrix elements: a layer costs the elements of its matrices, the head the vocabulary times the
 hidden size, embedding and norms nothing (`get_block_compute_costs`; it assumes as many heads for
 keys and values as for queries). Norm, logits, their cast and the loss are separate blocks, so that
-a stage can hold only the loss, and receive logits. With `head_is_whole` of its options they stay
+a stage can hold only the loss, and receive logits. With `head_is_on_one_stage` of its options they
+stay
 together: if they would be split, the last stage has all of them and the others the layers; and a
 stage with exactly its share is full.
 
@@ -112,17 +113,17 @@ def cost(model: Model, index: int) -> int:
     return model.count_of(each for each in model.units[index].parameters if len(each.shape) > 1)
 
 
-def places(model: Model, count: int, *, head_is_whole: bool = False) -> list[int]:
+def places(model: Model, count: int, *, head_is_on_one_stage: bool = False) -> list[int]:
     """Return the stage of each unit in nanotron."""
     costs = [cost(model, index) for index in range(len(model.units))]
-    return _places(costs, count, head_is_whole=head_is_whole)
+    return _places(costs, count, head_is_on_one_stage=head_is_on_one_stage)
 
 
-def _places(costs: Sequence[int], count: int, *, head_is_whole: bool) -> list[int]:
+def _places(costs: Sequence[int], count: int, *, head_is_on_one_stage: bool) -> list[int]:
     """Return the stage of each unit by its cost; the head is the last unit with a cost."""
-    found = _dealt(costs, count, full_at_share=head_is_whole)
+    found = _dealt(costs, count, full_at_share=head_is_on_one_stage)
     head = max((place for place, each in enumerate(costs) if each), default=0)
-    if not head_is_whole or found[head] == found[-1] or found[-1] != count - 1:
+    if not head_is_on_one_stage or found[head] == found[-1] or found[-1] != count - 1:
         return found
     layers = head
     while layers and not costs[layers - 1]:  # the norm before it
@@ -148,7 +149,9 @@ def layer_counts(model: Model, layers: int, strategy: Strategy, *, most: int) ->
             return False
         own = costs[1:2] * many
         found = _places(
-            [costs[0], *own, *costs[1 + layers :]], count, head_is_whole=_head_is_whole(runtime)
+            [costs[0], *own, *costs[1 + layers :]],
+            count,
+            head_is_on_one_stage=_head_is_on_one_stage(runtime),
         )
         return set(found) == set(range(count))
 
@@ -203,8 +206,8 @@ def _layers_of_stages(
     return None if runtime is None else runtime.layers_of_stages(layers=layers, stages=stages)
 
 
-def _head_is_whole(runtime: RuntimeOptions | None) -> bool:
-    return runtime is not None and runtime.head_is_whole
+def _head_is_on_one_stage(runtime: RuntimeOptions | None) -> bool:
+    return runtime is not None and runtime.head_is_on_one_stage
 
 
 def virtual_stages(model: Model, strategy: Strategy) -> list[int]:
@@ -220,7 +223,7 @@ def virtual_stages(model: Model, strategy: Strategy) -> list[int]:
     except ValueError as error:
         raise ModelError(str(error)) from None
     if sizes is None:
-        found = places(model, count, head_is_whole=_head_is_whole(runtime))
+        found = places(model, count, head_is_on_one_stage=_head_is_on_one_stage(runtime))
         if len(filled := set(found)) != count:
             raise ModelError(
                 f"parallel.pipeline: {count} stages are more than the {len(filled)} that the "

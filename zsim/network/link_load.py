@@ -39,7 +39,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class PathLatency:
     """Latency from GPU to GPU, within a domain and between two domains, in picoseconds."""
 
     near_ps: int
@@ -69,7 +69,7 @@ class LinkLoads:
 
     cluster: Cluster
     decision: Decision
-    ways: Ways
+    latency: PathLatency
 
     def __post_init__(self) -> None:
         if self.cluster.network is not None:
@@ -144,8 +144,8 @@ class LinkLoads:
             size_bytes=size_bytes,
             shape=shape,
             links=bandwidths(self.cluster, shape),
-            near_ps=self.ways.near_ps,
-            far_ps=self.ways.far_ps,
+            near_ps=self.latency.near_ps,
+            far_ps=self.latency.far_ps,
             chunks=self.decision.chunks,
         )
         forced = self.decision.algorithm

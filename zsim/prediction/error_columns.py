@@ -42,14 +42,16 @@ def ratio_columns(one: RunFeatures, other: RunFeatures) -> Columns | None:
     if _subject(one) != _subject(other):
         return None
     found = {f"another {name}": 1.0 for name in changed(one, other)}
-    found |= {f"doublings of the {name}": far for name, far in _apart(one, other).items() if far}
+    found |= {
+        f"doublings of the {name}": far for name, far in _doublings(one, other).items() if far
+    }
     found[f"{OF_RUNTIME}{one.runtime}"] = float(max(one.pipeline, other.pipeline) > 1)
     found["tensor ranks across nodes"] = float(one.spans or other.spans)
     found[f"GPU {one.gpu}"] = 1.0
     return found
 
 
-def _apart(one: RunFeatures, other: RunFeatures) -> dict[str, float]:
+def _doublings(one: RunFeatures, other: RunFeatures) -> dict[str, float]:
     """Return how many doublings lie between the degrees and sizes of two runs."""
     pairs = {
         "tensor degree": (one.tensor, other.tensor),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model
 from zsim.proof.context import Context
-from zsim.proof.families import VALUES, ProofStage, of_stage, says
+from zsim.proof.families import VALUES, ProofStage, of_stage, proved_properties
 from zsim.proof.finding import Finding
 from zsim.schedule.schedule import Schedule
 
@@ -56,7 +56,7 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
             found += _findings(ProofStage.VALUES, context, but=VALUES)
         found += _findings(ProofStage.PROMISES, context)
         broken = {finding.invariant for finding in found}
-        proved, not_shown = says(schedule, shown, broken, ordered=ordered)
+        proved, not_shown = proved_properties(schedule, shown, broken, ordered=ordered)
         return Proof(findings=tuple(found), values=shown, proved=proved, not_shown=not_shown)
 
 

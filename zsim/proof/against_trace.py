@@ -3,15 +3,16 @@
 Proved for every traced rank, for setup and all steps: it ran exactly the operations of its
 program, once each, on their streams and in their order; its communicators got the operations of
 the program, in the order of the host; nothing started before its dependencies had ended
-(`traced_time`); the host could have written the allocator's log (`traced_book`), which stays
+(`traced_time`); the host could have written the allocator's log (`traced_ledger`), which stays
 within the promised peak. Proved for all ranks together: each role has its number of ranks, all
 took the same list of every branch, steps end after their operations, and clocks can be set so that
 no data arrived before its transfer had started (`traced_clocks`).
 
 This is a rank's own report. With witnesses (`zsim.trace.witness`), memory, accesses and
 collectives are compared as torch saw them (`witnessed_memory`, `witnessed_elements`,
-`witnessed_collectives`); without, `says` lists them as not shown. Durations are not checked. The
-cost is linear in the length of the trace; for clocks, at worst times the number of ranks.
+`witnessed_collectives`); without, `proved_properties` lists them as not shown. Durations are not
+checked. The cost is linear in the length of the trace; for clocks, at worst times the number of
+ranks.
 """
 
 from collections import Counter
@@ -34,8 +35,8 @@ from zsim.proof.sequence_diff import (
     Unexpected,
     differences,
 )
-from zsim.proof.traced_book import Book, found
 from zsim.proof.traced_clocks import impossible
+from zsim.proof.traced_ledger import TracedLedger, found
 from zsim.proof.traced_rank import Instance, TracedRank, in_words, refuted
 from zsim.proof.traced_time import Times
 from zsim.proof.witnessed_collectives import flights, handed_over, kept, matched
@@ -62,13 +63,15 @@ def examine(schedule: Schedule, trace: Trace) -> list[Finding]:
         result += _events(rank)
         result += _times(rank, timed, trace)
         result += _transfers(schedule, rank)
-        result += _book(schedule, rank)
+        result += _ledger(schedule, rank)
     result += _clocks(schedule, ranks, times)
     result += _witnesses(schedule, ranks)
     return result
 
 
-def says(trace: Trace, found: Sequence[Finding]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def proved_properties(
+    trace: Trace, found: Sequence[Finding]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the properties proved of the run of `trace`, and those not shown."""
     total = sum(one.stands_for for one in trace.ranks)
     ranks = f"{total} rank{'s' if total > 1 else ''}"
@@ -249,12 +252,12 @@ def _transfers(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
         yield _otherwise(rank, each, "transfer", ("group", "kind", "elements", "bytes", "scalar"))
 
 
-def _book(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
+def _ledger(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
     """Check the allocator's log, and its peak against the promise."""
-    book = Book(rank)
-    for each in differences(book.expected, found(rank.trace.book)):
+    ledger = TracedLedger(rank)
+    for each in differences(ledger.expected, found(rank.trace.book)):
         yield _otherwise(rank, each, "line of the book", ("pool", "kind", "bytes"))
-    for early in book.too_early:
+    for early in ledger.too_early:
         step, operation, buffer, _ = early.key
         yield refuted(
             operation,

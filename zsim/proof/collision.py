@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zsim.proof.overlap import Overlap
 from zsim.proof.step_boundary import StepBoundary
 from zsim.schedule.access import Access, accesses, touching, views_of
-from zsim.schedule.happens_before import Timeline, Way
+from zsim.schedule.happens_before import BranchPath, Timeline
 from zsim.schedule.operation import CollectiveOperation, Copy, Operation, View
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST
 from zsim.schedule.schedule import Schedule
@@ -65,7 +65,7 @@ class Collisions:
         boundary: StepBoundary,
         known: AccessesByBuffer,
     ) -> None:
-        self.way = order.ways[0]
+        self.path = order.paths[0]
         self.boundary = boundary
         self.numbered = order.numbered
         self.history = self.numbered.history[name]
@@ -86,17 +86,17 @@ class Collisions:
                 alike[id(found)] = touched
             self.touched[number] = touched
         self.views = list(numbers)
-        self.beside = _beside(self.views, overlap)
+        self.beside = _overlapping(self.views, overlap)
         self.reads: list[Marks] = []
         self.writes: list[Marks] = []
 
-    def find(self, way: Way, *, lasts: bool) -> list[Race]:
+    def find(self, path: BranchPath, *, lasts: bool) -> list[Race]:
         """Find races on one path; with the step before, if the buffer `lasts`.
 
         A race is an overlapping pair of accesses without an order; of each stream only the last is
         found.
         """
-        self.way = way
+        self.path = path
         self._clear()
         if lasts:
             self._enter_earlier()
@@ -104,7 +104,7 @@ class Collisions:
         entered, turn = HOST, 0
         ordered: dict[tuple[int, int], int] = {}
         for number, code in zip(self.history.numbers, self.history.codes, strict=True):
-            if way.known[number] is None or code == FREE:
+            if path.known[number] is None or code == FREE:
                 continue
             if code == ALLOCATE:
                 self._clear()
@@ -174,7 +174,7 @@ class Collisions:
 
     def _knows(self, number: int, mark: int) -> bool:
         """Return True if operation `number` starts after the marked one has finished."""
-        numbered, known = self.numbered, self.way.known[number]
+        numbered, known = self.numbered, self.path.known[number]
         assert known is not None
         if mark >= 0:
             return known[numbered.stream[mark]] >= numbered.position[mark]
@@ -182,7 +182,7 @@ class Collisions:
         stream = numbered.stream[earlier]
         if known[stream] >= numbered.position[earlier] - len(numbered.entries[stream]):
             return True
-        return self.boundary.knows(self.way, number, earlier)
+        return self.boundary.knows(self.path, number, earlier)
 
 
 def _each(marks: Marks) -> Iterator[tuple[int, int]]:
@@ -202,7 +202,7 @@ def _meeting(views: Sequence[View], overlap: Overlap) -> Iterator[tuple[int, int
         active.append(number)
 
 
-def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:
+def _overlapping(views: list[View], overlap: Overlap) -> list[list[int]]:
     """Return, for each view, the views that it overlaps, itself included."""
     found = [[number] for number in range(len(views))]
     for one, other in _meeting(views, overlap):

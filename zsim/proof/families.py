@@ -141,7 +141,7 @@ def of_stage(stage: ProofStage) -> tuple[Family, ...]:
     return tuple(each for each in families().values() if each.stage is stage)
 
 
-def says(
+def proved_properties(
     schedule: Schedule, shown: "Shown | None", broken: Set[str], *, ordered: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the properties proved, and those not shown.

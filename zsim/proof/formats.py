@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from zsim.dtype import DType
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.format_ways import is_narrower, passages
+from zsim.proof.format_paths import is_narrower, passages
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     Action,

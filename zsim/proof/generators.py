@@ -93,7 +93,7 @@ def _program(
                 why = f"draws for micro-batch {compute.micro_batch} of {micro_batches}"
             else:
                 why = _restored(compute, drawn)
-                why = why or _alike(context, generators[compute.draw.generator], draws)
+                why = why or _sharing_fault(context, generators[compute.draw.generator], draws)
                 drawn[compute.id] = compute
             if why:
                 yield _finding(each.program.role, compute.id, why)
@@ -135,7 +135,7 @@ def _restored(compute: Compute, drawn: dict[str, Compute]) -> str:
     return ""
 
 
-def _alike(context: Context, generator: Generator, draws: Draws | None) -> str:
+def _sharing_fault(context: Context, generator: Generator, draws: Draws | None) -> str:
     """Return the fault in sharing of states between ranks along some axis, or ""."""
     for axis in context.schedule.mesh.axes:
         if axis.size == 1:

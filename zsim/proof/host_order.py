@@ -17,7 +17,7 @@ from functools import partial
 
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
-from zsim.schedule.happens_before import Clock, Timeline, Way
+from zsim.schedule.happens_before import BranchPath, Clock, Timeline
 from zsim.schedule.operation import Free, FreeMode, Read, Write
 from zsim.schedule.program_index import HOST
 
@@ -41,7 +41,7 @@ def examine(context: Context) -> list[Finding]:
 
 def _examine_part(each: NumberedProgram, away: frozenset[int], order: Timeline) -> list[Finding]:
     """Find them in setup or in a step, on any path through its branches."""
-    return [finding for way in order.ways for finding in _of(each, way, away, order.ways)]
+    return [finding for path in order.paths for finding in _of(each, path, away, order.paths)]
 
 
 def _away(each: NumberedProgram, threads: tuple[str, ...]) -> frozenset[int]:
@@ -54,13 +54,13 @@ def _away(each: NumberedProgram, threads: tuple[str, ...]) -> frozenset[int]:
 
 
 def _of(
-    each: NumberedProgram, way: Way, away: frozenset[int], ways: Sequence[Way]
+    each: NumberedProgram, path: BranchPath, away: frozenset[int], paths: Sequence[BranchPath]
 ) -> Iterator[Finding]:
-    numbered = way.numbered
+    numbered = path.numbered
     operations, edges, previous = numbered.operations, numbered.edges, numbered.previous
     host: Clock | None = None
-    for number in range(way.since, len(operations)):  # an earlier path has the same start
-        known = way.known[number]
+    for number in range(path.since, len(operations)):  # an earlier path has the same start
+        known = path.known[number]
         if known is None:
             continue
         operation, stream = operations[number], numbered.stream[number]
@@ -73,7 +73,7 @@ def _of(
             stream = numbered.home[operation.buffer]
         if stream in away or not (edges[number] or number in previous):
             continue
-        for awaited, position, name in _awaited(way, number, ways):
+        for awaited, position, name in _awaited(path, number, paths):
             if awaited in away and (host is None or host[awaited] < position):
                 yield Finding(
                     invariant=INVARIANT,
@@ -85,30 +85,32 @@ def _of(
                 )
 
 
-def _awaited(way: Way, number: int, ways: Sequence[Way]) -> Iterator[tuple[int, int, str]]:
+def _awaited(
+    path: BranchPath, number: int, paths: Sequence[BranchPath]
+) -> Iterator[tuple[int, int, str]]:
     """Yield stream, position and name of each operation for which an edge waits.
 
     Excluded are operations that do not run on this path, and previous instances that the host
     knows to have ended whenever a step ends.
     """
-    numbered = way.numbered
+    numbered = path.numbered
     for edge in numbered.edges[number]:
-        if way.known[edge] is None:
+        if path.known[edge] is None:
             continue
         name = numbered.operations[edge].id
         yield numbered.stream[edge], numbered.position[edge], name
     for name in numbered.previous.get(number, ()):
         latest = numbered.index.get(name)
-        if latest is not None and not _is_known(latest, ways):
+        if latest is not None and not _is_known(latest, paths):
             stream = numbered.stream[latest]
             before = numbered.position[latest] - len(numbered.entries[stream])
             yield stream, before, f"the previous {name}"
 
 
-def _is_known(number: int, ways: Sequence[Way]) -> bool:
+def _is_known(number: int, paths: Sequence[BranchPath]) -> bool:
     """Return True if the host knows at the end of each step that an operation has finished."""
     return all(
-        way.left.host[way.numbered.stream[number]] >= way.numbered.position[number]
-        for way in ways
-        if way.known[number] is not None
+        path.left.host[path.numbered.stream[number]] >= path.numbered.position[number]
+        for path in paths
+        if path.known[number] is not None
     )

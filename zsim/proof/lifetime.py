@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from zsim.proof.context import SETUP, STEP, Context, NumberedProgram
 from zsim.proof.finding import Finding
-from zsim.schedule.happens_before import NEVER, Timeline, Way
+from zsim.schedule.happens_before import NEVER, BranchPath, Timeline
 from zsim.schedule.operation import Free
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST, History, Numbered
 
@@ -70,7 +70,7 @@ def _examine_part(
     for name in each.program.persistent:
         if name not in alive and name not in numbered.history:
             found.end(name, None)
-    first, *others = order.ways
+    first, *others = order.paths
     fork = min(numbered.sides, default=len(numbered.operations))
     for name, history in numbered.history.items():
         if not history.away and history.numbers[-1] < fork:
@@ -84,9 +84,9 @@ def _examine_part(
             if fine:
                 continue
         _follow(found, first, name, was_alive=name in alive)
-        for way in others:
-            if way.since <= history.numbers[-1]:
-                _follow(found, way, name, was_alive=name in alive)
+        for path in others:
+            if path.since <= history.numbers[-1]:
+                _follow(found, path, name, was_alive=name in alive)
     return found.in_order()
 
 
@@ -111,11 +111,11 @@ def _carried(history: History, numbered: Numbered) -> tuple[int, dict[int, int]]
     return (NEVER, {}) if tail == NEVER else (tail, last)
 
 
-def _follow(found: "_Found", way: Way, name: str, *, was_alive: bool) -> None:
+def _follow(found: "_Found", path: BranchPath, name: str, *, was_alive: bool) -> None:
     """Follow the history of one buffer on one path, and record what breaks a rule."""
-    numbered = way.numbered
+    numbered = path.numbered
     history = numbered.history[name]
-    home, known_at = history.home, way.known
+    home, known_at = history.home, path.known
     allocated: int | None = None
     tail = NEVER
     last: dict[int, int] = {}  # many times faster than dict[int, int]()
@@ -129,7 +129,7 @@ def _follow(found: "_Found", way: Way, name: str, *, was_alive: bool) -> None:
         if code == ALLOCATE:
             if allocated not in (None, REPORTED):
                 found.twice(number, name, allocated)
-            allocated, tail, last = number, way.tail(home, number), {}
+            allocated, tail, last = number, path.tail(home, number), {}
             continue
         if code == FREE:
             if allocated is None:

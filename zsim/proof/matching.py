@@ -21,7 +21,7 @@ from difflib import SequenceMatcher
 from itertools import chain
 
 from zsim.proof.context import Context
-from zsim.proof.execution.rank_class import AlikeCommunicators, communicators, outside, rank_classes
+from zsim.proof.execution.rank_class import EqualCommunicators, communicators, outside, rank_classes
 from zsim.proof.finding import Finding
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
@@ -50,7 +50,7 @@ class Issue:
 
     key: Key
     operation: str
-    says: str
+    text: str
 
 
 Side = tuple[str, list[Issue]]
@@ -147,18 +147,18 @@ def _issues(program: Program, group: str, count: int) -> Issues:
         words: list[str] = []
         for member in touching((operation,)):
             assert isinstance(member, Communication)
-            what, says = _describe(member)
+            what, text = _describe(member)
             if isinstance(member, PointToPoint):
                 peers = found.sends if isinstance(member, Send) else found.receives
-                peers[member.offset % count].append(Issue((path, *what), member.id, says))
+                peers[member.offset % count].append(Issue((path, *what), member.id, text))
             else:
                 whats.append(what)
-                words.append(says)
+                words.append(text)
         if whats:
             grouped = isinstance(operation, Together)
-            says = f"{'together ' if grouped else ''}{', '.join(words)}"
+            text = f"{'together ' if grouped else ''}{', '.join(words)}"
             key = (path, grouped, *whats)
-            found.collectives.append(Issue(key, operation.id, says))
+            found.collectives.append(Issue(key, operation.id, text))
 
     # Without branches, allocations and frees can be skipped.
     go(program.setup if program.branches else program.setup_work, ("setup",))
@@ -192,7 +192,7 @@ def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
             role=role,
             operation=first.operation,
             why=f"some ranks of the role are outside group {group} and issue on it",
-            witness=tuple(f"{each.operation}: {each.says}" for each in (first, *others[:4])),
+            witness=tuple(f"{each.operation}: {each.text}" for each in (first, *others[:4])),
         )
 
 
@@ -245,14 +245,14 @@ def _differences(ours: list[Key], theirs: list[Key]) -> Iterator[tuple[int, int,
 def _side_by_side(*sides: Side) -> Iterator[str]:
     for place in range(min(5, max(len(issues) for _, issues in sides))):
         yield " | ".join(
-            f"{role}: {issues[place].operation}, {issues[place].says}"
+            f"{role}: {issues[place].operation}, {issues[place].text}"
             if place < len(issues)
             else f"{role}: nothing"
             for role, issues in sides
         )
 
 
-def _pair(communicator: AlikeCommunicators, issues: dict[str, Issues]) -> Iterator[Finding]:
+def _pair(communicator: EqualCommunicators, issues: dict[str, Issues]) -> Iterator[Finding]:
     """Find sends without their receives, and the reverse, by pair of roles and offset."""
     count = communicator.count
     for sender in communicator.roles:
@@ -271,7 +271,7 @@ def _pair(communicator: AlikeCommunicators, issues: dict[str, Issues]) -> Iterat
                     yield from _unequal(roles, *sides, why)
 
 
-def _reaches(communicator: AlikeCommunicators, sender: str, offset: int, receiver: str) -> bool:
+def _reaches(communicator: EqualCommunicators, sender: str, offset: int, receiver: str) -> bool:
     """Return True if some `sender` has a `receiver` at `offset` places further."""
     count = communicator.count
     targets = communicator.intervals(receiver)

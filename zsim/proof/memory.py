@@ -28,7 +28,7 @@ from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.proof.overlap import Overlap, Span
 from zsim.schedule.access import accesses
-from zsim.schedule.happens_before import Way
+from zsim.schedule.happens_before import BranchPath
 from zsim.schedule.operation import Action, Allocate, Compute, Free, FreeMode, Role
 from zsim.schedule.program_index import ALLOCATE, FREE, WHOLE, Numbered
 from zsim.schedule.schedule import Kind
@@ -102,7 +102,7 @@ class _PoolPeak:
 
     size: int = 0
     at: int = -1
-    way: Way | None = None
+    path: BranchPath | None = None
     pending: Pending = ()
     alive: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -138,20 +138,20 @@ def _pool(
 
 
 def _at(peak: _PoolPeak) -> str:
-    return "setup" if peak.way is None else peak.way.numbered.operations[peak.at].id
+    return "setup" if peak.path is None else peak.path.numbered.operations[peak.at].id
 
 
 def _witness(peak: _PoolPeak, sizes: dict[str, int], numbers: PartNumbers) -> Iterator[str]:
     """Yield buffers alive at the peak, the largest first, and frees whose memory is not back."""
-    if peak.way is None:
+    if peak.path is None:
         return
     yield f"{_at(peak)} brings it to {peak.size} bytes"
-    book = _Book(sizes, numbers)
-    book.alive = dict(peak.alive)
-    late = book.follow(peak.way, peak.pending, until=peak.at)
-    largest = sorted(book.alive.items(), key=lambda item: -item[1])[:5]
+    ledger = _PoolUse(sizes, numbers)
+    ledger.alive = dict(peak.alive)
+    late = ledger.follow(peak.path, peak.pending, until=peak.at)
+    largest = sorted(ledger.alive.items(), key=lambda item: -item[1])[:5]
     yield from (f"alive: {name}, {size} bytes" for name, size in largest if size > 0)
-    operations = peak.way.numbered.operations
+    operations = peak.path.numbered.operations
     for free, _ in late[:5]:
         name = operations[free].id
         yield f"freed by {name}, and nothing has made the host wait for its uses"
@@ -161,28 +161,28 @@ def _worst(
     each: NumberedProgram, sizes: dict[str, int], numbers: PartNumbers
 ) -> tuple[_PoolPeak, bool]:
     """Return the peak over all executions, and whether memory grows with every step."""
-    book = _Book(sizes, numbers)
-    for way in each.setup_order.ways:
-        book.alive = dict.fromkeys(sizes, 0)
-        book.follow(way, ())
-    persistent = dict(book.alive)
+    ledger = _PoolUse(sizes, numbers)
+    for path in each.setup_order.paths:
+        ledger.alive = dict.fromkeys(sizes, 0)
+        ledger.follow(path, ())
+    persistent = dict(ledger.alive)
     order = each.settled_order if each.step.defers else each.step_order
     seen: set[Pending] = set()
     waiting: set[Pending] = {()}
     for _ in range(STEPS_MAX):
         left: set[Pending] = set()
         for pending in sorted(waiting):
-            for way in order.ways:
-                book.alive = dict(persistent)
-                left.add(book.follow(way, pending))
+            for path in order.paths:
+                ledger.alive = dict(persistent)
+                left.add(ledger.follow(path, pending))
         seen |= waiting
         waiting = left - seen
         if not waiting:
-            return book.peak, False
-    return book.peak, True
+            return ledger.peak, False
+    return ledger.peak, True
 
 
-class _Book:
+class _PoolUse:
     """Bytes in use in one pool, and their peak."""
 
     def __init__(self, sizes: dict[str, int], numbers: PartNumbers) -> None:
@@ -191,12 +191,12 @@ class _Book:
         self.alive = dict.fromkeys(sizes, 0)
         self.peak = _PoolPeak()
 
-    def follow(self, way: Way, pending: Pending, until: int | None = None) -> Pending:
+    def follow(self, path: BranchPath, pending: Pending, until: int | None = None) -> Pending:
         """Count one part from `alive` and `pending`; return the frees pending at its end.
 
         With `until`, stop after that operation.
         """
-        numbered, known_at = way.numbered, way.known
+        numbered, known_at = path.numbered, path.known
         operations, sizes, alive = numbered.operations, self.sizes, self.alive
         before = dict(alive)
         late = list(pending)
@@ -210,7 +210,7 @@ class _Book:
             if type(operation) is Allocate:
                 if late:
                     begin = asked if known_at[number] is host else 0
-                    for item in [item for item in late[begin:] if _is_back(way, item, number)]:
+                    for item in [item for item in late[begin:] if _is_back(path, item, number)]:
                         late.remove(item)
                         total -= _size(numbered, item[0], sizes)
                     asked, host = len(late), known_at[number]
@@ -231,7 +231,7 @@ class _Book:
             if number == until:
                 break
         if at >= 0:
-            self.peak = _PoolPeak(largest, at, way, pending, before)
+            self.peak = _PoolPeak(largest, at, path, pending, before)
         return tuple((number, ago + 1) for number, ago in late)
 
 
@@ -241,13 +241,13 @@ def _size(numbered: Numbered, free: int, sizes: dict[str, int]) -> int:
     return sizes[operation.buffer]
 
 
-def _is_back(way: Way, item: tuple[int, int], allocate: int) -> bool:
+def _is_back(path: BranchPath, item: tuple[int, int], allocate: int) -> bool:
     """Return True if the host knows, at an allocation, that a deferred free's uses have ended."""
     free, ago = item
-    numbered, known = way.numbered, way.known[allocate]
+    numbered, known = path.numbered, path.known[allocate]
     assert known is not None
     for use in numbered.edges[free]:
-        if ago == 0 and way.known[use] is None:
+        if ago == 0 and path.known[use] is None:
             continue  # it is in a list that was not taken
         stream = numbered.stream[use]
         if known[stream] < numbered.position[use] - ago * len(numbered.entries[stream]):

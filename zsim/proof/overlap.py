@@ -20,7 +20,7 @@ Span = tuple[int, int]
 """First element and end (exclusive)."""
 
 
-def says(view: View) -> str:
+def describe_view(view: View) -> str:
     """Return a description of the elements of a view."""
     if view.axis is not None:
         return f"the rank's own {view.size} elements along {view.axis} from {view.start} on"

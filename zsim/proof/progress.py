@@ -37,7 +37,7 @@ from itertools import product
 from typing import NamedTuple
 
 from zsim.proof.context import Context
-from zsim.proof.execution.rank_class import AlikeCommunicators, RankBox, communicators, rank_classes
+from zsim.proof.execution.rank_class import EqualCommunicators, RankBox, communicators, rank_classes
 from zsim.proof.finding import Finding
 from zsim.proof.wait_graph import WaitGraph
 from zsim.schedule.happens_before import OUTCOMES_MAX
@@ -305,7 +305,7 @@ class RankWaits:
             for each in communicators(schedule.mesh, group, among):
                 self._meet(each, [issued[rank_class][group.name] for rank_class, _ in each.members])
 
-    def _meet(self, communicator: AlikeCommunicators, issued: list[list[_Issued]]) -> None:
+    def _meet(self, communicator: EqualCommunicators, issued: list[list[_Issued]]) -> None:
         """Make partners wait for each other's start."""
         collectives = [[each for each in one if _is_collective(each)] for one in issued]
         if len({len(each) for each in collectives}) == 1:

@@ -32,10 +32,10 @@ from functools import partial
 from zsim.proof.collision import AccessesByBuffer, Collisions, Race, inside
 from zsim.proof.context import SETUP, STEP, Context, NumberedProgram
 from zsim.proof.finding import Finding
-from zsim.proof.overlap import Overlap, says
+from zsim.proof.overlap import Overlap, describe_view
 from zsim.proof.step_boundary import StepBoundary
 from zsim.schedule.access import Access
-from zsim.schedule.happens_before import Timeline, Way
+from zsim.schedule.happens_before import BranchPath, Timeline
 from zsim.schedule.operation import Operation
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST, READ, History
 
@@ -63,29 +63,29 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
     shared = [name for name, history in numbered.history.items() if history.away]
     exact: dict[str, Collisions] = {}
     boundary, known = StepBoundary(order), AccessesByBuffer()
-    first, *others = order.ways
-    for way in (first, *others):
+    first, *others = order.paths
+    for path in (first, *others):
         races: list[Race] = []
         for name in shared:
             history = numbered.history[name]
-            if way is not first and way.since > history.numbers[-1]:
+            if path is not first and path.since > history.numbers[-1]:
                 continue
             lasts = name in persistent
-            if not _is_ordered(way, history, boundary if lasts else None):
+            if not _is_ordered(path, history, boundary if lasts else None):
                 if name not in exact:
                     exact[name] = Collisions(order, name, overlap, boundary=boundary, known=known)
-                races += exact[name].find(way, lasts=lasts)
-        for race in _roots(way, races):
-            found.setdefault((race.later, race.earlier), _finding(each, way, race))
+                races += exact[name].find(path, lasts=lasts)
+        for race in _roots(path, races):
+            found.setdefault((race.later, race.earlier), _finding(each, path, race))
     return [finding for _, finding in sorted(found.items(), key=lambda item: item[0])]
 
 
-def _is_ordered(way: Way, history: History, boundary: StepBoundary | None) -> bool:
+def _is_ordered(path: BranchPath, history: History, boundary: StepBoundary | None) -> bool:
     """Return True if each access is ordered after the last of every stream, for any views.
 
     With a `boundary`, include those of the steps before.
     """
-    numbered, known_at = way.numbered, way.known
+    numbered, known_at = path.numbered, path.known
     streams, positions = numbered.stream, numbered.position
     touched: dict[int, int] = {}
     written: dict[int, int] = {}
@@ -116,7 +116,7 @@ def _is_ordered(way: Way, history: History, boundary: StepBoundary | None) -> bo
                 return False
             # Of the step before: a stream ordered after it once stays ordered after it.
             if (stream, other) not in knowing:
-                if not boundary.knows(way, number, before[other]):
+                if not boundary.knows(path, number, before[other]):
                     return False
                 knowing.add((stream, other))
         if stream != HOST:
@@ -126,27 +126,27 @@ def _is_ordered(way: Way, history: History, boundary: StepBoundary | None) -> bo
     return True
 
 
-def _roots(way: Way, races: Iterable[Race]) -> list[Race]:
+def _roots(path: BranchPath, races: Iterable[Race]) -> list[Race]:
     """Return races that would remain if all others were ordered by an edge."""
     kept: list[Race] = []
     for race in sorted(races, key=lambda race: (race.later, -race.earlier)):
-        if not any(_explains(way, root, race) for root in kept):
+        if not any(_explains(path, root, race) for root in kept):
             kept.append(race)
     return kept
 
 
-def _explains(way: Way, root: Race, race: Race) -> bool:
+def _explains(path: BranchPath, root: Race, race: Race) -> bool:
     """Return True if an edge between the two accesses of `root` would order `race`."""
-    numbered = way.numbered
+    numbered = path.numbered
     on_host = numbered.stream[root.later] == HOST
-    if not (on_host or root.later == race.later or way.is_before(root.later, race.later)):
+    if not (on_host or root.later == race.later or path.is_before(root.later, race.later)):
         return False
     count = len(numbered.operations)
     ahead, behind = root.earlier, race.earlier
     if behind < 0 <= ahead:  # `race` with an earlier step, `root` within this one
         number = behind + count
         stream = numbered.stream[number]
-        known = way.known[ahead]
+        known = path.known[ahead]
         shift = len(numbered.entries[stream])
         return known is not None and (
             stream == numbered.stream[ahead] or known[stream] >= numbered.position[number] - shift
@@ -156,20 +156,20 @@ def _explains(way: Way, root: Race, race: Race) -> bool:
     ahead, behind = ahead % count, behind % count
     if ahead == behind:
         return True
-    return behind < ahead and way.known[ahead] is not None and way.is_before(behind, ahead)
+    return behind < ahead and path.known[ahead] is not None and path.is_before(behind, ahead)
 
 
-def _finding(each: NumberedProgram, way: Way, race: Race) -> Finding:
-    numbered = way.numbered
+def _finding(each: NumberedProgram, path: BranchPath, race: Race) -> Finding:
+    numbered = path.numbered
     later = numbered.operations[race.later].id
     earlier = numbered.operations[race.earlier].id  # negative: of the step before
     before = race.earlier < 0
     stream = numbered.stream[race.earlier]
     on = numbered.streams[stream]
-    known = way.known[race.later]
+    known = path.known[race.later]
     assert known is not None
     waited = known[stream]
-    last = "nothing of this step" if waited <= 0 else f"{_entry(way, stream, waited)}"
+    last = "nothing of this step" if waited <= 0 else f"{_entry(path, stream, waited)}"
     name = race.later_view.buffer
     verb = "writes" if race.later_writes else "reads"
     may = "write" if race.earlier_writes else "read"
@@ -182,16 +182,16 @@ def _finding(each: NumberedProgram, way: Way, race: Race) -> Finding:
         operation=later,
         why=f"{verb} {name} while {earlier}{of} may still {may} it",
         witness=(
-            f"{earlier}{of}, on {on}, {may}s {says(race.earlier_view)} of {name}",
-            f"{later}, on {where}, {verb} {says(race.later_view)}",
+            f"{earlier}{of}, on {on}, {may}s {describe_view(race.earlier_view)} of {name}",
+            f"{later}, on {where}, {verb} {describe_view(race.later_view)}",
             f"what {later} has waited for on {on} ends with {last}",
             f"missing: {later} after {f'the previous {earlier}' if before else earlier}",
         ),
     )
 
 
-def _entry(way: Way, stream: int, position: int) -> str:
-    return way.numbered.operations[way.numbered.entries[stream][position - 1]].id
+def _entry(path: BranchPath, stream: int, position: int) -> str:
+    return path.numbered.operations[path.numbered.entries[stream][position - 1]].id
 
 
 def _within(
@@ -201,7 +201,9 @@ def _within(
     found: list[Finding] = []
     for one, other in inside(context.schedule, operation, overlap):
         name = one.view.buffer
-        lines = tuple(f"{_verb(access)} {says(access.view)} of {name}" for access in (one, other))
+        lines = tuple(
+            f"{_verb(access)} {describe_view(access.view)} of {name}" for access in (one, other)
+        )
         found.append(
             Finding(
                 invariant=INVARIANT,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from zsim.dtype import DType
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
-from zsim.schedule.happens_before import Timeline, Way
+from zsim.schedule.happens_before import BranchPath, Timeline
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import (
     Action,
@@ -173,7 +173,7 @@ class _Scales:
             measure = self._measure(numbered, weight)
             if measure is None:
                 return part, "nothing measures its largest magnitude"
-            if not all(_after_writers(way, measure, weight.buffer) for way in order.ways):
+            if not all(_after_writers(path, measure, weight.buffer) for path in order.paths):
                 return part, "it is measured before all of it is written"
             last, why = self._reduced(numbered, measure, weight)
             if why:
@@ -252,13 +252,13 @@ def _back(numbered: Numbered, buffer: str, number: int) -> Iterator[tuple[int, i
         yield history.numbers[place], history.codes[place]
 
 
-def _after_writers(way: Way, measure: int, buffer: str) -> bool:
+def _after_writers(path: BranchPath, measure: int, buffer: str) -> bool:
     """Return True if all writes to the shard, on a path, happen before the measurement."""
-    numbered, known = way.numbered, way.known[measure]
+    numbered, known = path.numbered, path.known[measure]
     history = numbered.history[buffer]
     for number, code in zip(history.numbers, history.codes, strict=True):
         stream = numbered.stream[number]
-        if code in (READ, FREE) or stream == HOST or way.known[number] is None:
+        if code in (READ, FREE) or stream == HOST or path.known[number] is None:
             continue
         in_order = numbered.stream[measure] == stream and number < measure
         if not in_order and (known is None or known[stream] < numbered.position[number]):
@@ -273,5 +273,5 @@ def _waits(order: Timeline, cast: str, reduced: int) -> bool:
     before = numbered.position[reduced] - len(numbered.entries[stream])
     return all(
         known is None or numbered.stream[number] == stream or known[stream] >= before
-        for known in (way.known[number] for way in order.ways)
+        for known in (path.known[number] for path in order.paths)
     )

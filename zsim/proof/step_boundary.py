@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import accumulate
 from operator import or_
 
-from zsim.schedule.happens_before import Clock, Timeline, Way
+from zsim.schedule.happens_before import BranchPath, Clock, Timeline
 from zsim.schedule.operation import Allocate, Free, FreeMode
 from zsim.schedule.program_index import HOST, Numbered
 
@@ -110,9 +110,9 @@ class StepBoundary:
         self._sets: dict[int, list[Holders]] = {}
         self._forks: dict[int, _Fork] = {}
 
-    def knows(self, way: Way, number: int, earlier: int) -> bool:
-        """Return True if `number`, on `way`, starts after `earlier` of every earlier step."""
-        known = self._summaries[id(way)].known[number]
+    def knows(self, path: BranchPath, number: int, earlier: int) -> bool:
+        """Return True if `number`, on `path`, starts after `earlier` of every earlier step."""
+        known = self._summaries[id(path)].known[number]
         return all(known & holders for holders in self._of(earlier))
 
     def is_followed(self, one: int, other: int) -> bool:
@@ -132,7 +132,7 @@ class StepBoundary:
 
     @cached_property
     def _summaries(self) -> dict[int, StepSummary]:
-        return {id(way): self._summarize(way) for way in self.order.ways}
+        return {id(path): self._summarize(path) for path in self.order.paths}
 
     def _of(self, earlier: int) -> list[Holders]:
         """Return the smallest sets of holders that may know the last instance of `earlier`."""
@@ -147,8 +147,8 @@ class StepBoundary:
                 continue
             found = [other for other in found if other & holders != holders]
             found.append(holders)
-            for way in self.order.ways:
-                after = self._after(way, holders, earlier)
+            for path in self.order.paths:
+                after = self._after(path, holders, earlier)
                 if after not in seen:
                     seen.add(after)
                     ahead.append(after)
@@ -157,11 +157,11 @@ class StepBoundary:
         self._sets[earlier] = found
         return found
 
-    def _after(self, way: Way, holders: Holders, earlier: int) -> Holders:
-        """Return the holders that know the last instance after a step on path `way`."""
-        handed = self._summaries[id(way)]
+    def _after(self, path: BranchPath, holders: Holders, earlier: int) -> Holders:
+        """Return the holders that know the last instance after a step on path `path`."""
+        handed = self._summaries[id(path)]
         stream, position = self.numbered.stream[earlier], self.numbered.position[earlier]
-        if way.known[earlier] is None:
+        if path.known[earlier] is None:
             return handed.handed_on(holders)
         return handed.knowing(stream, position) | 2 << stream
 
@@ -171,15 +171,15 @@ class StepBoundary:
         latest = {group: 1 << holder for group, holder in self._groups.items()}
         return _Fork([], 1, tails, latest)
 
-    def _summarize(self, way: Way) -> StepSummary:
+    def _summarize(self, path: BranchPath) -> StepSummary:
         """Follow one path, from the branch at which it leaves earlier paths."""
         numbered, count = self.numbered, len(self.numbered.operations)
-        fork = self._forks[way.since] if way.since else self._beginning()
-        known = fork.known[: way.since] + [0] * (count - way.since)
+        fork = self._forks[path.since] if path.since else self._beginning()
+        known = fork.known[: path.since] + [0] * (count - path.since)
         host, tails, latest = fork.host, list(fork.tails), dict(fork.latest)
         edges, previous, groups = numbered.edges, numbered.previous, numbered.group
-        for number in range(way.since, count):
-            if way.known[number] is None:
+        for number in range(path.since, count):
+            if path.known[number] is None:
                 continue
             operation, stream = numbered.operations[number], numbered.stream[number]
             if type(operation) is Allocate or (
@@ -212,14 +212,14 @@ class StepBoundary:
                 known[number] = host = host | waited
                 tails = [tail | host for tail in tails]
         sources = [host, *tails]
-        clocks: list[Clock | None] = [way.left.host, *way.left.tails]
+        clocks: list[Clock | None] = [path.left.host, *path.left.tails]
         for name, holder in self._awaited.items():
             at = numbered.index.get(name)
-            clock = None if at is None else way.finished(at)
+            clock = None if at is None else path.finished(at)
             sources.append(1 << holder if at is None or clock is None else known[at])
             clocks.append(clock)
         for group in self._groups:
             sources.append(latest[group])
-            last = way.left.latest.get(group)
-            clocks.append(None if last is None else way.finished(last))
+            last = path.left.latest.get(group)
+            clocks.append(None if last is None else path.finished(last))
         return StepSummary(known, sources, clocks)

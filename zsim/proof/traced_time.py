@@ -116,7 +116,7 @@ class Times:
         instance, stream = (step, operation.id), operation.stream
         group = operation.group if isinstance(operation, Communication | Together) else None
         floor = _later(self._host, self._tails.get(stream, NOTHING))
-        beside = self._fusions.beside(operation)
+        beside = self._fusions.overlapping(operation)
         before = [edge for edge in operation.after if edge not in beside]
         floor = _later(floor, self._after(step, before, "it is named in after"))
         if group is not None:

@@ -101,7 +101,7 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
     try:
         if not_shown:
             proof = StepProof(schedule, None, None, seed=seed, unfolded=unfolded)
-            outcome = StepResult(troubles=proof.wander())
+            outcome = StepResult(failures=proof.wander())
             if schedule.contract.parameters:
                 outcome.differences = proof.unheld()
         else:
@@ -172,7 +172,7 @@ def _run(
         outcome = None if proof.misfits else proof.run(generic(schedule))
     except (TooManyRanksError, UnfollowedError, OverflowError):
         return None
-    if outcome is None or outcome.troubles or outcome.differences:
+    if outcome is None or outcome.failures or outcome.differences:
         return None
     return (proof, outcome) if proof.stands_for_more(alike) else None
 
@@ -257,8 +257,8 @@ def _unknown(schedule: Schedule, model: Model) -> str:
 
 def _findings(schedule: Schedule, outcome: StepResult) -> list[Finding]:
     """Return one finding per cause: the first departure of a schedule from plain training."""
-    if outcome.troubles:
-        ((role, operation), why), *others = outcome.troubles.items()
+    if outcome.failures:
+        ((role, operation), why), *others = outcome.failures.items()
         more = (f"then {where[1]} {what}" for where, what in others[:WITNESSES_MAX])
         return [_finding(role, operation, why, *more)]
     if not outcome.differences:

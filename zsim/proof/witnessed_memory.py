@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from zsim.proof.finding import Finding
-from zsim.proof.traced_book import freed_at
+from zsim.proof.traced_ledger import freed_at
 from zsim.proof.witnessed_rank import FOREVER, ByteRange, MarkedInterval, WitnessedRank, gap
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (

@@ -10,7 +10,7 @@ from zsim.memory import Peak, peak, reservations
 from zsim.report.page import PageTable, Section, number, words
 from zsim.report.svg.figure import Series, SeriesMark, StackedCurves
 from zsim.schedule.schedule import Kind, Place
-from zsim.trace.trace import BookEntry, RankTrace, Reservation, Trace
+from zsim.trace.trace import LedgerEntry, RankTrace, Reservation, Trace
 from zsim.units import format_bytes
 
 COLOURS = {
@@ -75,7 +75,7 @@ def memory(job: Job, trace: Trace) -> Section:
     )
 
 
-def _course(entries: list[BookEntry], reserved: tuple[int, ...], step: int) -> list[MemoryLine]:
+def _course(entries: list[LedgerEntry], reserved: tuple[int, ...], step: int) -> list[MemoryLine]:
     """Return the live and reserved bytes after each ledger entry of `step`."""
     kinds = list(Kind)
     alive = [0] * len(kinds)
@@ -122,14 +122,14 @@ def _figure(lines: list[MemoryLine], capacity: int | None) -> StackedCurves:
         series=tuple(series),
         layers=tuple(tuple(line.alive[at] / size for line in lines) for at in alive),
         lines=tuple(drawn),
-        titles=tuple(map(_says, lines)),
+        titles=tuple(map(_line_text, lines)),
         ticks=_ticks(lines),
         axis="progress of the step, by allocations and frees",
         unit=unit,
     )
 
 
-def _says(line: MemoryLine) -> str:
+def _line_text(line: MemoryLine) -> str:
     sizes = sorted(zip(line.alive, Kind, strict=True), key=lambda each: -each[0])
     kinds = ", ".join(f"{LABELS[kind]} {format_bytes(size)}" for size, kind in sizes if size)
     reserved = "" if line.reserved is None else f"; {format_bytes(line.reserved)} reserved"

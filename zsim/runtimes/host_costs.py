@@ -30,10 +30,10 @@ class HostCosts:
 
     @classmethod
     def read(cls, table: Mapping[str, object]) -> Self:
-        """Return the costs in a table: times by `unit`, `segment` and `collective`, `rests_on`.
+        """Return the costs in a table: times by `unit`, `segment` and `collective`, `fit_sources`.
 
         Raises:
-            TypeError: `rests_on` is not a list.
+            TypeError: `fit_sources` is not a list.
             ValueError: a key is unknown, or a value is not a time.
         """
         if unknown := table.keys() - {*TIMES, "rests_on"}:

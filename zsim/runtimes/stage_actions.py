@@ -116,7 +116,7 @@ class StagePlace:
         )
 
 
-def under_way(actions: Sequence[object], chunks: int) -> list[int]:
+def in_flight(actions: Sequence[object], chunks: int) -> list[int]:
     """Return the largest number of micro-batches of each chunk that are held at once.
 
     A micro-batch is held from the receive of its input, or the start of its forward, to the end of

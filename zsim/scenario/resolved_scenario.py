@@ -133,7 +133,7 @@ class ResolvedScenario:
             tensor=strategy.parallel.tensor,
             precision=strategy.train.precision,
             sequence=strategy.cuts_tokens,
-            keeps_whole=strategy.keeps_whole,
+            keeps_gathered=strategy.keeps_gathered,
             in_place_loss=strategy.in_place_loss,
         )
         return in_blocks(model) if strategy.parallel.pipeline > 1 else model

@@ -110,7 +110,7 @@ def _validated(scenario: Scenario, found: ReadTables, *, source: str) -> Scenari
         except ValidationError as error:
             for each in wrong_fields(error.errors(include_url=False), kind):
                 field = f"{name}.{each.field}"
-                option = found.said[field].option if field in found.said else field
+                option = found.origins[field].option if field in found.origins else field
                 wrong.append(f"{source}: {option}: {each.why}")
     if wrong:
         raise ScenarioError(*wrong)

@@ -91,7 +91,7 @@ class Fusions:
                         makers[each.id] = maker
         return cls(fusions, makers, readers)
 
-    def beside(self, operation: StreamOperation) -> frozenset[str]:
+    def overlapping(self, operation: StreamOperation) -> frozenset[str]:
         """Return ids of the operations that `operation` both waits for and overlaps."""
         if operation.id in self.makers:
             return frozenset({self.makers[operation.id].id})
@@ -127,7 +127,7 @@ def inspect_fusions(program: Program) -> None:
     fused = {*found.makers, *found.readers}
     for each in marked:
         if each.id not in fused:
-            how = "beside a Compute" if _is_beside(each) else "in parts"
+            how = "beside a Compute" if _overlaps(each) else "in parts"
             why = f"{how}, but fused with no Compute, which reads what it gathers, or makes "
             raise ScheduleError(f"{each.id}: {why}what it scatters")
 
@@ -143,10 +143,10 @@ def is_fused(operation: Operation) -> bool:
     """Return True if `operation` is a collective `in_parts` or `beside`, or contains one."""
     if type(operation) is Together:
         return any(map(is_fused, operation.members))
-    return is_in_parts(operation) or _is_beside(operation)
+    return is_in_parts(operation) or _overlaps(operation)
 
 
-def _is_beside(operation: Operation) -> bool:
+def _overlaps(operation: Operation) -> bool:
     return isinstance(operation, CollectiveOperation) and operation.beside
 
 

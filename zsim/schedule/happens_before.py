@@ -82,7 +82,7 @@ class State:
 
 
 @dataclass(slots=True)
-class Way:
+class BranchPath:
     """One path through the branches of a part.
 
     `known` holds a clock by operation number. For an operation on a stream it is the clock at its
@@ -153,13 +153,13 @@ def unknown(numbered: Numbered) -> Entry:
 
 def outcomes(numbered: Numbered, items: Sequence[int]) -> int:
     """Return the number of paths through the branches of `items`."""
-    ways = 1
+    paths = 1
     if numbered.sides:
         for number in items:
             if number in numbered.sides:
                 then, otherwise = numbered.sides[number]
-                ways *= outcomes(numbered, then) + outcomes(numbered, otherwise)
-    return ways
+                paths *= outcomes(numbered, then) + outcomes(numbered, otherwise)
+    return paths
 
 
 def weaker(one: Entry, other: Entry) -> Entry:
@@ -182,18 +182,18 @@ class Timeline:
     def __init__(self, numbered: Numbered, entry: Entry) -> None:
         self.numbered = numbered
         self.entry = entry
-        self.ways: list[Way] = []
+        self.paths: list[BranchPath] = []
         state = State(entry.host, list(entry.streams))
-        first = Way(numbered, [None] * len(numbered.operations), 0, state)
+        first = BranchPath(numbered, [None] * len(numbered.operations), 0, state)
         self._run(numbered.items, state, first)
 
     @property
-    def seam(self) -> Entry:
+    def next_entry(self) -> Entry:
         """The entry of the next step, valid for every path through this one."""
-        return reduce(weaker, map(self._left_by, self.ways))
+        return reduce(weaker, map(self._left_by, self.paths))
 
-    def _run(self, items: list[int], state: State, way: Way) -> None:
-        numbered, known_at = self.numbered, way.known
+    def _run(self, items: list[int], state: State, path: BranchPath) -> None:
+        numbered, known_at = self.numbered, path.known
         operations, streams, positions = numbered.operations, numbered.stream, numbered.position
         groups, edges, previous = numbered.group, numbered.edges, numbered.previous
         tails, latest, homes = state.tails, state.latest, numbered.home
@@ -207,9 +207,9 @@ class Timeline:
                 if type(operation) is Free and not edges[number]:
                     known_at[number] = tails[homes[operation.buffer]]
                     continue
-                known_at[number] = self._act(number, state, way)
+                known_at[number] = self._act(number, state, path)
                 if number in numbered.sides:
-                    self._fork(number, items[place + 1 :], state, way)
+                    self._fork(number, items[place + 1 :], state, path)
                     return
                 continue
             known = tails[stream]
@@ -231,28 +231,28 @@ class Timeline:
                     if clock is not None:
                         known = later(known, clock)
                 elif streams[last] != stream:
-                    known = self._after((last,), known, way)
+                    known = self._after((last,), known, path)
                 latest[group] = number
             known_at[number] = tails[stream] = known
-        way.left = state
-        self.ways.append(way)
+        path.left = state
+        self.paths.append(path)
 
-    def _fork(self, branch: int, rest: list[int], state: State, way: Way) -> None:
+    def _fork(self, branch: int, rest: list[int], state: State, path: BranchPath) -> None:
         """Traverse both lists of a branch, or the only possible one, and then the rest."""
         sides = self.numbered.sides[branch]
         operation = self.numbered.operations[branch]
         assert isinstance(operation, Branch)
         read = operation.number
         before = state.taken.get(read)
-        if before is not None and not self._is_written(read, before[0], branch, way):
-            self._run(sides[before[1]] + rest, state, way)
+        if before is not None and not self._is_written(read, before[0], branch, path):
+            self._run(sides[before[1]] + rest, state, path)
             return
-        other, copied = Way(self.numbered, list(way.known), branch, state), state.copy()
-        for side, (after, each) in enumerate(((copied, way), (state, other))):
+        other, copied = BranchPath(self.numbered, list(path.known), branch, state), state.copy()
+        for side, (after, each) in enumerate(((copied, path), (state, other))):
             after.taken[read] = (branch, side)
             self._run(sides[side] + rest, after, each)
 
-    def _is_written(self, value: View | str, since: int, branch: int, way: Way) -> bool:
+    def _is_written(self, value: View | str, since: int, branch: int, path: BranchPath) -> bool:
         """Return True if a buffer or scalar is written between two branches that read it."""
         if isinstance(value, str):
             between = self.numbered.operations[since:branch]
@@ -260,26 +260,26 @@ class Timeline:
         history = self.numbered.history[value.buffer]
         happens = zip(history.numbers, history.codes, strict=True)
         return any(
-            code != READ and since < number < branch and way.known[number] is not None
+            code != READ and since < number < branch and path.known[number] is not None
             for number, code in happens
         )
 
-    def _act(self, number: int, state: State, way: Way) -> Clock:
-        """Carry out an action of the host; return its clock as defined in `Way`."""
+    def _act(self, number: int, state: State, path: BranchPath) -> Clock:
+        """Carry out an action of the host; return its clock as defined in `BranchPath`."""
         numbered = self.numbered
         operation = numbered.operations[number]
         edges = numbered.edges[number]
         if isinstance(operation, Free):
             home = numbered.home[operation.buffer]
             if operation.mode is FreeMode.HOST:
-                self._host_knows(state, self._after(edges, state.host, way))
+                self._host_knows(state, self._after(edges, state.host, path))
                 return state.tails[home]
-            known = self._after(edges, state.tails[home], way)
+            known = self._after(edges, state.tails[home], path)
             if operation.mode is FreeMode.WAITED:
                 state.tails[home] = known
             return known
         if edges or number in numbered.previous:
-            known = self._after(edges, state.host, way)
+            known = self._after(edges, state.host, path)
             self._host_knows(state, self._after_previous(number, known))
         return state.host
 
@@ -288,11 +288,11 @@ class Timeline:
         state.host = known
         state.tails[:] = [later(tail, known) for tail in state.tails]
 
-    def _after(self, edges: Iterable[int], known: Clock, way: Way) -> Clock:
+    def _after(self, edges: Iterable[int], known: Clock, path: BranchPath) -> Clock:
         """Return the clock after `edges` have finished too."""
         streams, positions = self.numbered.stream, self.numbered.position
         for edge in edges:
-            clock = way.known[edge]
+            clock = path.known[edge]
             other, position = streams[edge], positions[edge]
             if clock is not None and known[other] < position:
                 merged = list(map(max, known, clock))
@@ -307,11 +307,11 @@ class Timeline:
                 known = later(known, clock)
         return known
 
-    def _left_by(self, way: Way) -> Entry:
+    def _left_by(self, path: BranchPath) -> Entry:
         """Return the entry that one path of this step leaves to the next step."""
-        state = way.left
+        state = path.left
         numbered, length = self.numbered, self.numbered.length
-        lifted = self._lifted(way) if numbered.sides else None
+        lifted = self._lifted(path) if numbered.sides else None
 
         def shifted(clock: Clock) -> Clock:
             if lifted is not None:
@@ -325,12 +325,12 @@ class Timeline:
         for names in numbered.previous.values():
             for name in names:
                 number = numbered.index.get(name)
-                clock = None if number is None else way.finished(number)
+                clock = None if number is None else path.finished(number)
                 if clock is not None:
                     previous[name] = clock
         groups = dict(self.entry.groups)
         for group, number in state.latest.items():
-            clock = way.finished(number)
+            clock = path.finished(number)
             assert clock is not None
             groups[group] = clock
         tails = [
@@ -346,7 +346,7 @@ class Timeline:
             {group: shifted(clock) for group, clock in groups.items()},
         )
 
-    def _lifted(self, way: Way) -> list[list[int]]:
+    def _lifted(self, path: BranchPath) -> list[list[int]]:
         """Return, by stream and position, the last position up to which no further operation runs.
 
         An operation that does not run counts as finished.
@@ -355,7 +355,7 @@ class Timeline:
         for entries in self.numbered.entries:
             up = [len(entries)]
             for position in range(len(entries) - 1, -1, -1):
-                up.append(position if way.known[entries[position]] is not None else up[-1])
+                up.append(position if path.known[entries[position]] is not None else up[-1])
             found.append(up[::-1])
         return found
 
@@ -380,7 +380,7 @@ def settled(numbered: Numbered) -> Timeline:
     )
     for attempt in range(ROUNDS_MAX):
         timeline = Timeline(numbered, entry)
-        smaller = weaker(entry, timeline.seam)
+        smaller = weaker(entry, timeline.next_entry)
         if smaller == entry:
             return timeline
         entry = smaller if attempt < 2 else _without_what_shrinks(entry, smaller)

@@ -403,7 +403,7 @@ class PlainStep:
         counts += [
             self.cut.shared[each]
             if self._is_shared(segment, each)
-            else self._pieces(each, whole=segment.reads_whole)
+            else self._pieces(each, whole=segment.reads_gathered)
             for each in wanted
         ]
         ends = list(accumulate(counts))

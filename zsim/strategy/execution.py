@@ -127,12 +127,12 @@ class Execution:
             before attention, and their gradients summed (`repeat_kv`).
         holds_logits: the caller of the model holds its logits, in the dtype of the loss, during
             backward, as a training loop does that keeps them in a variable.
-        whole_logits: with a tensor axis, logits of the whole vocabulary are gathered, and every
+        gathers_logits: with a tensor axis, logits of the whole vocabulary are gathered, and every
             rank computes the whole loss (`disable_loss_parallel` of torchtitan).
         composes_loss: with a tensor axis, the loss over parts of the vocabulary runs as separate
             operators with separate outputs (`loss_parallel` of torch.distributed.tensor.parallel).
-        whole_embedding: with sequence parallelism, each rank has the whole token embedding, and
-            looks up all tokens.
+        replicates_embedding: with sequence parallelism, each rank has the whole token embedding,
+            and looks up all tokens.
         splits: backward has two parts; tensors saved by the loss are not kept for the second.
         gathers_each: with sequence parallelism, each linear layer of a block gathers its input and
             scatters its gradient separately. In compiled blocks, layers that read the same input
@@ -162,9 +162,9 @@ class Execution:
     writes_rotary: bool = False
     repeats_keys: bool = False
     holds_logits: bool = False
-    whole_logits: bool = False
+    gathers_logits: bool = False
     composes_loss: bool = False
-    whole_embedding: bool = False
+    replicates_embedding: bool = False
     splits: bool = False
     gathers_each: bool = False
     rearranges: bool = False

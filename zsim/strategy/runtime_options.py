@@ -72,7 +72,8 @@ class RuntimeOptions(Table):
             None if there is none.
         stored_least: least elements of a tensor of such a layer to be moved.
         execution_options: options with their values by the flag of an `Execution` that they set.
-        receives_apart: True if a pipeline stage receives each micro-batch into separate memory.
+        receives_separately: True if a pipeline stage receives each micro-batch into separate
+            memory.
     """
 
     stages: ClassVar[tuple[int, ...]] = ()
@@ -91,7 +92,7 @@ class RuntimeOptions(Table):
     layers_option: ClassVar[str | None] = None
     stored_least: ClassVar[int] = 0
     execution_options: ClassVar[Mapping[str, str]] = {}
-    receives_apart: ClassVar[bool] = False
+    receives_separately: ClassVar[bool] = False
 
     @staticmethod
     def kinds() -> tuple[type["RuntimeOptions"], ...]:
@@ -126,12 +127,12 @@ class RuntimeOptions(Table):
         return False
 
     @property
-    def keeps_whole(self) -> bool:
+    def keeps_gathered(self) -> bool:
         """True if the gathered hidden state is kept for backward."""
         return False
 
     @property
-    def whole_logits(self) -> bool:
+    def gathers_logits(self) -> bool:
         """True if ranks of the tensor axis gather logits of the whole vocabulary for the loss."""
         return False
 
@@ -141,7 +142,7 @@ class RuntimeOptions(Table):
         return False
 
     @property
-    def whole_embedding(self) -> bool:
+    def replicates_embedding(self) -> bool:
         """True if each rank of the tensor axis has the whole token embedding."""
         return False
 
@@ -215,7 +216,7 @@ class RuntimeOptions(Table):
         """True if unsharded gradients of a pipeline stage accumulate until its last backward."""
         return False
 
-    def keeps_stage_whole(self, *, chunks: int) -> bool:
+    def keeps_stage_gathered(self, *, chunks: int) -> bool:
         """Return True if all parameters of a stage stay gathered from its first forward on."""
         del chunks
         return False
@@ -233,7 +234,7 @@ class RuntimeOptions(Table):
         return None
 
     @property
-    def head_is_whole(self) -> bool:
+    def head_is_on_one_stage(self) -> bool:
         """Return True if the units after the layers are on one stage, if blocks are distributed."""
         return False
 

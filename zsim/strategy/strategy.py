@@ -283,9 +283,9 @@ class Strategy(Table):
             writes_rotary=runtime is not None and runtime.writes_rotary,
             repeats_keys=runtime is not None and runtime.repeats_keys,
             holds_logits=self.train.holds_logits,
-            whole_logits=self.gathers_logits,
+            gathers_logits=self.gathers_logits,
             composes_loss=runtime is not None and runtime.composes_loss,
-            whole_embedding=runtime is not None and runtime.whole_embedding,
+            replicates_embedding=runtime is not None and runtime.replicates_embedding,
             gathers_each=runtime is not None and runtime.gathers_each,
             rearranges=runtime is not None and runtime.rearranges,
             tiles=self.zero.tiles,
@@ -331,17 +331,17 @@ class Strategy(Table):
         return self.cuts_tokens and one_scale and casts
 
     @property
-    def keeps_whole(self) -> bool:
+    def keeps_gathered(self) -> bool:
         """True if the gathered hidden state is kept for backward; never if operations recompute."""
         by_operations = self.activations.checkpointing is Checkpointing.OPERATIONS
         runtime = self.zero.emulate
-        return runtime is not None and runtime.keeps_whole and not by_operations
+        return runtime is not None and runtime.keeps_gathered and not by_operations
 
     @property
     def gathers_logits(self) -> bool:
         """True if ranks of the tensor axis gather the logits of the whole vocabulary."""
         runtime = self.zero.emulate
-        return self.parallel.tensor > 1 and runtime is not None and runtime.whole_logits
+        return self.parallel.tensor > 1 and runtime is not None and runtime.gathers_logits
 
     @property
     def in_place_loss(self) -> bool:

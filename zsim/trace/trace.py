@@ -39,7 +39,7 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     end_ps: int
 
 
-class BookEntry(Struct, frozen=True, kw_only=True, gc=False):
+class LedgerEntry(Struct, frozen=True, kw_only=True, gc=False):
     """One line of the memory ledger, in the order in which the host issued it.
 
     `change_bytes` is positive for an allocation. `operation` is the `Allocate`, the `Free`, or for
@@ -120,7 +120,7 @@ class RankTrace:
     role: str
     stands_for: int
     events: tuple[Event, ...]
-    book: tuple[BookEntry, ...]
+    book: tuple[LedgerEntry, ...]
     transfers: tuple[Transfer, ...]
     losses: tuple[float, ...] = ()
     reservations: tuple[Reservation, ...] = ()

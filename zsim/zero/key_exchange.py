@@ -145,15 +145,15 @@ class SharedSequence:
         """Pass on keys of the rank `have` places before; receive those of `want` places before."""
         source, target = (self._there(part, instance, each) for each in (have, want))
         self.writer.allocate(target)
-        way = -1 if part.action is Action.BACKWARD else 1
+        direction = -1 if part.action is Action.BACKWARD else 1
         path = f"{part.action}{part.segment}/pass/{target}"
-        self._turn(path, source, target, way, after=self._made.pop(source, ""))
+        self._rotate(path, source, target, direction, after=self._made.pop(source, ""))
 
-    def _turn(self, path: str, source: str, target: str, way: int, *, after: str) -> None:
+    def _rotate(self, path: str, source: str, target: str, direction: int, *, after: str) -> None:
         """Send `source` to one neighbor, and receive `target` from the other."""
         writer = self.writer
-        writer.send(f"{path}/send", CONTEXT, source, way, stream=CONTEXT)
-        writer.receive(f"{path}/receive", CONTEXT, target, -way, stream=CONTEXT)
+        writer.send(f"{path}/send", CONTEXT, source, direction, stream=CONTEXT)
+        writer.receive(f"{path}/receive", CONTEXT, target, -direction, stream=CONTEXT)
         self._came[target] = writer.together(path, 2, after=(after,) if after else ())
 
     def finish(self, segment: Segment, part: SegmentVisit, operation: str) -> None:
@@ -191,7 +191,7 @@ class SharedSequence:
         writer.free(own)
         there = self._sum(value, offset - 1)
         writer.allocate(there)
-        self._turn(f"{path}/bring", here, there, -1, after=added)
+        self._rotate(f"{path}/bring", here, there, -1, after=added)
         if offset != last:
             writer.free(here)
 

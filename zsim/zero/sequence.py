@@ -28,11 +28,11 @@ from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.execution import TokenFusion
 from zsim.strategy.strategy import Strategy
-from zsim.zero.beside_products import (
+from zsim.zero.gemm_overlap import (
     TOKEN_COLLECTIVES,
-    gather_beside,
-    scatter_beside,
-    sum_beside,
+    gather_overlapped,
+    scatter_overlapped,
+    sum_overlapped,
 )
 from zsim.zero.names import SYMMETRIC, TENSOR
 from zsim.zero.userbuffers import Userbuffers
@@ -59,7 +59,7 @@ def _gathers(model: Model) -> dict[tuple[str, int], int]:
     for unit in model.units:
         counts, is_left = Counter[str](), False
         for place, segment in enumerate(unit.segments):
-            for name in segment.inputs if segment.reads_whole else ():
+            for name in segment.inputs if segment.reads_gathered else ():
                 counts[name] += not (is_left and counts[name])
                 found[name, place] = counts[name] - 1
             is_left = segment.leaves_gathered
@@ -133,7 +133,7 @@ class Tokens:
 
     def changes(self, segment: Segment, value: str) -> bool:
         """Return True if `segment` reads the tokens of all ranks of its input `value`."""
-        return segment.reads_whole and self.model.values[value].tensor_sharded
+        return segment.reads_gathered and self.model.values[value].tensor_sharded
 
     def contributes(self, segment: Segment, value: str) -> bool:
         """Return True: each rank's gradient is of its own values."""
@@ -247,7 +247,7 @@ class Tokens:
         if self._stays(whole):
             self._gather_in_place(path, own, whole)
         elif in_parts and self._is_nccl:
-            self._awaited.append(gather_beside(self.writer, path, own, whole))
+            self._awaited.append(gather_overlapped(self.writer, path, own, whole))
         elif in_parts:
             self._gather_parts(path, own, whole)
         else:
@@ -361,7 +361,7 @@ class Tokens:
         writer, summands = self.writer, self.summands(value, buffer, read_by=read_by)
         writer.allocate(buffer)
         if fused is not None and self._is_nccl:
-            self._awaited.append(scatter_beside(writer, path, summands, buffer, maker=fused))
+            self._awaited.append(scatter_overlapped(writer, path, summands, buffer, maker=fused))
             return
         if fused is None:
             writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
@@ -398,7 +398,7 @@ class Tokens:
             self.scatter(value, buffer, into, read_by=read_by, fused=fused)
         elif fused is not None:
             self._awaited.append(
-                sum_beside(self.writer, f"{path}/sum{suffix}", buffer, maker=fused)
+                sum_overlapped(self.writer, f"{path}/sum{suffix}", buffer, maker=fused)
             )
         else:
             self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)

@@ -11,7 +11,7 @@ from zsim.api.answer import Answer
 from zsim.cluster.profile import kernels as kernel_profile
 from zsim.cluster.profile.files import Profiles, text
 from zsim.cluster.profile.kernels import FittedKernels
-from zsim.files.written import write
+from zsim.files.output_file import write
 from zsim.mistake import file_fault
 from zsim_lab.answer.training_calibration import FITTED, with_training
 from zsim_lab.fit import b200_kernels, kernel_fit

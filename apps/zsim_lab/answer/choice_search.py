@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from zsim.api.answer import Progress
-from zsim.api.forecast import collect_much, first_that_fits
+from zsim.api.forecast import collect_garbage, first_that_fits
 from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.prediction.closest_runs import slower
 from zsim.prediction.evidence import judged_runs
@@ -144,7 +144,7 @@ def highest_ranks(rows: Sequence[Row]) -> list[Rank]:
 
     def of(run: Published, tokens: int) -> Rank:
         least_s = inf
-        for tables in run.ways:
+        for tables in run.alternatives:
             bound = bounder.bound(tables)
             if not bound.why_not:
                 least_s = min(least_s, bound.step_time_s * _slower(run, tables))
@@ -155,19 +155,19 @@ def highest_ranks(rows: Sequence[Row]) -> list[Rank]:
 
 def ranked(run: Published, setting: PublishedSetting) -> PublishedSetting:
     """Return a setting with its prediction; a failed run has one only if predicted to fit."""
-    collect_much()
+    collect_garbage()
     if run.failed:
-        fit = first_that_fits(run.ways, None)
+        fit = first_that_fits(run.alternatives, None)
         if not isinstance(fit, RunForecast) or not fit.fits:
             return setting
-    made = first_that_fits(run.ways, Quantity.STEP_TIME)
+    made = first_that_fits(run.alternatives, Quantity.STEP_TIME)
     if not isinstance(made, RunForecast) or not (made.fits or not run.failed):
         return setting
     return replace(
         setting,
         predicted_s=made.step_time_s,
         is_tight=is_tight(made.needed_bytes, made.usable_bytes),
-        slower=_slower(run, run.ways[made.way]),
+        slower=_slower(run, run.alternatives[made.alternative]),
     )
 
 

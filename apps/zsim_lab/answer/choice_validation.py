@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
-from zsim.api.answer import Answer, Progress, tell_nobody
+from zsim.api.answer import Answer, Progress, ignore_progress
 from zsim.api.answer_text import table_text
 from zsim.cluster.cluster import Gpu
 from zsim.files.source import settled
@@ -77,7 +77,7 @@ class ChoiceValidation(Answer):
 
 
 def validate_best(
-    folder: str | PathLike[str] | None = None, *, progress: Progress = tell_nobody
+    folder: str | PathLike[str] | None = None, *, progress: Progress = ignore_progress
 ) -> ChoiceValidation:
     """Return which published settings zsim ranks first, and how close they are to the best.
 
@@ -93,7 +93,7 @@ def validate_best(
     if folder is None:
         found = choices(_judged())
         return ChoiceValidation(choices=tuple(found), knows_failures=False)
-    runs = [run for own in published_runs(Path(folder)).values() for run in own if run.ways]
+    runs = [run for own in published_runs(Path(folder)).values() for run in own if run.alternatives]
     blank = [_setting(run) for run in runs]
     counted = {
         each.chosen.group for each in choices(replace(one, predicted_s=one.step_s) for one in blank)

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 
-from zsim.api.answer import Answer, Progress, tell_nobody
+from zsim.api.answer import Answer, Progress, ignore_progress
 from zsim.api.answer_text import table_text
 from zsim.api.forecast import forecasts
 from zsim.api.run_forecast import Quantity, RunForecast
-from zsim.files.written import write
+from zsim.files.output_file import write
 from zsim.mistake import MistakeError
 from zsim.prediction import evidence
 from zsim.prediction.error_rule import FILE, LEVEL, ErrorRules
@@ -40,7 +40,7 @@ from zsim_lab.fit.error_rows import (
 from zsim_lab.rows.measurements import published_runs
 from zsim_lab.rows.published import Published
 from zsim_lab.verdict.judged_rows import different, judged_row, judges, memory_outcomes_of
-from zsim_lab.verdict.training_verdict import asked
+from zsim_lab.verdict.training_verdict import question_of
 
 COLUMNS = ("kind", "rows", "publications", "inside", "of publications", "score", "", "half-width")
 KNOWN = "known runtime"
@@ -125,7 +125,7 @@ def validate_error(
     folder: str | PathLike[str] | None = None,
     *,
     figures: bool = False,
-    progress: Progress = tell_nobody,
+    progress: Progress = ignore_progress,
 ) -> ErrorValidation:
     """Return how often published values are inside the intervals fitted to other publications.
 
@@ -163,13 +163,15 @@ def made_again(
     Runs that fit count as outcomes even if their step time is not compared. With the failed runs
     of a sweep alone, no run near the limit would have fitted.
     """
-    own = [run for run in runs if judges(run) or (run.ways and (run.failed or run.peak_bytes))]
+    own = [
+        run for run in runs if judges(run) or (run.alternatives and (run.failed or run.peak_bytes))
+    ]
     quantity = {True: Quantity.STEP_TIME, False: Quantity.MEMORY}
-    made = forecasts([asked(run, quantity[judges(run)]) for run in own], progress)
+    made = forecasts([question_of(run, quantity[judges(run)]) for run in own], progress)
     found: list[JudgedRun] = []
     for run, forecast in zip(own, made, strict=True):
         if isinstance(forecast, RunForecast) and judges(run):
-            of_run = scenario_features(run.ways[forecast.way])
+            of_run = scenario_features(run.alternatives[forecast.alternative])
             if isinstance(of_run, RunFeatures):
                 found.append(judged_row(run, forecast, of_run))
     return found, memory_outcomes_of(own, made)

@@ -64,9 +64,9 @@ def judged_figure(asked: Asked) -> JudgedRun | None:
     """Return the row of a run, by its first scenario that fits, else the last; None on failure."""
     publication, sweep, quantity, run = asked
     try:
-        for tables in run.ways:
+        for tables in run.alternatives:
             rate, found = _published(quantity, tables)
-            if found.fits or tables is run.ways[-1]:
+            if found.fits or tables is run.alternatives[-1]:
                 made = found if isinstance(found, RunForecast) else forecast_of(tables)
                 step_s = run.published if rate is None else found.step_time_s * rate / run.published
                 return _row(run, tables, made, step_s, publication=publication, sweep=sweep)

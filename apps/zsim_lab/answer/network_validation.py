@@ -8,7 +8,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from zsim.api.answer import Progress, tell_nobody
+from zsim.api.answer import Progress, ignore_progress
 from zsim.cluster.profile.files import Profiles
 from zsim.files.installed import network_profiles
 from zsim.units import format_seconds
@@ -43,7 +43,7 @@ def validate_network(folder: str | PathLike[str]) -> Validation:
 
 
 def validate_left_out(
-    folder: str | PathLike[str], *, progress: Progress = tell_nobody
+    folder: str | PathLike[str], *, progress: Progress = ignore_progress
 ) -> Validation:
     """Return how well the tables of collectives in `folder` predict each of their clusters.
 

@@ -10,7 +10,7 @@ from zsim.analysis.summary import Summary, summary
 from zsim.api.forecast import accumulating, forecast, settled_source
 from zsim.api.run_forecast import RunForecast
 from zsim.api.topology_result import ONE_SWITCH
-from zsim.backend.backend import BackendError, Job, NoWayError
+from zsim.backend.backend import BackendError, Job, NoRouteError
 from zsim.closed_form import offload_formulas
 from zsim.closed_form.offload_formulas import TransformerSize
 from zsim.cluster.cluster import Cluster, ClusterError
@@ -50,7 +50,7 @@ FAULTS = (
     MistakeError,
     ScenarioError,
     BackendError,
-    NoWayError,
+    NoRouteError,
     ClusterError,
     TopologyError,
     NotModelledError,
@@ -88,25 +88,25 @@ def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
         if not quantity.needs_scenario:
             return _of_hardware(quantity, run), 0
         if quantity in {FigureQuantity.LARGEST, FigureQuantity.STATES}:
-            return _largest(quantity, run.ways[0])
+            return _largest(quantity, run.alternatives[0])
         if quantity is FigureQuantity.LARGEST_SHAPE:
             return _largest_shape(run)
         if quantity is FigureQuantity.WIDEST:
-            return _widest(run.ways[0])
+            return _widest(run.alternatives[0])
         if quantity is FigureQuantity.STEP_TIME_RATIO:
-            plain, changed = (_simulated(tables)[-1].step_time_s for tables in run.ways)
+            plain, changed = (_simulated(tables)[-1].step_time_s for tables in run.alternatives)
             return changed / plain, 0
-        for way, tables in enumerate(run.ways):
+        for alternative, tables in enumerate(run.alternatives):
             rate, fits = _of_run(quantity, tables)
-            if fits or way == len(run.ways) - 1:
-                return rate, way
+            if fits or alternative == len(run.alternatives) - 1:
+                return rate, alternative
     except FAULTS as error:
         return str(error)
     raise AssertionError("a run has a scenario")
 
 
 def _of_hardware(quantity: FigureQuantity, run: PaperRun) -> float:
-    (values,) = run.ways
+    (values,) = run.alternatives
     match quantity:
         case FigureQuantity.FORMULA:
             found = formula_value(values)
@@ -134,10 +134,12 @@ def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:
 def _largest_shape(run: PaperRun) -> Asked:
     """Return the parameters of the largest shape that fits, and its index."""
     fitting: list[tuple[float, int]] = []
-    for way, tables in enumerate(run.ways):
+    for alternative, tables in enumerate(run.alternatives):
         job = resolved("scenario", from_tables(tables)).job()
         if footprint(job).fits:
-            fitting.append((float(sum(each.elements for each in job.model.parameters)), way))
+            fitting.append(
+                (float(sum(each.elements for each in job.model.parameters)), alternative)
+            )
     return max(fitting, default="none of the shapes fits")
 
 

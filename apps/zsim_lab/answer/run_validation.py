@@ -5,11 +5,11 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from zsim.api.answer import Progress, tell_nobody
+from zsim.api.answer import Progress, ignore_progress
 from zsim.api.forecast import forecasts
 from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.files.installed import network_profiles
-from zsim.files.written import is_folder
+from zsim.files.output_file import is_folder
 from zsim.mistake import MistakeError
 from zsim_lab.answer.validation import Validation
 from zsim_lab.rows.measurements import measurements_of, not_read, published_runs, runs_of
@@ -17,7 +17,7 @@ from zsim_lab.rows.published import Published
 from zsim_lab.rows.training_tables import TABLES
 from zsim_lab.verdict.memory_fit import ABOVE, NEAR, MemoryFit, fit
 from zsim_lab.verdict.network_verdict import verdict as network_verdict
-from zsim_lab.verdict.training_verdict import asked, published, verdict
+from zsim_lab.verdict.training_verdict import published, question_of, verdict
 from zsim_lab.verdict.verdict import Fact, Verdict
 
 __all__ = ["Quantity", "validate_all_rows", "validate_training"]
@@ -36,7 +36,7 @@ def validate_training(folder: str | PathLike[str], quantity: Quantity) -> Valida
     for name, runs in published_runs(Path(folder)).items():
         some = _with(quantity, runs)
         if any(published(run, quantity) is not None for run in some):
-            made = forecasts([asked(run, quantity) for run in some])
+            made = forecasts([question_of(run, quantity) for run in some])
             by_line = dict(zip((run.line for run in some), made, strict=True))
             whole = name in TABLES and TABLES[name].judges
             found.append(_verdict(name, quantity, some, by_line, whole=whole))
@@ -46,7 +46,7 @@ def validate_training(folder: str | PathLike[str], quantity: Quantity) -> Valida
 
 
 def validate_all_rows(
-    folder: str | PathLike[str], *, progress: Progress = tell_nobody
+    folder: str | PathLike[str], *, progress: Progress = ignore_progress
 ) -> Validation:
     """Return how well everything in `folder` is predicted; no row is taken as fitted.
 
@@ -96,11 +96,11 @@ def _with(quantity: Quantity, runs: Sequence[Published]) -> list[Published]:
 def _all_forecasts(runs: Sequence[Published], progress: Progress) -> dict[str, Forecasts]:
     """Predict each row once, and of rows without a step time memory alone, by file and line."""
 
-    def told(done: int, of: int) -> None:
+    def report(done: int, of: int) -> None:
         progress(done * len(runs) // of, len(runs))
 
     most = [Quantity.MEMORY if run.step_time_s is None else Quantity.STEP_TIME for run in runs]
-    made = forecasts([asked(run, each) for run, each in zip(runs, most, strict=True)], told)
+    made = forecasts([question_of(run, each) for run, each in zip(runs, most, strict=True)], report)
     found: dict[str, dict[int, RunForecast | str | None]] = {run.file: {} for run in runs}
     for run, each in zip(runs, made, strict=True):
         found[run.file][run.line] = each
@@ -111,9 +111,9 @@ def _verdict(
     name: str, quantity: Quantity, runs: Sequence[Published], made: Forecasts, *, whole: bool
 ) -> Verdict:
     found = [made[run.line] for run in runs]
-    told = verdict(name, quantity, runs, found, whole=whole)
+    report = verdict(name, quantity, runs, found, whole=whole)
     fits = fit(name, runs, found) if quantity is Quantity.MEMORY else None
-    return told if fits is None else replace(told, facts=(*told.facts, _fit_fact(fits)))
+    return report if fits is None else replace(report, facts=(*report.facts, _fit_fact(fits)))
 
 
 def _fit_fact(found: MemoryFit) -> Fact:

@@ -10,8 +10,8 @@ from typing import Any
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
 from zsim.api.notebook import Picture
+from zsim.files.output_file import unwritten
 from zsim.files.picture import need_format, write_picture
-from zsim.files.written import unwritten
 from zsim_lab.verdict.paper_picture import picture
 from zsim_lab.verdict.scatter import scatter
 from zsim_lab.verdict.verdict import Errors, Verdict, VerdictRow
@@ -107,7 +107,7 @@ def _row_object(row: VerdictRow) -> dict[str, Any]:
     return {
         "row": row.place,
         "judged": row.is_kept,
-        "way": row.way,
+        "way": row.alternative,
         "published": row.published,
         "predicted": row.predicted,
         "error": row.off,
@@ -155,7 +155,7 @@ def _unmodelled_lines(found: Iterable[tuple[int | str, str]]) -> list[str]:
 
 
 def _line(found: Verdict, row: VerdictRow) -> str:
-    notes = ", with what needs less memory" if row.way else ""
+    notes = ", with what needs less memory" if row.alternative else ""
     notes += "" if row.is_kept else ", may be fitted"
     given, said = found.shown(row.published), found.shown(row.predicted)
     return f"{row.name}: published {given}, predicted {said}, {row.off:+.1%}{notes}"

@@ -89,8 +89,8 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim_lab.answer.run_validation import validate_all_rows
 
-    with progress(f"rows of {data}") as told:
-        found = validate_all_rows(data, progress=told if sys.stderr.isatty() else _say)
+    with progress(f"rows of {data}") as update:
+        found = validate_all_rows(data, progress=update if sys.stderr.isatty() else _say)
     print_answer(found, as_json=as_json)
     return Code.DONE
 
@@ -99,8 +99,8 @@ def _left_out(data: Path, *, as_json: bool) -> Code:
     """Fit the tables of collectives without one cluster, predict that cluster; repeat for all."""
     from zsim_lab.answer.network_validation import validate_left_out
 
-    with progress(f"clusters of {data}") as told:
-        found = validate_left_out(data, progress=told)
+    with progress(f"clusters of {data}") as update:
+        found = validate_left_out(data, progress=update)
     print_answer(found, as_json=as_json)
     return Code.DONE
 
@@ -114,8 +114,8 @@ def _error(data: Path | None, picture: Path | None, to: Path | None, *, as_json:
     if data is None:
         print_answer(validate_error(), as_json=as_json)
         return Code.DONE
-    with progress(f"rows of {data}") as told:
-        found = validate_error(data, progress=told if sys.stderr.isatty() else _say)
+    with progress(f"rows of {data}") as update:
+        found = validate_error(data, progress=update if sys.stderr.isatty() else _say)
     with answer_before(outputs((to, found.write))):
         print_answer(found, as_json=as_json)
     return Code.DONE
@@ -127,8 +127,8 @@ def _best(data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim_lab.answer.choice_validation import validate_best
 
-    with progress("published settings") as told:
-        found = validate_best(data, progress=told if sys.stderr.isatty() else _say)
+    with progress("published settings") as update:
+        found = validate_best(data, progress=update if sys.stderr.isatty() else _say)
     print_answer(found, as_json=as_json)
     return Code.DONE
 

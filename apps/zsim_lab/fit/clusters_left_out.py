@@ -39,7 +39,7 @@ def left_out(rows: Sequence[Measurement], cluster: Cluster) -> ClusterLeftOut:
     """Return the predictions of `cluster` by a fit to the rows of all others."""
     rest = [row for row in rows if (row.gpu, row.system) != cluster]
     own = [row for row in rows if (row.gpu, row.system) == cluster]
-    found = {each.gpu: each for each in calibrated(rest, report=_tell_nobody, holds_out=False)}
+    found = {each.gpu: each for each in calibrated(rest, report=_ignore_line, holds_out=False)}
     gpu = cluster[0]
     if gpu not in found:
         return ClusterLeftOut(cluster=cluster, judged=())
@@ -68,5 +68,5 @@ def _configuration(row: Measurement) -> tuple[object, ...]:
     return row.gpu, row.collective, row.shape, row.size_bytes
 
 
-def _tell_nobody(line: str) -> None:
+def _ignore_line(line: str) -> None:
     del line

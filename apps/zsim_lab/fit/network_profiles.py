@@ -21,8 +21,8 @@ from zsim_lab.fit.network_fit import fitted
 from zsim_lab.fit.scale import (
     fabrics_of,
     hops_at_scale,
+    is_at_scale,
     left_out,
-    tells_scale,
     usual_fabric,
     with_fabrics,
 )
@@ -47,7 +47,7 @@ def calibrated(
     found: list[Profiles] = []
     stated = {row.system: row for row in map(stated_fabric, rows) if row}
     alone = [each for each in map(fastest, rows) if each]
-    used = [*(row for row in rows if not tells_scale(row)), *stated.values()]
+    used = [*(row for row in rows if not is_at_scale(row)), *stated.values()]
     counts = Counter(row.gpu for row in used)
     start = START
     for gpu, count in counts.most_common():

@@ -16,7 +16,7 @@ from zsim.network.band import slowed
 from zsim_lab.fit.constants import FABRIC, SCALE
 from zsim_lab.fit.network_fit import fitted
 from zsim_lab.rows.collective_rows import SCALED, Measurement
-from zsim_lab.rows.hardware import GPUS, speaks_verbs
+from zsim_lab.rows.hardware import GPUS, uses_verbs
 from zsim_lab.verdict.network_verdict import JudgedMeasurement, judged
 
 AT_SCALE = ("nccl_issue_1218", "nccl_issue_1229", "ultrascale_playbook")
@@ -26,7 +26,7 @@ Fabrics = Mapping[str, Mapping[str, float]]
 """Constants of fabrics at scale (SCALE and "tail"), by name, the least congested first."""
 
 
-def tells_scale(row: Measurement) -> bool:
+def is_at_scale(row: Measurement) -> bool:
     """Return True if the system of `row` was measured on many nodes, as single values."""
     return row.file in SCALED and row.shape.nodes > 1 and row.system in AT_SCALE
 
@@ -44,7 +44,7 @@ def fabrics_of(
         start = profiles.shared.changed(**usual)
         for name in AT_SCALE:
             own = [row for row in rows if (row.gpu, row.system) == (profiles.gpu, name)]
-            own = [row for row in own if tells_scale(row)]
+            own = [row for row in own if is_at_scale(row)]
             if own:
                 free = SCALE if len(own) >= len(SCALE) else SCALE[-1:]
                 fit = fitted(own, start, free=free)
@@ -89,7 +89,7 @@ def usual_fabric(found: Sequence[Profiles], rows: Sequence[Measurement]) -> dict
         profiles.systems[system]
         for profiles in found
         for system in sorted(profiles.systems)
-        if (profiles.gpu, system) in swept and speaks_verbs(system, profiles.gpu)
+        if (profiles.gpu, system) in swept and uses_verbs(system, profiles.gpu)
     ]
     names = [name for name in FABRIC if name != "congestion"]
     return {name: geometric_mean(each[name] for each in known) for name in names if known}
@@ -158,7 +158,7 @@ def _with_hops(
     errors then grow by more than a quarter, the rows determine the hops, and `system` is unchanged.
     """
     own = profiles.systems[system]
-    if "far_fill_s" not in usual or not speaks_verbs(system, profiles.gpu):
+    if "far_fill_s" not in usual or not uses_verbs(system, profiles.gpu):
         return own
     start = own.changed(far_fill_s=usual["far_fill_s"])
     found = fitted(rows, start, free=("nic", "far_base_s")).shared

@@ -93,7 +93,7 @@ def system_in(text: str, otherwise: str, gpu: str) -> tuple[str, int]:
     return "_".join(words) or gpu, GPUS[gpu].nic_bytes_per_s
 
 
-def speaks_verbs(system: str, gpu: str) -> bool:
+def uses_verbs(system: str, gpu: str) -> bool:
     """Return True if measurements on this system represent ordinary InfiniBand nodes.
 
     They do not if the cloud has its own transport, if the node is a rack, or if the data sheet of

@@ -7,8 +7,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
-from zsim.files.given import read_file
-from zsim.files.written import is_folder
+from zsim.files.input_file import read_file
+from zsim.files.output_file import is_folder
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim_lab.rows import collective_rows, kernel_rows
 from zsim_lab.rows.collective_rows import Measurement

@@ -53,7 +53,7 @@ class Published:
     fitted: bool = False
 
     @property
-    def ways(self) -> tuple[Mapping[str, object], ...]:
+    def alternatives(self) -> tuple[Mapping[str, object], ...]:
         """Scenarios of the run, in the order to try; empty if it is not predicted."""
         return (self.scenario, *self.fallbacks) if self.scenario and not self.refusal else ()
 

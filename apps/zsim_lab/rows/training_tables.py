@@ -100,7 +100,7 @@ class RunTable:
         run = scope.filled(self.form["run"])
         peak_gib = run.pop("peak_gib", None)
         failed = run.get("failed", False)
-        first, *fallbacks = _ways(scope, self.form)
+        first, *fallbacks = _alternatives(scope, self.form)
         if failed:
             run["step_time_s"] = peak_gib = None
         return Published(
@@ -240,7 +240,7 @@ def _row_model(columns: Mapping[str, str]) -> type[CsvRow]:
     return create_model("PublishedRow", __base__=CsvRow, **described)
 
 
-def _ways(scope: _Scope, form: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _alternatives(scope: _Scope, form: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the scenarios of a row: with each change of `way` whose condition holds."""
     base = scope.filled(form["scenario"])
     changes = [scope.filled(each["set"]) for each in form.get("way", ()) if scope.value(each["if"])]

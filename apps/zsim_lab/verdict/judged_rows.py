@@ -18,7 +18,7 @@ DIGITS = 6
 
 def judges(run: Published) -> bool:
     """Return True if `run` judges predictions: it has a step time that was not used in a fit."""
-    if run.step_time_s is None or not run.ways:
+    if run.step_time_s is None or not run.alternatives:
         return False
     return run.judged or TABLES[run.file].judges
 
@@ -26,7 +26,7 @@ def judges(run: Published) -> bool:
 def judged_row(run: Published, forecast: RunForecast, features: RunFeatures) -> JudgedRun:
     """Return the row of `run`, with the `forecast` of its scenario and its `features`."""
     assert run.step_time_s is not None
-    tables, has_peak = run.ways[forecast.way], run.peak_bytes is not None
+    tables, has_peak = run.alternatives[forecast.alternative], run.peak_bytes is not None
     return JudgedRun(
         publication=TABLES[run.file].publication,
         citation=run.source.rpartition("; ")[2],

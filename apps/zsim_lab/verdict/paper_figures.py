@@ -135,7 +135,7 @@ class PaperRun:
     """A row of a figure.
 
     Attributes:
-        ways: scenario tables in order; the first that fits is the run. For a figure without
+        alternatives: scenario tables in order; the first that fits is the run. For a figure without
             scenarios, the values of the row by key.
         fitted: True if the row was used to fit a constant; it then does not judge predictions.
         decimals: printed decimals, if the digits of a formula must match exactly.
@@ -145,7 +145,7 @@ class PaperRun:
 
     label: str
     published: float
-    ways: tuple[Mapping[str, object], ...]
+    alternatives: tuple[Mapping[str, object], ...]
     fitted: bool
     decimals: int | None = None
     peak_bytes: int | None = None
@@ -216,17 +216,17 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
         unused = [case for case in unused if case not in cases]
         own += [setting for case in cases for setting in case.settings]
         title = f"title={table.name}: {row.label}"
-        ways: list[Mapping[str, object]] = [given]
+        alternatives: list[Mapping[str, object]] = [given]
         if table.quantity.needs_scenario:
             asked = [(title, *table.settings, *own)]
             asked += [(*asked[0], *table.otherwise)] if table.otherwise else []
             asked = [(*asked[0], *_shape(each)) for each in table.among] or asked
-            ways = [_tables(base, settings) for settings in asked]
+            alternatives = [_tables(base, settings) for settings in asked]
         runs.append(
             PaperRun(
                 label=row.label,
                 published=row.published,
-                ways=tuple(ways),
+                alternatives=tuple(alternatives),
                 fitted=row.fitted,
                 decimals=row.decimals,
                 peak_bytes=None if row.peak_gib is None else round(row.peak_gib * GIB),
@@ -281,7 +281,7 @@ def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> 
         if isinstance(answer, str):
             left.append((run.label, answer))
         else:
-            value, way = answer
+            value, alternative = answer
             found.append(
                 VerdictRow(
                     place=run.label,
@@ -290,7 +290,7 @@ def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> 
                     predicted=value,
                     is_kept=not run.fitted,
                     source=run,
-                    way=way,
+                    alternative=alternative,
                 )
             )
     return Verdict(

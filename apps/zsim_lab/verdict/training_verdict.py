@@ -10,9 +10,9 @@ from zsim_lab.verdict.error_growth import growth
 from zsim_lab.verdict.verdict import Verdict, VerdictRow
 
 
-def asked(run: Published, quantity: Quantity) -> Asked:
+def question_of(run: Published, quantity: Quantity) -> Asked:
     """Return `run` with the quantity to predict; for a failed run, only whether it fits."""
-    return run.ways, None if run.failed else quantity
+    return run.alternatives, None if run.failed else quantity
 
 
 def published(run: Published, quantity: Quantity) -> float | None:
@@ -61,7 +61,7 @@ def verdict(
                     is_kept=(whole or run.judged) and not run.fitted,
                     groups={"hardware": run.hardware, "parts": run.part, "extents": run.extent},
                     source=run,
-                    way=forecast.way,
+                    alternative=forecast.alternative,
                 )
             )
     grown = growth(found)

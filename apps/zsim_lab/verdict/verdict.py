@@ -38,7 +38,7 @@ class VerdictRow:
         is_kept: no constant may have been fitted to it.
         groups: names of the groups that it belongs to, by the kind of group.
         source: the published row.
-        way: which of its scenarios is predicted, counted from 0.
+        alternative: which of its scenarios is predicted, counted from 0.
     """
 
     place: int | str
@@ -48,7 +48,7 @@ class VerdictRow:
     is_kept: bool = True
     groups: Mapping[str, str] = field(default_factory=dict[str, str])
     source: object = None
-    way: int = 0
+    alternative: int = 0
 
     @property
     def off(self) -> float:

@@ -114,7 +114,7 @@ def memory_chart(found: BestFindings) -> PointChart:
                 x=each.step_time_s,
                 y=each.memory_bytes / 1e9,
                 series=0 if each in found.memory_front else 1,
-                title=_says(each),
+                title=_point_title(each),
                 text="best" if each is found.fitting[0] else "",
             )
             for each in found.fitting
@@ -140,7 +140,7 @@ def cost_chart(found: BestFindings) -> PointChart:
                 x=each.step_time_s,
                 y=each.gpu_seconds / best.gpu_seconds,
                 series=0 if each in found.cost_front else 1,
-                title=_says(each),
+                title=_point_title(each),
                 text="best" if each is best else "",
             )
             for each in found.fitting
@@ -156,7 +156,7 @@ BEST_CHARTS = {"memory": memory_chart, "cost": cost_chart}
 _SERIES = (Series("nothing takes less of both", FRONT), Series("other settings that fit", OTHER))
 
 
-def _says(each: RankedSetting) -> str:
+def _point_title(each: RankedSetting) -> str:
     step, memory = format_seconds(each.step_time_s), format_bytes(each.memory_bytes)
     return f"{each.name}: {step}, {memory} on each of {each.gpus:,} GPUs, {each.standing}"
 

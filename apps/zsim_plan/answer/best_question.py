@@ -13,7 +13,7 @@ from zsim.api.training_budget import JOULES_PER_KWH, SECONDS_PER_HOUR, Price, pr
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.files.installed import part_names, topology
-from zsim.files.source import settled, tell_ignored, with_files
+from zsim.files.source import print_ignored, settled, with_files
 from zsim.mistake import MistakeError, mistakes
 from zsim.runtimes.lookup import runtimes
 from zsim.scenario.changes import changed, flat
@@ -285,7 +285,7 @@ def _tell_notes(tables: Mapping[str, Any], fleet: GpuFleet) -> None:
     activations = tables.get("activations", {})
     if activations.get("checkpointing") == Checkpointing.SELECTIVE:
         notes += checkpointing_notes(_plain(tables, fleet.gpus))
-    tell_ignored("; ".join(notes))
+    print_ignored("; ".join(notes))
 
 
 SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")
@@ -354,7 +354,7 @@ def _described(tables: Mapping[str, Any]) -> Scenario:
     """Return the scenario of `tables`, with the shape of its model."""
     with mistakes(ScenarioError):
         scenario, told = with_files(NAME, from_tables({"zero": {"stage": 3}, **tables}))
-        tell_ignored(told)
+        print_ignored(told)
         return scenario
 
 

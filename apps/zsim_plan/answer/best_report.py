@@ -12,7 +12,7 @@ from zsim.api.figure_file import drawn_figure, need_figure
 from zsim.api.notebook import Picture
 from zsim.api.scenario import scenario_text
 from zsim.api.training_budget import TrainingBudget
-from zsim.files.written import write
+from zsim.files.output_file import write
 from zsim.mistake import MistakeError
 from zsim.units import format_bytes, format_seconds
 from zsim_plan.answer.best_page import BEST_CHARTS, BestFindings, FoundSetting, RankedSetting

@@ -16,8 +16,8 @@ from zsim.api.goodput_answer import Goodput
 from zsim.api.notebook import facts_html
 from zsim.api.scenario import scenario_text
 from zsim.api.training_budget import Price, TrainingBudget
+from zsim.files.output_file import need_folder, write
 from zsim.files.source import settled
-from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
 from zsim.prediction.memory_margin import TIGHT
 from zsim.runtimes.config import ConfigQuestion
@@ -381,14 +381,14 @@ class BestResult(BestPages, AnswerInFacts):
                 f"{each.gpus:,}",
                 format_seconds(each.outcome.step_time_s),
                 format_bytes(each.outcome.memory_bytes),
-                self._beside(each),
+                self._comparison(each),
             )
             for each in settings
         ]
         columns = ("setting", "GPUs", "step", "memory", "to the best")
         return table_text(columns, rows, words=(0, 4))
 
-    def _beside(self, each: TriedSetting) -> str:
+    def _comparison(self, each: TriedSetting) -> str:
         risk = probability_text(each.outcome.fit_probability)
         verdict = "" if each.outcome.is_sure else f", fits with probability {risk}"
         if each is self.best:

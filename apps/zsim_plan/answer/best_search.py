@@ -14,7 +14,7 @@ from time import (
 )
 from typing import Any, Final, TypedDict, Unpack, cast
 
-from zsim.api.answer import Progress, tell_nobody
+from zsim.api.answer import Progress, ignore_progress
 from zsim.api.scenario import Changed
 from zsim.prediction.error_rule import SURE
 from zsim.prediction.memory_margin import TIGHT
@@ -121,7 +121,7 @@ def best_of(
 ) -> BestResult:
     """Search for the best setting of `question`; the other arguments are those of `best`."""
     begun = perf_counter()
-    hunt = _hunt_of(question, operations, options)
+    hunt = _new_search(question, operations, options)
     workers = options.get("workers")
     at_once = min(cores() if workers is None else workers, AHEAD)
     try:
@@ -136,7 +136,7 @@ def best_of(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Hunt:
+class _SearchRun:
     """A running search and its results so far.
 
     Attributes:
@@ -306,7 +306,7 @@ class _Hunt:
             keeps_too_much=outcome.keeps_too_much,
             keeps_nearly_all=outcome.keeps_nearly_all,
         )
-        self.search.tell(*pick, trial)
+        self.search.record(*pick, trial)
         self.tried.append(
             TriedSetting(
                 group=pick[0],
@@ -321,7 +321,9 @@ class _Hunt:
 
     def losses(self) -> tuple[LossReason, ...]:
         """Return the reasons why settings lost, with the number of settings for each."""
-        found = [LossReason("cannot be", why, count) for why, count in _alike(self.pool.refused)]
+        found = [
+            LossReason("cannot be", why, count) for why, count in _merged_reasons(self.pool.refused)
+        ]
         search = self.search
         out = [place for place in range(len(self.pool.groups)) if search.is_bounded_out(place)]
         slow = [place for place in out if not search.branches[place].is_unsure]
@@ -337,7 +339,7 @@ class _Hunt:
             why = "their knobs add to the memory of a setting that fills it"
             found.append(LossReason("cannot fit", why, over))
         simulated = Counter(filter(None, map(self._loss, self.tried)))
-        found += [LossReason("simulated", why, count) for why, count in _alike(simulated)]
+        found += [LossReason("simulated", why, count) for why, count in _merged_reasons(simulated)]
         left = self.open_settings()
         if held_back := sum(len(group.knobs) for group in self.pool.held_back):
             if search.best < inf:
@@ -395,7 +397,7 @@ MUCH: Final = 1.5
 MEASURE: Final = {"time": "step time", "cost": "cost", "energy": "energy", "gpus": "GPUs"}
 
 
-def _alike(reasons: Mapping[str, int]) -> Iterable[tuple[str, int]]:
+def _merged_reasons(reasons: Mapping[str, int]) -> Iterable[tuple[str, int]]:
     """Merge reasons that differ only in numbers; return them with counts, the most common first."""
     words: dict[str, str] = {}
     counts: Counter[str] = Counter()
@@ -433,22 +435,22 @@ def _timed(tables: Mapping[str, Any], *, times_unsure: bool) -> tuple[SettingOut
 _LOCK = Lock()
 
 
-def _hunt_of(question: Question, most_operations: int, options: SearchOptions) -> _Hunt:
+def _new_search(question: Question, most_operations: int, options: SearchOptions) -> _SearchRun:
     """Return a search in which no setting has been simulated yet."""
     pool, stop_s = SettingPool(question), options.get("stop_s")
     usable = round(sure_bytes(question.fleet.cluster.gpu.usable_bytes(1)))
-    return _Hunt(
+    return _SearchRun(
         question=question,
         pool=pool,
         search=Search([], usable, holds_back=bool(pool.held_back)),
         most_operations=most_operations,
         stop_s=STOP_S * max(1.0, most_operations / OPERATIONS) if stop_s is None else stop_s,
-        progress=options.get("progress") or tell_nobody,
+        progress=options.get("progress") or ignore_progress,
         note=options.get("note") or _note_nothing,
     )
 
 
-def _result(hunt: _Hunt) -> BestResult:
+def _result(hunt: _SearchRun) -> BestResult:
     question, pool = hunt.question, hunt.pool
     ranked = sorted(hunt.tried, key=lambda each: each.order)
     return BestResult(

@@ -13,7 +13,7 @@ from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import facts_text, table_text, title_text
 from zsim.api.error_text import probability_text
 from zsim.api.scenario import Changed
-from zsim.files.written import write
+from zsim.files.output_file import write
 from zsim.mistake import MistakeError
 from zsim.report.page import Page, PageTable, Section, number, words
 from zsim_plan.answer.best_page import best_page

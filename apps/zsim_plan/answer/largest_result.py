@@ -9,10 +9,10 @@ from os import PathLike
 from zsim.analysis.largest_model import Largest, Tried
 from zsim.analysis.largest_model import largest as search_for
 from zsim.analysis.memory_footprint import Footprint, depends_on_time, states_alone
-from zsim.analysis.out_of_memory import alive_text, lack_object
+from zsim.analysis.out_of_memory import alive_text, shortage_object
 from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.tier_fit import tier_objects
-from zsim.api.answer import AnswerInFacts, Progress, tell_nobody
+from zsim.api.answer import AnswerInFacts, Progress, ignore_progress
 from zsim.api.error_text import probability_text
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.backend.backend import Job
@@ -161,7 +161,7 @@ def largest(
     Raises:
         MistakeError: it is not a scenario, or it is invalid.
     """
-    loaded, progress = load(scenario, changes), progress or tell_nobody
+    loaded, progress = load(scenario, changes), progress or ignore_progress
     if loaded.checked is None:
         raise MistakeError(f"{loaded.name}: a schedule; the largest model is that of a scenario")
     tables = loaded.checked
@@ -206,7 +206,7 @@ def largest(
 
 
 @dataclass(frozen=True, slots=True)
-class _SurelyFound:
+class _CertainSize:
     """The largest size that is predicted to fit, and the largest that surely fits."""
 
     largest: Largest
@@ -222,13 +222,13 @@ class _Search:
     digits: int | None
     progress: Progress
 
-    def surely(self, tried: Callable[[int], Tried], *, start: int) -> _SurelyFound:
+    def surely(self, tried: Callable[[int], Tried], *, start: int) -> _CertainSize:
         """Search from `start`; if the result may not fit, search below it for a sure size."""
         known = cache(tried)
         found = self.of(known, start=start)
         edge = found.fits
         if edge is None or _is_sure(edge):
-            return _SurelyFound(found, edge)
+            return _CertainSize(found, edge)
         sure = search_for(
             known,
             start=max(self.smallest, int(edge.size * shipped_rules().fit.room(SURE))),
@@ -237,7 +237,7 @@ class _Search:
             digits=self.digits,
             room=shipped_rules().fit.room(SURE),
         )
-        return _SurelyFound(found, sure.fits)
+        return _CertainSize(found, sure.fits)
 
     def of(self, tried: Callable[[int], Tried], *, start: int) -> Largest:
         """Search from `start`."""
@@ -318,8 +318,8 @@ class _Jobs:
 def _largest_object(by: str, found: Largest) -> dict[str, object]:
     refused = found.refused
     following = None if refused is None else {**_size_object(by, refused)}
-    if refused is not None and refused.footprint.lack is not None and following is not None:
-        following["out_of_memory"] = lack_object(refused.footprint.lack)
+    if refused is not None and refused.footprint.shortage is not None and following is not None:
+        following["out_of_memory"] = shortage_object(refused.footprint.shortage)
     if following is not None and refused is not None and refused.footprint.tiers:
         following["tiers"] = tier_objects(refused.footprint.tiers)
     if found.fits is None:
@@ -329,7 +329,7 @@ def _largest_object(by: str, found: Largest) -> dict[str, object]:
 
 def _size_object(by: str, tried: Tried) -> dict[str, object]:
     taken = tried.footprint
-    short = taken.lack is not None and taken.reserved_bytes < taken.lack.needed_bytes
+    short = taken.shortage is not None and taken.reserved_bytes < taken.shortage.needed_bytes
     return {
         by: tried.size,
         "parameters": tried.parameters,
@@ -349,12 +349,12 @@ def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
         lines.append((what, _fit_text(by, fits)))
     if refused is None:
         lines.append(("the next size", "was not tried: no larger one can be asked for"))
-    elif refused.footprint.lack is not None:
-        lack = refused.footprint.lack
-        needed = f"needs {format_bytes(lack.needed_bytes)}"
-        when = f" at {moment(lack.operation)}" if lack.operation else ""
+    elif refused.footprint.shortage is not None:
+        shortage = refused.footprint.shortage
+        needed = f"needs {format_bytes(shortage.needed_bytes)}"
+        when = f" at {moment(shortage.operation)}" if shortage.operation else ""
         lines.append(("the next size", f"{_size(by, refused)}: {needed}{when}"))
-        lines.append(("allocated then", alive_text(lack)))
+        lines.append(("allocated then", alive_text(shortage)))
     elif (short := refused.footprint.tier_short) is not None:
         lines.append(("the next size", f"{_size(by, refused)}: {short.name}: {short.text()}"))
     return lines

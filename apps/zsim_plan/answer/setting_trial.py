@@ -311,7 +311,7 @@ class Bounder:
             strategy.parallel.pipeline > 1,
             strategy.execution,
             strategy.train.precision,
-            (strategy.cuts_tokens, strategy.keeps_whole, strategy.in_place_loss),
+            (strategy.cuts_tokens, strategy.keeps_gathered, strategy.in_place_loss),
         )
         if key not in self._models:
             self._models[key] = found.make_model()

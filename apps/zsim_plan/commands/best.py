@@ -175,7 +175,7 @@ def best(
     once["--price"] = f"{price:g}" if price is not None else None
     once["--objective"] = objective if objective != "time" else None
     once["--search-operations"] = _other_than(OPERATIONS, search_operations)
-    with progress(f"the best setting of {model}") as told:
+    with progress(f"the best setting of {model}") as update:
         found = _search(
             model,
             [gpus, *(or_gpus or ())],
@@ -193,8 +193,8 @@ def best(
             search={
                 "workers": workers,
                 "scheduler": scheduler,
-                "progress": told,
-                "note": told.note,
+                "progress": update,
+                "note": update.note,
                 "may_interrupt": True,
             },
         )

@@ -9,7 +9,7 @@ def largest(scenario: Scenario, settings: Settings = None, json: Json = False) -
     """Find the largest model that fits, and what stops the next one."""
     from zsim_plan.answer.largest_result import largest as largest_of
 
-    with progress(f"the largest model of {scenario}") as told:
-        found = largest_of(scenario, settings, progress=told)
+    with progress(f"the largest model of {scenario}") as update:
+        found = largest_of(scenario, settings, progress=update)
     print_answer(found, as_json=json)
     return Code.DONE if found.fits else Code.NO

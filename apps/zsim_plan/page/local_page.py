@@ -16,7 +16,7 @@ from threading import Lock, local
 from time import monotonic  # noqa: TID251  (how often a client is looked for)
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from zsim.api.launch import NoWayError
+from zsim.api.launch import NoRouteError
 from zsim.api.launch import run as run_scenario
 from zsim.api.remedy_runs import remedy_lines
 from zsim.api.run_result import RunResult
@@ -124,13 +124,13 @@ class LocalPage:
             case "/remedies":
                 return _html(render_answer(self.remedies(given)))
             case "/report.html":
-                return _html(self._told(given, lambda each: self._result(each).html()))
+                return _html(self._text_of(given, lambda each: self._result(each).html()))
             case "/setting.toml":
-                text = self._told(given, lambda each: scenario_text(each.tables()))
+                text = self._text_of(given, lambda each: scenario_text(each.tables()))
                 return _saved(FILE, text)
             case "/config.json" | "/gpu.toml" | "/node.toml":
                 name = request.path[1:]
-                path = self._told(given, lambda each: each.files.get(name, ""), shortens=False)
+                path = self._text_of(given, lambda each: each.files.get(name, ""), shortens=False)
                 if not path:
                     raise NotFound
                 return _saved(name, Path(path).read_text("utf-8"))
@@ -168,7 +168,7 @@ class LocalPage:
         try:
             result = self._result(asked)
             return run_answer(asked, result), result
-        except (MistakeError, NoWayError) as mistake:
+        except (MistakeError, NoRouteError) as mistake:
             return FormAnswer(headline=_line(mistake)), None
 
     def _lines(self, given: Given, made: Callable[[ChosenSetting], dict[str, Any]]) -> "Response":
@@ -200,13 +200,13 @@ class LocalPage:
         """Return the changes with which the setting would fit."""
         try:
             result = self._result(chosen_setting(_once(given)))
-            with self._turn():
+            with self._exclusive():
                 found = self._context.copy().run(self._stoppable, lambda: result.remedies)
-        except (MistakeError, NoWayError) as mistake:
+        except (MistakeError, NoRouteError) as mistake:
             return FormAnswer(headline=_line(mistake))
         return FormAnswer(headline="", facts=tuple(remedy_lines(found or ())))
 
-    def _told(
+    def _text_of(
         self, given: Given, made: Callable[[ChosenSetting], str], *, shortens: bool = True
     ) -> str:
         """Return the text of `made` for the setting; raise BadRequest if the setting is invalid.
@@ -217,7 +217,7 @@ class LocalPage:
 
         try:
             text = made(chosen_setting(_once(given)))
-        except (MistakeError, NoWayError) as mistake:
+        except (MistakeError, NoRouteError) as mistake:
             raise BadRequest(_line(mistake)) from None
         return without_folder(text) if shortens else text
 
@@ -229,7 +229,7 @@ class LocalPage:
         key = asked.address
         if (kept := self._kept(key)) is not None:
             return kept
-        with self._turn():
+        with self._exclusive():
             if (kept := self._kept(key)) is not None:  # another client requested it
                 return kept
             loaded = replace(load(asked.tables()), name=FILE)
@@ -258,7 +258,7 @@ class LocalPage:
                 self._results.popitem(last=False)
 
     @contextmanager
-    def _turn(self) -> Generator[None]:
+    def _exclusive(self) -> Generator[None]:
         """Let one thread compute at a time.
 
         Raises:

@@ -19,7 +19,7 @@ from zsim.bounded_text import bounded_toml
 from zsim.cluster.files import Part
 from zsim.cluster.files.lone_gpu import is_gpu
 from zsim.files.installed import part_names
-from zsim.files.written import write
+from zsim.files.output_file import write
 from zsim.mistake import MistakeError
 from zsim.suggestion import one_of
 from zsim.units import format_bytes

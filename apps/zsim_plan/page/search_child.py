@@ -36,7 +36,7 @@ def main() -> None:
 
 def answer(request: Line, progress: Callable[[float, float], None]) -> Line:
     """Return the answer to a request: the best setting, or a curve."""
-    from zsim.backend.backend import NoWayError
+    from zsim.backend.backend import NoRouteError
     from zsim.limits import TimeLimitError
     from zsim.mistake import MistakeError
     from zsim.units import format_bytes
@@ -48,7 +48,7 @@ def answer(request: Line, progress: Callable[[float, float], None]) -> Line:
             if request["kind"] == "search":
                 return {"found": found_setting(request, progress)}
             return {"points": curve_points(request, progress)}
-    except (MistakeError, NoWayError) as mistake:
+    except (MistakeError, NoRouteError) as mistake:
         return {"refused": str(mistake)}
     except TimeLimitError:
         return {"refused": f"time: took longer than {time_s:g} s; choose fewer GPUs or runtimes"}
@@ -90,7 +90,7 @@ def curve_points(request: Line, progress: Callable[[float, float], None]) -> lis
 
 
 def _point(point: Line, request: Line) -> Line:
-    from zsim.api.launch import NoWayError, run
+    from zsim.api.launch import NoRouteError, run
     from zsim.api.scenario import load
     from zsim.mistake import MistakeError
 
@@ -99,7 +99,7 @@ def _point(point: Line, request: Line) -> Line:
         return point
     try:
         result = run(load(point["tables"]), check=False)
-    except (MistakeError, NoWayError) as mistake:
+    except (MistakeError, NoRouteError) as mistake:
         return {"gpus": gpus, "refused": str(mistake).removeprefix("scenario: ")}
     return {"gpus": gpus, **figures(result.of_tokens(request["tokens"], price=request["price"]))}
 

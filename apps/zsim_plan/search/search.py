@@ -208,7 +208,7 @@ class Search:
         found = self._best_pick() if found is None else found
         return self._front_pick() if found is None else found
 
-    def tell(self, branch: int, number: int, trial: Trial) -> None:
+    def record(self, branch: int, number: int, trial: Trial) -> None:
         """Record the result of a setting."""
         progress, known = self._progress[branch], self.branches[branch]
         progress.ended += 1

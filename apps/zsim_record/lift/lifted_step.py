@@ -231,7 +231,7 @@ class LiftedStep:
         made = Role.INPUT_GRADIENT if launch.in_backward else Role.OUTPUT
         operands = dict.fromkeys(
             (made if writes else Role.INPUT, view)
-            for writes, view in self._apart(launch.touches, turn)
+            for writes, view in self._disjoint_views(launch.touches, turn)
         )
         return Compute(
             id=name,
@@ -243,7 +243,7 @@ class LiftedStep:
             kernels=() if launch.kernel is None else (launch.kernel,),
         )
 
-    def _apart(self, touches: list[Touch], turn: int) -> Iterator[tuple[bool, View]]:
+    def _disjoint_views(self, touches: list[Touch], turn: int) -> Iterator[tuple[bool, View]]:
         """Yield the reads and writes of an operation as views that do not overlap.
 
         Elements that are both read and written count as written, which requires at least the same

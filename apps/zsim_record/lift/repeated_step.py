@@ -157,11 +157,11 @@ class RepeatedStep:
         )
         for (one, earlier), (other, later) in zip(before, last, strict=False):
             if one != other:
-                what = f"{self._told(earlier)} in one, {self._told(later)} in the other"
+                what = f"{self._event_text(earlier)} in one, {self._event_text(later)} in the other"
                 raise self._differing(what)
         counts = len(self.before), len(self.events)
         if len(set(counts)) > 1:
-            extra = self._told(max(self.before, self.events, key=len)[min(counts)])
+            extra = self._event_text(max(self.before, self.events, key=len)[min(counts)])
             raise self._differing(f"only one has {extra}")
 
     def _differing(self, what: str) -> LiftError:
@@ -199,7 +199,7 @@ class RepeatedStep:
         found = self._latest(timeline, time, step)
         return None if found is None or found[1].lag else found[1].position
 
-    def _told(self, event: Event) -> str:
+    def _event_text(self, event: Event) -> str:
         if isinstance(event, Launch):
             return f"{event.name} at {event.site}"
         what = "an allocation" if isinstance(event, Allocation) else "the end"

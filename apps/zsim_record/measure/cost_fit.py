@@ -136,7 +136,7 @@ def fitted_host(runs: Iterable[ReferenceTrace], issue_s: float) -> HostTimes:
     taken: list[float] = []
     loops: list[tuple[int, float]] = []
     for run in runs:
-        loops += [(_booked_around(run.program), each) for each in _between_steps(run.trace)]
+        loops += [(_operations_around(run.program), each) for each in _between_steps(run.trace)]
         for between, seconds in _gaps(run):
             rows.append((1.0, *between))
             taken.append(seconds)
@@ -154,7 +154,7 @@ def fitted_host(runs: Iterable[ReferenceTrace], issue_s: float) -> HostTimes:
     )
 
 
-def _booked_around(program: Program) -> int:
+def _operations_around(program: Program) -> int:
     """Return the number of operations that the host records at the edges of a step.
 
     They are those before the first event and after the last one. An issued collective is an event

@@ -21,7 +21,7 @@ from zsim_record.measure.ladder import LADDER, Ladder
 from zsim_record.measure.stopwatch import Stopwatch
 from zsim_record.measure.time_budget import TimeBudget
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
-from zsim_torch.module.causal_attention import turned
+from zsim_torch.module.causal_attention import rotated
 from zsim_torch.supervise.progress_record import note
 
 COLUMNS: Final = 256
@@ -204,7 +204,7 @@ def _embedding_back(rows: Tensor) -> Action:
 
 def _rotary(rows: Tensor) -> Action:
     heads = rows.view(1, len(rows), -1, 32)
-    return lambda: turned(heads, heads.shape[2])
+    return lambda: rotated(heads, heads.shape[2])
 
 
 def _attention(

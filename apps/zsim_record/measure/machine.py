@@ -180,7 +180,7 @@ def times_of(
         operations=(OperationCost(name=OTHER),),
         collectives=_collectives(found),
         missing=_missing(found, drives),
-        hurried=_hurried(found),
+        hurried=_repeated_too_little(found),
     )
     costs = fitted_costs(traces, alone)
     names = {each.name for each in costs}
@@ -204,7 +204,7 @@ def _missing(found: Sequence[RankTimes], drives: DriveTimes | None) -> tuple[str
     return tuple(missing)
 
 
-def _hurried(found: Sequence[RankTimes]) -> tuple[str, ...]:
+def _repeated_too_little(found: Sequence[RankTimes]) -> tuple[str, ...]:
     """Return the measurements that were repeated less often than desired on some rank."""
     least: dict[str, Repeats] = {}
     for each in (repeats for rank in found for repeats in rank.repeats):

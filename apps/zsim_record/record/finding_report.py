@@ -17,7 +17,7 @@ from zsim_record.clocks.finding import BlockOrigin, Hazard
 from zsim_record.lift.lifted_schedule import one_for_all
 from zsim_record.lift.step_events import LiftError
 from zsim_record.record.rank_comparison import divergences
-from zsim_record.record.tape import Tape, telling_frames
+from zsim_record.record.tape import Tape, informative_frames
 
 Document = dict[str, Any]
 _PACKAGES = str(Path(torch.__file__).parents[1])
@@ -56,7 +56,7 @@ def document_of(tape: Tape, failure: str = "") -> Document:
                     "sizes": list(each.sizes),
                     "dtype": each.dtype,
                     "detail": each.detail,
-                    "at": [str(frame) for frame in telling_frames(each.stack)[:3]],
+                    "at": [str(frame) for frame in informative_frames(each.stack)[:3]],
                 }
                 for each in issued
             ]
@@ -102,7 +102,7 @@ def _origin(origin: BlockOrigin) -> Document:
 
 def _stack(stack: CallStack | None) -> list[Document]:
     """Return the relevant lines of a stack, the innermost first."""
-    frames: Iterable[StackFrame] = telling_frames(stack)
+    frames: Iterable[StackFrame] = informative_frames(stack)
     return [{"file": each.file, "line": each.line, "function": each.function} for each in frames]
 
 
@@ -164,7 +164,11 @@ class ScriptRecording:
         """Return the findings, then made-up and unseen parts, then the limits, as text."""
         lines = [self._summary()]
         for number, each in enumerate(self.findings, 1):
-            lines += ["", f"{number}. {each['kind']}: {each['missing_edge']}", *_told(each)]
+            lines += [
+                "",
+                f"{number}. {each['kind']}: {each['missing_edge']}",
+                *_finding_lines(each),
+            ]
         lines += [line for each in self.divergences for line in ("", f"divergence: {each}")]
         lines += [line for each in self.failures for line in ("", f"the script failed: {each}")]
         lines += [
@@ -185,7 +189,7 @@ class ScriptRecording:
         for number, each in enumerate(self.findings, 1):
             body.append(f"<h2>{number}. {html.escape(each['kind'])}</h2>")
             body.append(f"<p><b>{html.escape(each['missing_edge'])}</b></p>")
-            told = "\n".join(_told(each, STACK_MAX))
+            told = "\n".join(_finding_lines(each, STACK_MAX))
             body.append(f"<pre>{html.escape(told)}</pre>")
         for line in (*self.divergences, *self.failures):
             body.append(f"<h2>divergence or failure</h2><p>{html.escape(line)}</p>")
@@ -216,7 +220,7 @@ class ScriptRecording:
         return list(counts.items())
 
 
-def _told(finding: Mapping[str, Any], frames: int = FRAMES) -> list[str]:
+def _finding_lines(finding: Mapping[str, Any], frames: int = FRAMES) -> list[str]:
     earlier, later, block = finding["earlier"], finding["later"], finding["block"]
     lines = [
         f"   {earlier['operation']} on {earlier['stream']} {earlier['does']}",

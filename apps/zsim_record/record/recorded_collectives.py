@@ -95,7 +95,7 @@ class RecordedWork(dist.Work):
         end of backward (torch 2.13, `reducer.cpp`, `finalize_backward`), queued after its last
         collective. The callback here runs before it.
         """
-        if _engine_asks():
+        if _called_by_engine():
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self.wait)
             future: Any = torch.futures.Future()
@@ -316,7 +316,7 @@ class CollectiveRecorder:
         return known
 
 
-def _engine_asks() -> bool:
+def _called_by_engine() -> bool:
     """Return True if the autograd engine called the caller without Python code in between."""
     try:
         frame = sys._getframe(2)

@@ -42,7 +42,7 @@ class UnrecordableError(RuntimeError):
     """The script does something that a recording does not support."""
 
 
-def is_telling(frame: StackFrame) -> bool:
+def is_informative(frame: StackFrame) -> bool:
     """Return True if a line shows where something happened, not only torch's internals."""
     file = frame.file
     if file.startswith(_MACHINERY):
@@ -52,17 +52,17 @@ def is_telling(frame: StackFrame) -> bool:
     return not file.startswith(_WRAPPERS) and not file.endswith(_DECORATORS)
 
 
-def telling_frames(stack: CallStack | None) -> tuple[StackFrame, ...]:
+def informative_frames(stack: CallStack | None) -> tuple[StackFrame, ...]:
     """Return the relevant lines of `stack`, the innermost first."""
     if stack is None:
         return ()
     frames = stack.frames
-    return tuple(frame for frame in frames if is_telling(frame)) or frames
+    return tuple(frame for frame in frames if is_informative(frame)) or frames
 
 
 def site_of(stack: CallStack | None) -> tuple[StackFrame, ...]:
     """Return the innermost relevant lines of `stack`."""
-    return telling_frames(stack)[:SITE_FRAMES]
+    return informative_frames(stack)[:SITE_FRAMES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class Tape:
     def _site(self, stack: CallStack) -> StackFrame | None:
         """Return the line to name a block by, or None; cached per stack."""
         if stack not in self._sites:
-            self._sites[stack] = next(filter(is_telling, stack.frames), None)
+            self._sites[stack] = next(filter(is_informative, stack.frames), None)
         return self._sites[stack]
 
 

@@ -8,18 +8,18 @@ from time import perf_counter  # noqa: TID251  (the duration of a run is part of
 from typing import Any
 
 from zsim.api.answer import AnswerInFacts
-from zsim.files.given import is_there
+from zsim.files.input_file import is_there
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.units import format_seconds
 from zsim.workers.processes import cores
 from zsim_study.study.outcome import StudyOutcome
 from zsim_study.study.study_plan import StudyPlan
 from zsim_study.workers.code_version import code_version
-from zsim_study.workers.crew import crew
 from zsim_study.workers.store import opened
 from zsim_study.workers.study_source import Study, study_of
 from zsim_study.workers.work import keys_of, left_of
 from zsim_study.workers.worker import simulated
+from zsim_study.workers.worker_pool import worker_pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def forecast_sweep(
     settled = list(left_of(plan.runs, keys, known).values())
     workers = workers or cores()
     if scheduler is not None:
-        with crew(workers, scheduler) as there:
+        with worker_pool(workers, scheduler) as there:
             workers = there.workers
     recipes = {resolved.schedule_key for resolved in settled}
     estimated_s = 0.0

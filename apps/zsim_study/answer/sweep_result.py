@@ -7,12 +7,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim.api.answer import Answer, Progress, tell_nobody
+from zsim.api.answer import Answer, Progress, ignore_progress
 from zsim.api.data_frame import data_frame
 from zsim.api.figure_file import drawn_figure, need_figure
 from zsim.api.notebook import Picture, table_html
 from zsim.backend.backend import RunFailedError
-from zsim.files.written import need_folder, unwritten, write
+from zsim.files.output_file import need_folder, unwritten, write
 from zsim.limits import limits
 from zsim.mistake import MistakeError, mistakes
 from zsim.scenario.resolved_scenario import ResolvedScenario
@@ -22,12 +22,12 @@ from zsim_study.study.file import StudyError
 from zsim_study.study.outcome import StudyOutcome
 from zsim_study.study.result import StudyResult, result_of
 from zsim_study.workers.code_version import code_version
-from zsim_study.workers.crew import crew
 from zsim_study.workers.store import Store, opened
 from zsim_study.workers.study_columns import columns, csv_text
 from zsim_study.workers.study_source import Study, study_of
 from zsim_study.workers.work import keys_of, left_of, work_off
 from zsim_study.workers.worker import FinishedRun, RunBatch, simulated
+from zsim_study.workers.worker_pool import worker_pool
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -210,7 +210,7 @@ def sweep(
             path=path,
             workers=workers,
             scheduler=scheduler,
-            progress=progress or tell_nobody,
+            progress=progress or ignore_progress,
             tell=tell,
         )
         for line in kept.damage:
@@ -255,7 +255,7 @@ class _Sweeping:
     def _work(self, left: Mapping[str, ResolvedScenario], known: dict[str, StudyOutcome]) -> None:
         names = {key: name for name, key in self.keys.items()}
         self.progress(len(names) - len(left), len(names))
-        with crew(min(self.workers, len(left)), self.scheduler) as found:
+        with worker_pool(min(self.workers, len(left)), self.scheduler) as found:
 
             def keep(done: Sequence[tuple[str, FinishedRun]]) -> None:
                 self.store.put(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from zsim.cli.option import Code, Json, at_least, completed
-from zsim.cli.printing import answer_before, interruption_told, outputs, print_answer
+from zsim.cli.printing import answer_before, noted_interrupt, outputs, print_answer
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError, one_line
 
@@ -80,9 +80,9 @@ def sweep(
         found = forecast_sweep(asked, store=store, workers=workers, scheduler=scheduler)
         print_answer(found, as_json=json)
         return Code.DONE
-    with interruption_told(), progress(asked.name, unit="runs") as told:
+    with noted_interrupt(), progress(asked.name, unit="runs") as update:
         result = run_study(
-            asked, store=store, workers=workers, scheduler=scheduler, progress=told, tell=_tell
+            asked, store=store, workers=workers, scheduler=scheduler, progress=update, tell=_echo
         )
     draw = partial(result.picture, figure=figure)
     files = outputs((csv, result.csv), (report, result.report), (picture, draw))
@@ -91,5 +91,5 @@ def sweep(
     return Code.NO if result.best is None else Code.DONE
 
 
-def _tell(line: str) -> None:
+def _echo(line: str) -> None:
     print(one_line(line), file=sys.stderr, flush=True)

@@ -201,8 +201,8 @@ def one_change(result: StudyResult) -> Iterator[Section]:
                             start=0.0,
                             end=100 * each.relative,
                             series=used.index(_sort(each)),
-                            title=f"{each.name}: {_says(each, found)}",
-                            text=_says(each, found),
+                            title=f"{each.name}: {_change_text(each, found)}",
+                            text=_change_text(each, found),
                             pale=each.row.name not in accepted,
                         ),
                     ),
@@ -230,11 +230,11 @@ def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
     meets = [each for each in found if each.row.name in accepted]
     better = min(meets, key=lambda each: each.relative, default=None)
     help_most = (
-        f"What helps most and meets the goal is {better.name}: {_says(better, found)}."
+        f"What helps most and meets the goal is {better.name}: {_change_text(better, found)}."
         if better is not None and better.relative < 0
         else f"No single change that meets the goal lessens {what}."
     )
-    matters = f"What matters most is {found[0].name}: {_says(found[0], found)}."
+    matters = f"What matters most is {found[0].name}: {_change_text(found[0], found)}."
     if not found[0].relative:
         axes = ", ".join(sorted({each.axis for each in found}))
         matters = f"{what.capitalize()} is the same whatever is chosen on {axes}."
@@ -257,7 +257,7 @@ def _none_judged(found: Sequence[OneChange]) -> bool:
     return all(each.counts is None for each in found)
 
 
-def _says(each: OneChange, found: Sequence[OneChange]) -> str:
+def _change_text(each: OneChange, found: Sequence[OneChange]) -> str:
     """Return the relative change as text, marked if it is a tie or if only its error is unknown."""
     how = {
         False: ", a tie: below the error",

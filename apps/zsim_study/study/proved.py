@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from zsim.analysis.summary import Room, StepWork, room, step_of, summed_up, work
-from zsim.backend.backend import BackendError, Job, NoWayError, RunFailedError, Trier
+from zsim.backend.backend import BackendError, Job, NoRouteError, ReusableBackend, RunFailedError
 from zsim.config_error import ConfigError
 from zsim.memory import capacity_bytes, node_bytes
 from zsim.model.model import Model, ModelError
@@ -27,7 +27,7 @@ class Proved:
     simulated in full.
     """
 
-    def __init__(self, model: Model, made: Schedule, backend: Trier) -> None:
+    def __init__(self, model: Model, made: Schedule, backend: ReusableBackend) -> None:
         self._model = model
         self._schedule = made
         self._backend = backend
@@ -49,7 +49,7 @@ class Proved:
                 faults=resolved.faults, neighbours=resolved.neighbours, decision=resolved.decision
             )
             done, taken, step = self._figures(job, backend)
-        except NoWayError as cut:
+        except NoRouteError as cut:
             return StudyOutcome(status=Status.CUT_OFF, reason=str(cut))
         except BackendError as refused:
             return StudyOutcome(status=Status.NOT_MODELLED, reason=str(refused))
@@ -72,7 +72,7 @@ class Proved:
             error=step.error,
         )
 
-    def _warm(self, job: Job) -> Trier:
+    def _warm(self, job: Job) -> ReusableBackend:
         """Return the backend after it has read the schedule; backends derived from it reuse that.
 
         Raises:
@@ -83,7 +83,7 @@ class Proved:
             raise BackendError(refusal)
         return self._backend
 
-    def _figures(self, job: Job, backend: Trier) -> tuple[StepWork, Room, LastStep]:
+    def _figures(self, job: Job, backend: ReusableBackend) -> tuple[StepWork, Room, LastStep]:
         memory = [
             capacity_bytes(pool, self._schedule, program, job.cluster)
             for program in self._schedule.programs
@@ -99,7 +99,9 @@ class Proved:
         return self._work, self._rooms[key], step_of(job, trace)
 
 
-def proved(resolved: ResolvedScenario, backend: Callable[[], Trier]) -> Proved | StudyOutcome:
+def proved(
+    resolved: ResolvedScenario, backend: Callable[[], ReusableBackend]
+) -> Proved | StudyOutcome:
     """Return the generated and checked schedule of a scenario.
 
     Return the outcome of all its runs instead if the scenario is impossible or the check fails.

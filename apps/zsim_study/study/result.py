@@ -133,7 +133,7 @@ def _answer(result: StudyResult) -> str:
     if goal.axis is None:
         best = ranking.accepted[0]
         facts = ", ".join(_facts(goal, best))
-        return f"{_superlative(goal)}: {best.name}: {facts}{_beside(goal, ranking)}"
+        return f"{_superlative(goal)}: {best.name}: {facts}{_comparison(goal, ranking)}"
     groups = dict.fromkeys(goal.group(row) for row in result.rows)
     parts = [_of_group(result, group) for group in groups]
     what = f"{_superlative(goal)} for each choice of {goal.table.for_each}"
@@ -197,7 +197,7 @@ def _facts(goal: Goal, row: StudyRow) -> list[str]:
     return facts
 
 
-def _beside(goal: Goal, ranking: Ranking) -> str:
+def _comparison(goal: Goal, ranking: Ranking) -> str:
     """Return a text that compares the best run with the next one or with the fastest."""
     best, fastest = ranking.accepted[0], ranking.fastest.get("")
     if goal.minimize != STEP_TIME and fastest is not None and fastest is not best:

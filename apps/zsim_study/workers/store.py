@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from zsim.backend.backend import RunFailedError
-from zsim.files.given import is_there
+from zsim.files.input_file import is_there
 from zsim.mistake import MistakeError, file_fault
 from zsim_study.study.outcome import StudyOutcome, decoded, encoded
 
@@ -75,7 +75,7 @@ class Store:
             marks = ",".join("?" * len(some))
             question = f"SELECT {COLUMNS} FROM zsim_runs WHERE key IN ({marks})"
             for row in self._connection.execute(question, some):
-                line = _whole(row)
+                line = _valid_row(row)
                 outcome = None if line is None else _outcome(line[2])
                 if line is None or outcome is None:
                     self.disbelieved += 1
@@ -105,7 +105,7 @@ def _insert(connection: sqlite3.Connection, lines: Sequence[Line]) -> None:
         )
 
 
-def _whole(row: Sequence[object]) -> Line | None:
+def _valid_row(row: Sequence[object]) -> Line | None:
     """Return the row if its checksum is right, else None."""
     match row:
         case (str(key), str(name), str(outcome), float(seconds), str(said)):
@@ -188,6 +188,6 @@ def _readable(connection: sqlite3.Connection) -> Iterator[Line]:
     connection.text_factory = lambda text: text.decode("utf-8", "replace")
     with suppress(sqlite3.Error):
         for row in connection.execute(f"SELECT {COLUMNS} FROM zsim_runs"):
-            line = _whole(row)
+            line = _valid_row(row)
             if line is not None:
                 yield line

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.bounded_text import bounded_toml
-from zsim.files.given import is_there
+from zsim.files.input_file import is_there
 from zsim.files.installed import kernel_profile, network_profile, topology
 from zsim.files.shipped_files import scenarios, studies
 from zsim.files.source import file_text, with_files

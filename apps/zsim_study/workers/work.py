@@ -16,9 +16,9 @@ from zsim.backend.backend import RunFailedError
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim_study.study.outcome import Status, StudyOutcome
 from zsim_study.study.study_plan import StudyRun, key_of
-from zsim_study.workers.crew import Crew
 from zsim_study.workers.supervised import BatchLostError
 from zsim_study.workers.worker import FinishedRun, RunBatch, run_batch
+from zsim_study.workers.worker_pool import WorkerPool
 
 BATCH_S = 0.5
 """Target duration of a batch in seconds: work lost by a kill, against the cost of sending."""
@@ -77,7 +77,7 @@ def left_of(
 
 def work_off(
     left: Mapping[str, ResolvedScenario],
-    crew: Crew,
+    worker_pool: WorkerPool,
     batch: RunBatch,
     keep: Keep,
     *,
@@ -92,19 +92,19 @@ def work_off(
     Raises:
         RunFailedError: no worker is available, or one has other code.
     """
-    work = _Work(crew=crew, batch=batch, keep=keep, tell=tell)
+    work = _Work(worker_pool=worker_pool, batch=batch, keep=keep, tell=tell)
     groups: dict[Hashable, _ScheduleGroup] = {}
     for key, resolved in left.items():
         groups.setdefault(resolved.schedule_key, _ScheduleGroup()).waiting.append((key, resolved))
     work.queue.extend(groups.values())
     while work.queue or work.flying:
-        while work.queue and len(work.flying) < AHEAD * crew.workers:
+        while work.queue and len(work.flying) < AHEAD * worker_pool.workers:
             if work.send().done():
                 break  # this process runs the batch itself: keep its outcomes before the next
         done = wait(work.flying, timeout=LOOK_S, return_when=FIRST_COMPLETED).done
         for future in done:
             work.receive(future)
-        if not done and (why := crew.lost()):
+        if not done and (why := worker_pool.lost()):
             raise RunFailedError(why)
 
 
@@ -112,7 +112,7 @@ def work_off(
 class _Work:
     """Waiting groups of runs, and batches in flight."""
 
-    crew: Crew
+    worker_pool: WorkerPool
     batch: RunBatch
     keep: Keep
     tell: Callable[[str], object]
@@ -129,7 +129,7 @@ class _Work:
         if not group.waiting:
             self.queue.popleft()
         scenarios = tuple([resolved for _, resolved in some])
-        future = _submitted(self.crew.executor, replace(self.batch, scenarios=scenarios))
+        future = _submitted(self.worker_pool.executor, replace(self.batch, scenarios=scenarios))
         self.flying[future] = (group, some)
         return future
 

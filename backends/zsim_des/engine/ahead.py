@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from zsim.schedule.operation import CollectiveOperation
 from zsim_des.engine.host_issue import HostIssue, IssueStretch, Item
-from zsim_des.engine.instruction import Ask, Enqueue
+from zsim_des.engine.instruction import AllocateRequest, Enqueue
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.rendezvous import Rendezvous
 from zsim_des.engine.stream import ProgramRun
@@ -68,7 +68,7 @@ class Tapes:
         return found
 
     def _entries(self, stretch: IssueStretch) -> list[Entry]:
-        if isinstance(stretch.stop, Ask):
+        if isinstance(stretch.stop, AllocateRequest):
             raise NotAheadError
         found: list[Entry] = []
         for item in stretch.acts:

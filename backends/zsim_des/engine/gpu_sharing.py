@@ -53,7 +53,7 @@ def takes_from_kernels(gpu: Gpu) -> bool:
     return bool(gpu.collective_share) or (measured is not None and measured.takes_from_host)
 
 
-class Beside:
+class GpuSharing:
     """The kernels and collectives of one rank that run at the same time.
 
     Kernels on several streams get equal shares. Each would fill the GPU alone, so running them

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 
 from zsim.schedule.issue_order import SETUP, set_scalar
 from zsim.schedule.operation import Free, SetScalar
-from zsim_des.engine.instruction import Ask, Choose, Enqueue, HostNote, Instruction, Lowered, Stop
+from zsim_des.engine.instruction import (
+    AllocateRequest,
+    Choose,
+    Enqueue,
+    HostNote,
+    Instruction,
+    Lowered,
+    Stop,
+)
 
 
 @dataclass(slots=True)
@@ -56,7 +64,7 @@ class IssueStretch:
     offsets_ps: list[int] = field(default_factory=list[int])
     notes_ps: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     length_ps: int = 0
-    stop: Stop | Choose | Ask | None = None
+    stop: Stop | Choose | AllocateRequest | None = None
     skipped: tuple[int, ...] = ()
 
 
@@ -148,7 +156,7 @@ class _Making:
             else:
                 self._stop(instruction, overflows=overflows)
 
-    def _stop(self, instruction: Stop | Choose | Ask, *, overflows: bool) -> None:
+    def _stop(self, instruction: Stop | Choose | AllocateRequest, *, overflows: bool) -> None:
         ended = self._now
         ended.length_ps += instruction.launch_ps
         ended.stop = instruction

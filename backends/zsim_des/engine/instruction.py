@@ -95,7 +95,7 @@ NOTHING = After((), ())
 
 
 @dataclass(slots=True)
-class Ask:
+class AllocateRequest:
     """The host allocates memory, for which it may have to wait."""
 
     name: str
@@ -104,7 +104,7 @@ class Ask:
     launch_ps: int = 0
 
 
-Instruction = Enqueue | Stop | Choose | Ask | HostNote
+Instruction = Enqueue | Stop | Choose | AllocateRequest | HostNote
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ from zsim_des.engine.fused_entries import FusedEntries
 from zsim_des.engine.instruction import (
     NOTHING,
     After,
-    Ask,
+    AllocateRequest,
     Choose,
     Enqueue,
     HostNote,
@@ -264,7 +264,7 @@ class _Lowering:
             return self._kernel(cast("Compute | Copy | Fill", operation))
         match operation:
             case Allocate():
-                return Ask(operation.id, operation) if self._asks else None
+                return AllocateRequest(operation.id, operation) if self._asks else None
             case SetScalar():
                 return None
             case Compute():

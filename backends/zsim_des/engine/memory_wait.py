@@ -14,7 +14,7 @@ Awaited = tuple[ProgramRun, int]
 """A slot in one run of a part."""
 
 
-class AskedMemory:
+class AllocationService:
     """Serves the allocations of one rank's host. `slots` maps operation ids of its program."""
 
     def __init__(self, memory: RankMemory, slots: Mapping[str, int]) -> None:
@@ -23,7 +23,7 @@ class AskedMemory:
         self._instances: dict[int, ProgramRun] = {}
         self._tails: dict[str, Awaited] = {}
         self._left: dict[tuple[int, str], list[Awaited]] = {}
-        self.book = memory.book
+        self.ledger = memory.ledger
         self.reservations = memory.reservations
 
     def issue(self, instance: ProgramRun, frees: Sequence[Free], tails: Mapping[str, int]) -> None:

@@ -11,10 +11,10 @@ from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Operation
 from zsim_des.clock.ready_queue import Agenda
 from zsim_des.engine.arrival import Key
-from zsim_des.engine.gpu_sharing import Beside, takes_from_kernels
+from zsim_des.engine.gpu_sharing import GpuSharing, takes_from_kernels
 from zsim_des.engine.host_issue import Courses, IssueStretch, Item
-from zsim_des.engine.instruction import Ask, Choose
-from zsim_des.engine.memory_wait import AskedMemory, Awaited
+from zsim_des.engine.instruction import AllocateRequest, Choose
+from zsim_des.engine.memory_wait import AllocationService, Awaited
 from zsim_des.engine.rendezvous import Rendezvous
 from zsim_des.engine.stream import UNKNOWN, EntryBatch, Links, ProgramRun, Stream
 from zsim_des.engine.watch import Durations, RunWatcher
@@ -45,7 +45,7 @@ class Rank:
     ) -> None:
         self.rank_class = rank_class
         self.program = program
-        self.memory: AskedMemory | None = None
+        self.memory: AllocationService | None = None
         self.instances: list[ProgramRun] = []
         self._before: list[ProgramRun] = []  # steps before the current run
         self._scalars = program.scalars
@@ -64,7 +64,7 @@ class Rank:
         self._going: Iterator[Awaited | int] = iter(())
         self._awaited: Awaited | None = None
         self._has_ended = False
-        beside = Beside(agenda, gpu) if gpu is not None and takes_from_kernels(gpu) else None
+        beside = GpuSharing(agenda, gpu) if gpu is not None and takes_from_kernels(gpu) else None
         changes = pace is not None or durations is not None
         self.end_ps = self._end_ps if changes else None
         self._streams = [
@@ -96,8 +96,8 @@ class Rank:
         course = self.program.of(step, self._scalars, overflows=step in overflow_steps)
         self._scalars = course.scalars
         unknown = [UNKNOWN] * len(self.program.slots)
-        told = None if self._watcher is None else self._tell
-        instance = ProgramRun(step, course, unknown, unknown.copy(), told)
+        on_end = None if self._watcher is None else self._report_end
+        instance = ProgramRun(step, course, unknown, unknown.copy(), on_end)
         if self.instances and self.instances[-1].step != SETUP:
             self._before.append(self.instances[-1])
         self.instances.append(instance)
@@ -145,8 +145,8 @@ class Rank:
                 if stop is None:
                     continue
                 self._host_at = stop.name
-                if isinstance(stop, Ask):
-                    yield from self._ask(instance, stop.operation)
+                if isinstance(stop, AllocateRequest):
+                    yield from self._request_memory(instance, stop.operation)
                     self._host_at = ""
                     continue
                 waited = [(instance, slot) for slot in stop.after.here]
@@ -156,7 +156,7 @@ class Rank:
                 for slot in stretch.skipped:
                     instance.ends[slot] = 0
                 if isinstance(stop, Choose):
-                    self._tell_act(instance, stop.operation)
+                    self._report_action(instance, stop.operation)
             self.close(instance)
 
     def _wait(self, waited: Sequence[Awaited]) -> Iterator[Awaited]:
@@ -166,7 +166,7 @@ class Rank:
                 yield where, slot
             self.host_ps = max(self.host_ps, where.ends[slot])
 
-    def _ask(self, instance: ProgramRun, allocate: Allocate) -> Iterator[Awaited | int]:
+    def _request_memory(self, instance: ProgramRun, allocate: Allocate) -> Iterator[Awaited | int]:
         """Request memory, and wait until it is available."""
         memory = self.memory
         assert memory is not None
@@ -214,7 +214,7 @@ class Rank:
         for act in stretch.acts:
             if not isinstance(act, Item):
                 instance.noted[act.name] = self.host_ps
-                self._tell_act(instance, act.operation)
+                self._report_action(instance, act.operation)
                 continue
             taken_ps = act.what.launch_ps
             if self._durations is not None:
@@ -242,11 +242,11 @@ class Rank:
                     break
         return found
 
-    def _tell_act(self, instance: ProgramRun, operation: Operation) -> None:
+    def _report_action(self, instance: ProgramRun, operation: Operation) -> None:
         if self._watcher is not None:
             self._watcher.act(self.rank_class.rank, instance.step, operation, self.host_ps)
 
-    def _tell(self, instance: ProgramRun, slot: int) -> None:
+    def _report_end(self, instance: ProgramRun, slot: int) -> None:
         assert self._watcher is not None
         span_ps = instance.starts[slot], instance.ends[slot]
         self._watcher.end(self.rank_class.rank, instance.step, slot, span_ps)

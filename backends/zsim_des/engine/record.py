@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from zsim.backend.backend import Job
-from zsim.memory import book, deferred_frees, reservations
+from zsim.memory import deferred_frees, memory_ledger, reservations
 from zsim.network.volume import transfer
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Compute, Free, Operation
-from zsim.trace.trace import BookEntry, Event, RankTrace, Reservation, Transfer
+from zsim.trace.trace import Event, LedgerEntry, RankTrace, Reservation, Transfer
 from zsim_des.engine.host_bound import host_bound_ps
 from zsim_des.engine.instruction import Enqueue
 from zsim_des.engine.rank import Rank
@@ -70,16 +70,16 @@ class Records:
             ]
         )
 
-    def _memory(self, rank: Rank) -> tuple[tuple[BookEntry, ...], tuple[Reservation, ...]]:
+    def _memory(self, rank: Rank) -> tuple[tuple[LedgerEntry, ...], tuple[Reservation, ...]]:
         """Return the memory ledger of a rank and the reservations of its pools."""
         if rank.memory is not None:
-            return rank.memory.book(), rank.memory.reservations()
+            return rank.memory.ledger(), rank.memory.reservations()
         job, program = self._job, rank.rank_class.program
         if not program.defers:
             known = self._worst_cases.of(job, program)
-            return known.book, known.reservations
-        returns = _TimedBook(rank.instances, rank.program.slots)
-        found = book(program, job.steps, self._overflow_steps, returns)
+            return known.ledger, known.reservations
+        returns = _TimedReturns(rank.instances, rank.program.slots)
+        found = memory_ledger(program, job.steps, self._overflow_steps, returns)
         late = deferred_frees(program, found, job.steps, self._overflow_steps)
         return found, reservations(job.schedule, program, found, job.cluster, deferred=late)
 
@@ -115,7 +115,7 @@ def _transfers(rank: Rank) -> tuple[Transfer, ...]:
     )
 
 
-class _TimedBook:
+class _TimedReturns:
     """Returns deferred memory at the first allocation issued after its uses ended."""
 
     def __init__(self, instances: Sequence[ProgramRun], slots: dict[str, int]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 
 from zsim_des.clock.ready_queue import Agenda, Walker
 from zsim_des.engine.arrival import ALONE, Arrival, Key
-from zsim_des.engine.gpu_sharing import Beside
+from zsim_des.engine.gpu_sharing import GpuSharing
 from zsim_des.engine.host_issue import HostIssue, Item
 from zsim_des.engine.rendezvous import CarriedStart, Rendezvous
 from zsim_des.symmetry.classes import RankClass
@@ -28,7 +28,7 @@ class ProgramRun:
 
     `noted` has the host time at allocations, `issuing` the interval in which it issued each
     stretch; `memory_wait_ps` is how long it waited for memory. `late` has, by stream, entries that
-    waited only for the host: when each could have started and when the host issued it. `told` is
+    waited only for the host: when each could have started and when the host issued it. `on_end` is
     called with each slot whose end becomes known.
     """
 
@@ -36,7 +36,7 @@ class ProgramRun:
     course: HostIssue
     starts: list[int]
     ends: list[int]
-    told: Callable[["ProgramRun", int], None] | None = None
+    on_end: Callable[["ProgramRun", int], None] | None = None
     noted: dict[str, int] = field(default_factory=dict[str, int])
     issuing: list[Interval] = field(default_factory=list[Interval])
     memory_wait_ps: int = 0
@@ -50,8 +50,8 @@ class ProgramRun:
     def finish(self, agenda: Agenda, slot: int, end_ps: int) -> None:
         """Record the end of `slot`, and wake its waiters."""
         self.ends[slot] = end_ps
-        if self.told is not None:
-            self.told(self, slot)
+        if self.on_end is not None:
+            self.on_end(self, slot)
         if self.watched:
             for walker in self.watched.pop(slot, ()):
                 agenda.wake(walker)
@@ -95,7 +95,7 @@ class Stream:
         agenda: Agenda,
         rendezvous: Rendezvous,
         end_ps: Callable[[ProgramRun, Item, int], int] | None,
-        beside: Beside | None,
+        beside: GpuSharing | None,
         is_alone: Callable[["Stream"], bool],
     ) -> None:
         self.name = name
@@ -174,7 +174,7 @@ class Stream:
 
     def _runs_ahead(self, instance: ProgramRun) -> bool:
         """Return True if times of plain kernels cannot change, and no watcher observes them."""
-        if self._end_ps is not None or instance.told is not None:
+        if self._end_ps is not None or instance.on_end is not None:
             return False
         return self._beside is None or (self._beside.is_free and self._is_alone(self))
 
@@ -221,7 +221,7 @@ class Stream:
                 after_ps = max(after_ps, end_ps)
         return after_ps
 
-    def _may_share(self, beside: Beside, item: Item) -> bool:
+    def _may_share(self, beside: GpuSharing, item: Item) -> bool:
         """Return True if other work may share the GPU, or the network, with an entry."""
         if item.is_recorded:
             return False

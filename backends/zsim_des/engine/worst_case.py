@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from zsim.backend.backend import Job
 from zsim.memory import (
     Deferred,
-    book,
     capacity_bytes,
     deferred_frees,
+    memory_ledger,
     reservations,
 )
 from zsim.schedule.schedule import Program
-from zsim.trace.trace import BookEntry, Reservation
+from zsim.trace.trace import LedgerEntry, Reservation
 
 
 @dataclass(frozen=True, slots=True)
 class RoleWorstCase:
     """The memory ledger and reservations of a role if deferred frees return as late as possible."""
 
-    book: tuple[BookEntry, ...]
+    ledger: tuple[LedgerEntry, ...]
     reservations: tuple[Reservation, ...]
     depends_on_time: bool
 
@@ -68,7 +68,7 @@ class WorstCases:
             self._kept.clear()
 
     def _made(self, job: Job, program: Program) -> RoleWorstCase:
-        entries = book(program, job.steps, self._overflow_steps)
+        entries = memory_ledger(program, job.steps, self._overflow_steps)
         is_late = program.defers
         late: Deferred = ()
         if is_late:

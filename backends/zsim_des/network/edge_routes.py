@@ -29,7 +29,7 @@ class EdgeRoutes:
         self._nodes = {end for end in ends if re.fullmatch(r"node\d+", end)}
         self._next: dict[str, list[tuple[str, int, int]]] = {}
         self._distances: dict[str, dict[str, int]] = {}
-        self._ways: dict[tuple[int, int], tuple[list[tuple[int, int]], int]] = {}
+        self._paths: dict[tuple[int, int], tuple[list[tuple[int, int]], int]] = {}
         for index, edge in enumerate(edges):
             pair = (edge.source, edge.target)
             if pair in dead or pair[::-1] in dead:
@@ -45,23 +45,23 @@ class EdgeRoutes:
         """
         found: list[tuple[int, int, int]] = []
         for index, pair in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
-            found += [(link, index, divisor) for link, divisor in self._way(pair)[0]]
+            found += [(link, index, divisor) for link, divisor in self._path(pair)[0]]
         link, which, divisor = np.array(found, np.int64).reshape(-1, 3).T
         return link, which, divisor
 
     def latency_ps(self, source: Ints, target: Ints) -> Ints:
         """Return the latency of the longest route between each pair of nodes, in picoseconds."""
         pairs = zip(source.tolist(), target.tolist(), strict=True)
-        return np.array([self._way(pair)[1] for pair in pairs], np.int64)
+        return np.array([self._path(pair)[1] for pair in pairs], np.int64)
 
-    def _way(self, pair: tuple[int, int]) -> tuple[list[tuple[int, int]], int]:
+    def _path(self, pair: tuple[int, int]) -> tuple[list[tuple[int, int]], int]:
         """Return the links between two nodes, each with a divisor, and the longest latency.
 
         A link that several routes share has one entry for each part 1 / divisor of its load.
         """
-        if pair not in self._ways:
-            self._ways[pair] = self._spread(*(f"node{node}" for node in pair))
-        return self._ways[pair]
+        if pair not in self._paths:
+            self._paths[pair] = self._spread(*(f"node{node}" for node in pair))
+        return self._paths[pair]
 
     def _spread(self, source: str, target: str) -> tuple[list[tuple[int, int]], int]:
         distance = self._distance(target)

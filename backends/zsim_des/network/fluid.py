@@ -129,7 +129,7 @@ class Network:
         self._forget_rates()
         self._arm()
 
-    def turn(self, state: int) -> None:
+    def set_state(self, state: int) -> None:
         """Switch to `state`, with other dead links: activities in flight take other routes.
 
         Raises:

@@ -64,22 +64,22 @@ def _nothing() -> LoadTable:
     return LoadTable(*(np.zeros(0, np.int64) for _ in range(3)))
 
 
-def ring_table(spread: Spread, wiring: Wiring, ways: Routes) -> RingTable:
+def ring_table(spread: Spread, wiring: Wiring, routes: Routes) -> RingTable:
     """Return the loads that the rings of a group put on links.
 
     Raises:
         CutError: no route is left between two of its ranks.
     """
     inner, outer = spread.inner, spread.outer
-    within = ways.near(inner.source, inner.target)
+    within = routes.near(inner.source, inner.target)
     whole = np.ones_like(inner.owner)
     leaves = np.flatnonzero(inner.divisor)
     some = inner.some(leaves)
     by_pcie = wiring.cluster.pcie_link is not None
-    beyond = ways.far(outer.source, outer.target, ports=False)
+    beyond = routes.far(outer.source, outer.target, ports=False)
     far = _table(outer, (beyond, outer.divisor, 1))
     if by_pcie:
-        off = ways.near(some.source, some.target)
+        off = routes.near(some.source, some.target)
         far = _both(far, _table(some, (off, some.divisor, -1)))
         return RingTable(_table(inner, (within, whole, 1)), far)
     # NICs are attached to the switch: all bytes of a rank pass its own link, also those that leave.
@@ -91,14 +91,14 @@ def ring_table(spread: Spread, wiring: Wiring, ways: Routes) -> RingTable:
     members = Flows(spread.communicator[ranks], ranks, ranks, np.ones_like(ranks))
     near = _table(members, (ports, members.divisor, 1))
     boards, turned = Hops(), Hops()
-    ways.cross(boards, inner.source, inner.target)
-    ways.cross(turned, some.source, some.target)
+    routes.cross(boards, inner.source, inner.target)
+    routes.cross(turned, some.source, some.target)
     near = _both(near, _table(inner, (boards, whole, 1)))
     far = _both(far, _table(some, (turned, some.divisor, -1)))
     return RingTable(near, far)
 
 
-def send_table(spread: Spread, offset: int, ways: Routes) -> LoadTable:
+def send_table(spread: Spread, offset: int, routes: Routes) -> LoadTable:
     """Return by rank the loads of Sends to the member `offset` away.
 
     Raises:
@@ -109,7 +109,7 @@ def send_table(spread: Spread, offset: int, ways: Routes) -> LoadTable:
     for is_far in (False, True):
         ranks = np.flatnonzero((far == is_far) & (peer >= 0))
         target = peer[ranks]
-        hops = ways.far(ranks, target, ports=True) if is_far else ways.near(ranks, target)
+        hops = routes.far(ranks, target, ports=True) if is_far else routes.near(ranks, target)
         one = np.ones_like(ranks)
         found = _both(found, _table(Flows(ranks, ranks, target, one), (hops, one, 1)))
     return found
@@ -138,13 +138,13 @@ def host_flow_table(flow: HostFlow, ranks: Ints, wiring: Wiring) -> LoadTable:
     return LoadTable(np.tile(ranks, len(hops)), link, np.ones_like(link))
 
 
-def neighbour_table(first: int, last: int, wiring: Wiring, ways: Routes) -> LoadTable:
+def neighbour_table(first: int, last: int, wiring: Wiring, routes: Routes) -> LoadTable:
     """Return the loads of a ring over nodes `first` to `last`, through all NICs."""
     rails = wiring.rails
     nodes = np.repeat(np.arange(first, last + 1), rails)
     before = np.where(nodes == first, last, nodes - 1)
     rail = np.tile(np.arange(rails), last + 1 - first)
-    hops = ways.above(before, nodes, rail)
+    hops = routes.above(before, nodes, rail)
     every = np.arange(len(nodes))
     hops.add(wiring.out + nodes * rails + rail, every)
     hops.add(wiring.into + nodes * rails + rail, every)
@@ -152,7 +152,7 @@ def neighbour_table(first: int, last: int, wiring: Wiring, ways: Routes) -> Load
     return _table(Flows(np.zeros_like(nodes), nodes, nodes, one), (hops, one, 1))
 
 
-def laps_ps(spread: Spread, node: Ints, ways: Routes, board_ps: int) -> Ints:
+def laps_ps(spread: Spread, node: Ints, routes: Routes, board_ps: int) -> Ints:
     """Return the latency once around each communicator's ring, beyond domains and their NICs.
 
     Picoseconds. The sum of the latency of the fabric between domains, by the longest route of the
@@ -161,14 +161,14 @@ def laps_ps(spread: Spread, node: Ints, ways: Routes, board_ps: int) -> Ints:
     total = np.zeros(len(spread.members), np.int64)
     outer = spread.outer
     if len(outer.source):
-        climb = ways.climb_ps(node[outer.source], node[outer.target])
+        climb = routes.climb_ps(node[outer.source], node[outer.target])
         longest = np.zeros(int(spread.block.max()) + 1, np.int64)
         np.maximum.at(longest, spread.block, climb)
         blocks, firsts = np.unique(spread.block, return_index=True)
         np.add.at(total, outer.owner[firsts], longest[blocks])
     inner = spread.inner
     if board_ps and len(inner.source):
-        crossed = np.flatnonzero(ways.crossings(inner.source, inner.target))
+        crossed = np.flatnonzero(routes.crossings(inner.source, inner.target))
         two = spread.on_domain[inner.source] == 2  # between two ranks a chunk goes in one direction
         crossed = crossed[~two[crossed] | (inner.source < inner.target)[crossed]]
         np.add.at(total, inner.owner[crossed], board_ps)

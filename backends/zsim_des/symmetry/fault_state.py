@@ -86,7 +86,7 @@ def _ceiling(now: int, left: int | Fraction, factor: Fraction) -> int:
     return now - (-over // under)
 
 
-class Trouble:
+class Disturbances:
     """Faults and neighbours of one run on a cluster.
 
     Raises:

@@ -31,14 +31,18 @@ from zsim_des.network.link_numbering import Wiring
 from zsim_des.network.outage import NOTHING_DEAD, Outage
 from zsim_des.network.routes import Routes
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, FoldedLink, Peer, RankClass, Taken
-from zsim_des.symmetry.fault_state import Trouble
+from zsim_des.symmetry.fault_state import Disturbances
 from zsim_des.symmetry.refinement import Colours, Mixes, mixed, sums
 
 Key = TypeVar("Key")
 
 
 def fold(
-    schedule: Schedule, trouble: Trouble, *, unfold: bool = False, used: Used | None = None
+    schedule: Schedule,
+    disturbances: Disturbances,
+    *,
+    unfold: bool = False,
+    used: Used | None = None,
 ) -> Fold:
     """Return the classes of `schedule` on a cluster; a rank with a fault is in a separate class.
 
@@ -49,14 +53,14 @@ def fold(
         CutError: ranks that exchange bytes cannot reach each other even with nothing dead.
     """
     known = used_of(schedule) if used is None else used
-    return _Folding(schedule, trouble, known, unfold=unfold).fold()
+    return _Folding(schedule, disturbances, known, unfold=unfold).fold()
 
 
 @dataclass(slots=True)
 class _State:
     """Loads on links, and durations of laps, during one outage."""
 
-    ways: Routes
+    routes: Routes
     rings: list[RingTable]
     sends: list[tuple[Spread, int, LoadTable]]
     neighbours: list[LoadTable]
@@ -71,19 +75,21 @@ class _State:
 class _Folding:
     """Properties of ranks, communicators and links, from which the classes are computed."""
 
-    def __init__(self, schedule: Schedule, trouble: Trouble, used: Used, *, unfold: bool) -> None:
-        cluster = trouble.cluster
+    def __init__(
+        self, schedule: Schedule, disturbances: Disturbances, used: Used, *, unfold: bool
+    ) -> None:
+        cluster = disturbances.cluster
         every = np.arange(schedule.mesh.size)
         self._schedule = schedule
-        self._trouble = trouble
+        self._trouble = disturbances
         self._wiring = wiring = Wiring(cluster)
-        self._slow = trouble.links(wiring)
+        self._slow = disturbances.links(wiring)
         self._node = every // cluster.gpus_per_node
         places, self._spreads = used.placed(schedule, cluster)
         self._rings = used.rings
         self._cuts: dict[int, str] = {}
         self._states = [
-            self._state(index, outage) for index, outage in enumerate(trouble.outages.states)
+            self._state(index, outage) for index, outage in enumerate(disturbances.outages.states)
         ]
         self._host_flows = {flow: host_flow_table(flow, every, wiring) for flow in used.host_flows}
         self._used = self._number_links()
@@ -111,29 +117,29 @@ class _Folding:
 
     def _state(self, index: int, outage: Outage) -> _State:
         """Return the tables of a state; if it cuts ranks off, those without an outage."""
-        ways = Routes(self._wiring, outage)
+        routes = Routes(self._wiring, outage)
         cluster, spreads = self._trouble.cluster, self._spreads
         board_ps = 0 if cluster.board_link is None else cluster.board_link.latency_ps
         try:
             return _State(
-                ways=ways,
+                routes=routes,
                 rings=[
-                    ring_table(spread, self._wiring, ways)
+                    ring_table(spread, self._wiring, routes)
                     if spread.name in self._rings
                     else no_ring()
                     for spread in spreads
                 ],
                 sends=[
-                    (spread, offset, send_table(spread, offset, ways))
+                    (spread, offset, send_table(spread, offset, routes))
                     for spread in spreads
                     for offset in spread.peer
                 ],
                 neighbours=[
-                    neighbour_table(each.first_node, each.last_node, self._wiring, ways)
+                    neighbour_table(each.first_node, each.last_node, self._wiring, routes)
                     for each in self._trouble.neighbours
                 ],
                 laps_ps=[
-                    laps_ps(spread, self._node, ways, board_ps)
+                    laps_ps(spread, self._node, routes, board_ps)
                     if spread.name in self._rings
                     else np.zeros(len(spread.members), np.int64)
                     for spread in spreads
@@ -191,10 +197,10 @@ class _Folding:
             for number, table in enumerate(state.neighbours):
                 meets = mixed(table.divisor, 10 + 1000 * salt + number)
                 total += sums(table.link, meets, len(total))
-        ways = list(dict.fromkeys(map(tuple, self._slow.values())))
+        routes = list(dict.fromkeys(map(tuple, self._slow.values())))
         slow = np.zeros(len(total), np.int64)
         for link, changes in self._slow.items():
-            slow[self._used == link] = ways.index(tuple(changes)) + 1
+            slow[self._used == link] = routes.index(tuple(changes)) + 1
         return total + mixed(slow, 1)
 
     def fold(self) -> Fold:
@@ -248,17 +254,17 @@ class _Folding:
                     rank_class=int(self._index_of[other]),
                     is_far=is_far,
                     climb_ps=tuple(
-                        self._climb_ps(state.ways, rank, other, is_far=is_far)
+                        self._climb_ps(state.routes, rank, other, is_far=is_far)
                         for state in self._states
                     ),
                 )
         return found
 
-    def _climb_ps(self, ways: Routes, rank: int, other: int, *, is_far: bool) -> int:
+    def _climb_ps(self, routes: Routes, rank: int, other: int, *, is_far: bool) -> int:
         if is_far:
-            return int(ways.climb_ps(self._node[[rank]], self._node[[other]])[0])
+            return int(routes.climb_ps(self._node[[rank]], self._node[[other]])[0])
         board = self._trouble.cluster.board_link
-        if board is None or not ways.crossings(np.array([rank]), np.array([other]))[0]:
+        if board is None or not routes.crossings(np.array([rank]), np.array([other]))[0]:
             return 0
         return board.latency_ps
 

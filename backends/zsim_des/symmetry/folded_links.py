@@ -19,15 +19,15 @@ from zsim.cluster.host_links import (
 from zsim.cluster.links import FROM_SWITCH, TO_SWITCH, LinkClass
 from zsim.compute.drive import drive_bytes_per_s
 from zsim.network.algorithm.activity import GroupShape
+from zsim.network.algorithm.path_latency import far_ps, near_ps
 from zsim.network.algorithm.ring import RingShape
-from zsim.network.algorithm.way_latency import far_ps, near_ps
-from zsim.network.link_load import Decision, LinkLoad, LinkLoads, Ways
+from zsim.network.link_load import Decision, LinkLoad, LinkLoads, PathLatency
 from zsim.schedule.operation import CollectiveOperation
 from zsim_des.network.carried import Carried
 from zsim_des.network.link_numbering import directions
 from zsim_des.network.max_min_fair import Shape
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, RankClass, SendKey
-from zsim_des.symmetry.fault_state import Trouble
+from zsim_des.symmetry.fault_state import Disturbances
 
 Loads = dict[int, Fraction]
 """Bytes on one link of each class, by its number, per byte that ring neighbours exchange."""
@@ -53,21 +53,23 @@ class FoldedLinkTable:
     loads of each neighbour, which include a private link that limits it to its demand.
     """
 
-    def __init__(self, fold: Fold, trouble: Trouble, decision: Decision | None = None) -> None:
-        cluster = trouble.cluster
+    def __init__(
+        self, fold: Fold, disturbances: Disturbances, decision: Decision | None = None
+    ) -> None:
+        cluster = disturbances.cluster
         self.classes: list[FoldedLinks] = []
         self.slow: list[tuple[int, Fraction, Window]] = []
         self._cluster = cluster
-        ways = Ways(
+        latency = PathLatency(
             near_ps=near_ps(cluster),
             far_ps=far_ps(cluster),
         )
-        self._demands = LinkLoads(cluster=cluster, decision=decision or Decision(), ways=ways)
-        self._count = len(trouble.outages.states)
+        self._demands = LinkLoads(cluster=cluster, decision=decision or Decision(), latency=latency)
+        self._count = len(disturbances.outages.states)
         self._rings: dict[int, list[dict[int, tuple[Fraction, Fraction]]]] = {}
         self._sends: dict[SendKey, States] = {}
         self.neighbours: list[States] = []
-        for neighbour in trouble.neighbours:
+        for neighbour in disturbances.neighbours:
             speed = Fraction(neighbour.bytes_per_s)
             own = self._add(FoldedLinks(("neighbour",), Fraction(1), speed))
             self.neighbours.append(tuple({own: Fraction(1)} for _ in range(self._count)))

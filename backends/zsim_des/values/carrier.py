@@ -151,7 +151,7 @@ class Carrier(Generic[A]):
         self._behind += [(max(end_ps, host_ps), memory) for host_ps, memory in running.frees]
         if not self._ending:
             for time_ps, memory in self._behind:
-                self._add(time_ps, partial(self._values.spoil, memory))
+                self._add(time_ps, partial(self._values.invalidate, memory))
             self._behind.clear()
         if self._tails[rank, running.stream] is running:
             self._tails[rank, running.stream] = end_ps
@@ -234,7 +234,7 @@ class Carrier(Generic[A]):
         else:
             memory.give_back(buffer, block)
             if not free.uses or free.mode is FreeMode.HOST:
-                self._spoil_behind(rank, buffer.home, block, host_ps)
+                self._invalidate_after(rank, buffer.home, block, host_ps)
 
     def _return_deferred(self, rank: int, host_ps: int) -> None:
         """Free the blocks of deferred frees whose uses have finished by now."""
@@ -246,20 +246,20 @@ class Carrier(Generic[A]):
                 continue
             buffer = self._buffer(rank, free.buffer)
             self.memory[rank].give_back(buffer, block)
-            self._spoil_behind(rank, buffer.home, block, host_ps)
+            self._invalidate_after(rank, buffer.home, block, host_ps)
         self._deferred[rank] = waiting
 
-    def _spoil_behind(self, rank: int, home: str, block: MemoryBlock[A], host_ps: int) -> None:
+    def _invalidate_after(self, rank: int, home: str, block: MemoryBlock[A], host_ps: int) -> None:
         """Spoil a block after all current work of its home stream, and not before `host_ps`."""
         tail = self._tails.get((rank, home), 0)
         if isinstance(tail, int):
-            self._add(max(tail, host_ps), partial(self._values.spoil, block.memory))
+            self._add(max(tail, host_ps), partial(self._values.invalidate, block.memory))
         else:
             tail.frees.append((host_ps, block.memory))
 
     def _branch(self, rank: int, step: int, name: str, window: BlockAccess[A]) -> Iterable[Fault]:
         """Yield a fault unless the window's value selects the branch that this host took."""
-        if self._values.is_spoiled(window.now):
+        if self._values.is_invalidated(window.now):
             yield Fault(rank, step, name, window.buffer, "reads what nobody wrote")
         elif self._values.is_zero(window.now) is (step in self._overflow_steps):
             yield Fault(rank, step, name, window.buffer, "sends the host the other way")

@@ -12,7 +12,7 @@ Segments = frozenset[tuple[str, int]]
 """Segments by unit name and number."""
 
 
-def drawn_apart(model: Model) -> Segments:
+def independent_draws(model: Model) -> Segments:
     """Return the segments in which ranks of the tensor axis draw different masks."""
     return frozenset(
         (unit.name, place)

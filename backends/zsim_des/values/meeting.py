@@ -65,7 +65,7 @@ class Meeting(Generic[A]):
         sources: list[A] = []
         for one in seated:
             windows = [each for each in (one.source, one.target) if each is not None]
-            yield from one.running.intruders(values, windows)
+            yield from one.running.foreign_writes(values, windows)
             if one.source is not None:
                 assert one.source.before is not None
                 sources.append(one.source.before)

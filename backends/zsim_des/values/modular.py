@@ -65,11 +65,11 @@ class Modular:
         """Return `size` elements of `memory` from `start` on."""
         return memory[start : start + size]
 
-    def spoil(self, window: Numbers) -> None:
+    def invalidate(self, window: Numbers) -> None:
         """Make every element of `window` invalid (NaN)."""
         window.fill(np.nan)
 
-    def is_spoiled(self, window: Numbers) -> bool:
+    def is_invalidated(self, window: Numbers) -> bool:
         """Return True if every element of `window` is NaN."""
         return bool(np.count_nonzero(np.isnan(window)) == len(window))
 

@@ -14,10 +14,10 @@ class NotedMemory:
         """Return `size` elements of `memory` from `start` on."""
         return memory[start : start + size]
 
-    def spoil(self, window: Notes) -> None:
+    def invalidate(self, window: Notes) -> None:
         """Do nothing."""
 
-    def is_spoiled(self, window: Notes) -> bool:
+    def is_invalidated(self, window: Notes) -> bool:
         """Return False: spoiled memory is not tracked."""
         del window
         return False

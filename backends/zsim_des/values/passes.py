@@ -34,7 +34,7 @@ def backward(
     """
     left = of(Role.INTERMEDIATE_GRADIENT)
     if compute.action is Action.BACKWARD_WEIGHT:
-        slope = stand_in.alike(joined(left))
+        slope = stand_in.common_value(joined(left))
     else:
         slope = stand_in.slope_of(_name(compute), of(Role.OUTPUT_GRADIENT))
     made = stand_in.backward(

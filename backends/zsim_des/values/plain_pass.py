@@ -66,13 +66,13 @@ class PlainPass:
         summed = self._model.summed_copies if self._model.tensor > 1 else frozenset[str]()
         for name in (each.name for each in self._model.parameters):
             if name in summed and name in self._trainable:
-                for places in map(self._beside, self._places[:: self._model.tensor]):
+                for places in map(self._tensor_peers, self._places[:: self._model.tensor]):
                     gradients = [self.gradients[place] for place in places]
                     total = reduced(np.sum([own[name] for own in gradients], axis=0))
                     for own in gradients:
                         own[name] = total
 
-    def _beside(self, place: int) -> range:
+    def _tensor_peers(self, place: int) -> range:
         """Return the places of the tensor axis with the same data."""
         ranks = self._model.tensor
         return range(place - place % ranks, place - place % ranks + ranks)
@@ -89,9 +89,9 @@ class PlainPass:
 
         The last input may be gathered from all places that share the sequences.
         """
-        whole = segment.reads_whole
+        whole = segment.reads_gathered
         read = [
-            self._together(self._values, name, self._beside(place))
+            self._together(self._values, name, self._tensor_peers(place))
             if whole and self._cut(name)
             else self._values[place][name]
             for name in segment.inputs
@@ -115,7 +115,7 @@ class PlainPass:
     def _own(self, made: list[list[Numbers]], names: Sequence[str]) -> list[list[Numbers]]:
         """Sum over the tensor axis; each place keeps its own tokens of values that are sharded."""
         ranks = self._model.tensor
-        sums = [_sum([made[each] for each in self._beside(place)]) for place in self._places]
+        sums = [_sum([made[each] for each in self._tensor_peers(place)]) for place in self._places]
         for place, own in enumerate(sums):
             for index, name in enumerate(names):
                 if self._cut(name):
@@ -177,7 +177,7 @@ class PlainPass:
                 gradients[-1] = last[self._passing(place, segment, way=1)]
         elif segment.sums_gradients:
             made = self._own(made, wanted)
-        elif segment.reads_whole:
+        elif segment.reads_gathered:
             made = [
                 [
                     np.split(each, ranks)[place % ranks] if self._cut(name) else each
@@ -205,14 +205,14 @@ class PlainPass:
     ) -> stand_in.Backward:
         segment: Segment = unit.segments[position]
         slopes = {
-            value.name: self._together(self._slopes, value.name, self._beside(place))
+            value.name: self._together(self._slopes, value.name, self._tensor_peers(place))
             if segment.ends is not None and value.tensor_sharded
             else self._slopes[place][value.name]
             for value in segment.outputs
             if value.name in self._slopes[place]
         }
         saved = self._saved[place][unit.name, position]
-        sizes = self._elements(wanted, whole=segment.reads_whole)
+        sizes = self._elements(wanted, whole=segment.reads_gathered)
         if self._wants_shared(segment, wanted):
             sizes[-1] *= len(self._sharing(place))
         return stand_in.backward(

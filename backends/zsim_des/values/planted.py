@@ -44,7 +44,7 @@ def plantable(schedule: Schedule, model: Model, step: int = 0) -> Iterator[Plant
     """Yield one origin for every element of every gradient that a backward produces."""
     copies = {each.name for each in model.parameters if not each.tensor_sharded}
     whole = copies - model.summed_copies
-    for ranks in _alike(schedule):
+    for ranks in _tensor_groups(schedule):
         for operation in walk(schedule.program_of(min(ranks)).step):
             if not isinstance(operation, Compute) or operation.action not in MAKES_GRADIENTS:
                 continue
@@ -64,7 +64,7 @@ def plantable(schedule: Schedule, model: Model, step: int = 0) -> Iterator[Plant
                         )
 
 
-def _alike(schedule: Schedule) -> Iterator[frozenset[int]]:
+def _tensor_groups(schedule: Schedule) -> Iterator[frozenset[int]]:
     """Yield sets of ranks that differ only along the tensor axis."""
     found: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank in range(schedule.mesh.size):

@@ -75,7 +75,7 @@ class Running(Generic[A]):
             if window.reads:
                 window.before = values.taken(window.now)
         for window in written:
-            values.spoil(window.now)
+            values.invalidate(window.now)
         for window in windows:
             if window.reads and not window.writes:
                 window.expected = window.before
@@ -85,7 +85,7 @@ class Running(Generic[A]):
     def complete(self, values: Values[A]) -> Iterator[Fault]:
         """Store the outputs; yield faults for accesses of others in between."""
         assert self.operation is not None
-        yield from self.intruders(values, self.windows)
+        yield from self.foreign_writes(values, self.windows)
         made = values.apply(
             self.operation, self.views, seat=self.seat, step=self.step, scalars=self.scalars
         )
@@ -98,11 +98,13 @@ class Running(Generic[A]):
         """Return the initial content of each window; for one that is only written, the window."""
         return [window.now if window.before is None else window.before for window in self.windows]
 
-    def intruders(self, values: Values[A], windows: Iterable[BlockAccess[A]]) -> Iterator[Fault]:
+    def foreign_writes(
+        self, values: Values[A], windows: Iterable[BlockAccess[A]]
+    ) -> Iterator[Fault]:
         """Yield faults for changes that others made to `windows` since the start."""
         for window in windows:
             if window.writes:
-                if not values.is_spoiled(window.now):
+                if not values.is_invalidated(window.now):
                     why = "another operation wrote it while this one did"
                     yield Fault(self.seat.rank, self.step, self.name, window.buffer, why)
             elif window.expected is not None and not values.same(window.now, window.expected):

@@ -37,7 +37,7 @@ def _digest(name: str, parts: Sequence[Numbers]) -> float:
     return dot(curved, constants(name, whole.size))
 
 
-def alike(numbers: Numbers) -> float:
+def common_value(numbers: Numbers) -> float:
     """Return the common value of `numbers`; NaN if they differ, 0 if there are none."""
     if not numbers.size:
         return 0.0
@@ -100,7 +100,7 @@ def backward(
         sizes: elements of the inputs whose gradient is wanted.
     """
     seen = _digest(f"{name}/kept", inputs) + _digest(f"{name}/parameter", parameters)
-    seen = (seen + times(7.0, sum(map(alike, saved)) % PRIME)) % PRIME
+    seen = (seen + times(7.0, sum(map(common_value, saved)) % PRIME)) % PRIME
     square = times(seen, seen)
     whole = joined(parameters)
     own = product(constants(f"{name}/gradient", whole.size), square)

@@ -9,7 +9,7 @@ from zsim_des.engine.watch import Durations
 from zsim_des.values.carried_run import carry
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.difference import differences
-from zsim_des.values.drawn import drawn_apart
+from zsim_des.values.drawn import independent_draws
 from zsim_des.values.modular import Modular
 from zsim_des.values.plain import PlainState
 from zsim_des.values.planted import Planted
@@ -50,7 +50,7 @@ def train_by_schedule(
         RefusedError: the schedule cannot be simulated.
     """
     steps = overflow_steps | {each.step for each in planted}
-    values = Modular(job.schedule, overflow_steps, planted, apart=drawn_apart(job.model))
+    values = Modular(job.schedule, overflow_steps, planted, apart=independent_draws(job.model))
     carrier = Carrier(job.schedule, values, steps)
     try:
         carry(job, carrier, durations=durations, overflow_steps=steps)

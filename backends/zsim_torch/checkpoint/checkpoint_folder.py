@@ -72,7 +72,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
     alone = not distributed.is_initialized()
     first = alone or distributed.get_rank() == 0
     try:
-        with _alone_unsaid():
+        with _without_alone_warning():
             save_state(dict(state), storage_writer=writer, no_dist=alone)
     except (CheckpointException, OSError, RuntimeError) as error:
         if first:
@@ -164,7 +164,7 @@ class _CodelessPlanner(DefaultLoadPlanner):
 
 def _read(folder: Path, metadata: Metadata, state: dict[str, Any], *, alone: bool) -> None:
     try:
-        with _alone_unsaid():
+        with _without_alone_warning():
             load_state(
                 state,
                 storage_reader=_KnownReader(folder, metadata),
@@ -176,7 +176,7 @@ def _read(folder: Path, metadata: Metadata, state: dict[str, Any], *, alone: boo
 
 
 @contextmanager
-def _alone_unsaid() -> Generator[None]:
+def _without_alone_warning() -> Generator[None]:
     """Suppress the warning that a single process saves or loads alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -34,9 +34,9 @@ from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
 from zsim_torch.checkpoint.held_tensor import HeldBox, HeldTensor
 from zsim_torch.checkpoint.parameter_part import ParameterPart
 from zsim_torch.execute.executor import RankMachine
+from zsim_torch.execute.first_nan import STATE
+from zsim_torch.execute.full_parameters import StateMemory, holders, own_part, persistent, spread
 from zsim_torch.execute.optimizer_groups import RateGroups, moment_names
-from zsim_torch.execute.sightings import STATE
-from zsim_torch.execute.whole_parameters import StateMemory, holders, own_part, persistent, spread
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.visit import views_of
 

@@ -112,14 +112,14 @@ def load_metadata(file: IO[bytes]) -> Metadata:
         ValueError: it is not metadata of files in one folder.
     """
     found: object = _Unpickler(file).load()
-    if not isinstance(found, Metadata) or not _is_whole(found):
+    if not isinstance(found, Metadata) or not _is_valid(found):
         raise ValueError(f"{METADATA} is no metadata of torch.distributed.checkpoint")
     if found.storage_meta is None:
         found.storage_meta = StorageMeta()
     return found
 
 
-def _is_whole(metadata: Metadata) -> bool:
+def _is_valid(metadata: Metadata) -> bool:
     """Return True if each value has a valid type, and each file is in the metadata's folder."""
     kinds = vars(metadata).get("state_dict_metadata")
     files = vars(metadata).get("storage_data")

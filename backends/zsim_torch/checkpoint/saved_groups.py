@@ -52,7 +52,7 @@ def matched(
         if len(keys) != 1 or None in keys:
             raise CheckpointError(
                 f"checkpoint {folder}: optimizer: parameters of group {number} are in "
-                f"{_said(keys)} there; make the same groups, or say keep_groups = True"
+                f"{_groups_text(keys)} there; make the same groups, or say keep_groups = True"
             )
         other = saved[str(keys.pop())]
         _need_equal(folder, number, kept, other)
@@ -60,7 +60,7 @@ def matched(
     return found
 
 
-def _said(keys: set[str | None]) -> str:
+def _groups_text(keys: set[str | None]) -> str:
     known = sorted(key for key in keys if key is not None)
     return f"groups {' and '.join(known)}" if len(known) > 1 else "no one group"
 

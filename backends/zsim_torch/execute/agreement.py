@@ -26,7 +26,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Transfer
 from zsim_torch.execute.collectives import communicators
 
-Told = TypeVar("Told")
+Gathered = TypeVar("Gathered")
 
 ONE_SIDED = (Send.name, Receive.name)
 
@@ -90,7 +90,7 @@ def agree(schedule: Schedule, log: IssuedLog) -> None:
     """
     if not distributed.is_initialized():
         return
-    digests = _told(log.digests())
+    digests = _gather_objects(log.digests())
     suspects = [
         (group.name, ranks)
         for group in schedule.groups
@@ -99,7 +99,7 @@ def agree(schedule: Schedule, log: IssuedLog) -> None:
     ]
     if not suspects:
         return
-    everyone = _told(log.of({group for group, _ in suspects}))
+    everyone = _gather_objects(log.of({group for group, _ in suspects}))
     for group, ranks in suspects:
         first, *others = ranks
         for other in others:
@@ -142,8 +142,8 @@ def _digest(repeated: Iterable[_Repeated]) -> str:
     return blake2b(repr([tuple(each) for each in repeated]).encode(), digest_size=16).hexdigest()
 
 
-def _told(own: Told) -> list[Told]:
+def _gather_objects(own: Gathered) -> list[Gathered]:
     """Gather an object from every rank; return the objects in the order of ranks."""
-    found: list[Told | None] = [None] * distributed.get_world_size()
+    found: list[Gathered | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, own)
-    return cast("list[Told]", found)
+    return cast("list[Gathered]", found)

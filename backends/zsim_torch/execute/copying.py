@@ -46,7 +46,7 @@ class Copier:
             case _:
                 if pieces := self._joined(copy):
                     return partial(_join, pieces, memory.flat(copy.target), copy)
-                moves = self._by_parameter(copy) if copy.by_parameter else self._whole(copy)
+                moves = self._by_parameter(copy) if copy.by_parameter else self._part_moves(copy)
                 return partial(_move_all, list(moves), copy)
 
     def _joined(self, copy: Copy) -> list[torch.Tensor]:
@@ -67,7 +67,7 @@ class Copier:
             found.append(piece)
         return found if end == start + size else []
 
-    def _whole(self, copy: Copy) -> "Iterator[_Move]":
+    def _part_moves(self, copy: Copy) -> "Iterator[_Move]":
         """Yield the moves of a copy, part by part.
 
         Parts made by autograd may share their storage, so they are never scaled in place.

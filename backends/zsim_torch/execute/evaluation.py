@@ -11,7 +11,7 @@ from zsim.schedule.schedule import Buffer
 from zsim_torch.execute.collectives import IssuedCollective
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.forward_pass import ForwardPass
-from zsim_torch.execute.whole_parameters import StateMemory, holders, whole
+from zsim_torch.execute.full_parameters import StateMemory, full_parameters, holders
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE, entering
 from zsim_torch.module import autograd
 from zsim_torch.module.module_state import evaluating
@@ -133,7 +133,9 @@ class Evaluation:
         self._gathered = {name: found for name, found in self._gathered.items() if name in needed}
         for name, buffer in needed.items():
             if name not in self._gathered:
-                self._gathered[name] = whole(self._machine, buffer, self._memory.flat(name))
+                self._gathered[name] = full_parameters(
+                    self._machine, buffer, self._memory.flat(name)
+                )
         found = [self._gathered[self._holder[name].name][name] for name in unit.names]
         if self._format is not None:
             found = [each.to(TORCH_DTYPE[self._format]) for each in found]

@@ -28,10 +28,11 @@ from zsim.schedule.operation import (
     View,
 )
 from zsim.schedule.schedule import Program, Schedule
-from zsim.trace.trace import BookEntry
+from zsim.trace.trace import LedgerEntry
 from zsim_torch.execute.collectives import IssuedCollective, ProcessGroups
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
+from zsim_torch.execute.first_nan import FirstNan
 from zsim_torch.execute.flights import BufferAccess, PendingWork, StreamEntry
 from zsim_torch.execute.host_workers import Awaitable, worker_streams
 from zsim_torch.execute.issue_lines import IssueLines
@@ -39,8 +40,7 @@ from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.memory_part import Remains
 from zsim_torch.execute.needed_waits import NeededWaits
 from zsim_torch.execute.poison import Poison
-from zsim_torch.execute.rank_book import SETUP, RankBook
-from zsim_torch.execute.sightings import Sightings
+from zsim_torch.execute.rank_ledger import SETUP, RankLedger
 from zsim_torch.execute.streams import Completion, Streams
 from zsim_torch.supervise.progress_record import noting
 
@@ -75,14 +75,14 @@ class Executor:
     when it is first issued. Every operation is a separate call, so that no local variable keeps
     memory alive after it. `on_issue` is called with the step and id of each operation before it is
     issued, and with an empty id at the end of a step. Without `keeps_trace`, only the current step
-    is recorded, and there are no events; without `keeps_book`, no allocations are recorded.
+    is recorded, and there are no events; without `keeps_ledger`, no allocations are recorded.
     """
 
     machine: RankMachine
     scalars: dict[str, float]
     on_issue: Callable[[int, str], None] | None = None
     keeps_trace: bool = True
-    keeps_book: bool = True
+    keeps_ledger: bool = True
     step: int = SETUP
     operation: str = ""
     _lines: IssueLines = field(default_factory=IssueLines)
@@ -90,15 +90,15 @@ class Executor:
     _awaited: set[str] = field(init=False)
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
     _travelled: set[str] = field(default_factory=set[str])
-    book: RankBook = field(init=False)
-    sightings: Sightings = field(init=False)
+    ledger: RankLedger = field(init=False)
+    first_nan: FirstNan = field(init=False)
     _copier: Copier = field(init=False)
     _role: str = field(init=False)
 
     def __post_init__(self) -> None:
         program = self.machine.program
-        self.book = RankBook(program, self.machine.communicators)
-        self.sightings = Sightings(self.machine.memory)
+        self.ledger = RankLedger(program, self.machine.communicators)
+        self.first_nan = FirstNan(self.machine.memory)
         self._copier = Copier(self.machine.memory)
         several = len(self.machine.schedule.programs) > 1
         self._role = f" of {self.machine.program.role}" if several else ""
@@ -139,11 +139,11 @@ class Executor:
         self.machine.streams.end_step()
         if self.on_issue is not None:
             self.on_issue(self.step, "")
-        self.book.end_step(self.step)
+        self.ledger.end_step(self.step)
 
     def _forget(self) -> None:
         """Drop the records of the last step, so that memory does not grow with the steps."""
-        self.book.forget()
+        self.ledger.forget()
         self.machine.streams.forget()
 
     def _run(self, operations: Iterable[Operation]) -> None:
@@ -164,7 +164,7 @@ class Executor:
         """Return a function that issues the operation in any step."""
         match operation:
             case Allocate(buffer=buffer):
-                line = self.book.entry(operation.id, buffer, 1)
+                line = self.ledger.entry(operation.id, buffer, 1)
                 if self.machine.program.by_name[buffer].produced:
                     return partial(self._allocate, self.machine.memory.promise, buffer, line)
                 return partial(self._allocate, self.machine.memory.allocate, buffer, line)
@@ -189,12 +189,12 @@ class Executor:
         """Return the edges that still order something; for setup, which runs once, all edges."""
         return self._waits.edges.get(operation.id, edges)
 
-    def _allocate(self, allocate: Callable[[str], None], buffer: str, line: BookEntry) -> None:
+    def _allocate(self, allocate: Callable[[str], None], buffer: str, line: LedgerEntry) -> None:
         if self._deferred:
             self._return_deferred(line.operation)
         allocate(buffer)
-        if self.keeps_book:
-            self.book.enter(self.step, line)
+        if self.keeps_ledger:
+            self.ledger.enter(self.step, line)
 
     def _branch(self, branch: Branch, edges: tuple[Edge, ...]) -> None:
         self.machine.streams.host_waits(edges)
@@ -227,7 +227,7 @@ class Executor:
             action = partial(self._run_now, operation)
         machine.streams.compute(entry, action, self._busy(operation))
         if machine.poison.is_on and not machine.streams.workers.has(operation.stream):
-            self.sightings.look(self.sightings.looking(operation, self.step))
+            self.first_nan.look(self.first_nan.looking(operation, self.step))
 
     def _run_now(self, operation: Compute | Fill | Copy) -> None:
         match operation:
@@ -250,12 +250,12 @@ class Executor:
         poison = self.machine.poison
         if not poison.is_on:
             return action
-        late_s, looking = poison.late_s(), self.sightings.looking(operation, self.step)
+        late_s, looking = poison.late_s(), self.first_nan.looking(operation, self.step)
 
         def late() -> None:
             time.sleep(late_s)
             action()
-            self.sightings.look(looking)
+            self.first_nan.look(looking)
 
         return late
 
@@ -284,14 +284,14 @@ class Executor:
         self, operation: StreamOperation, members: tuple[Communication, ...]
     ) -> Callable[[], None]:
         machine = self.machine
-        lines = [self.book.transfer(member) for member in members]
+        lines = [self.ledger.transfer(member) for member in members]
         buffers = {access.view.buffer for access in accesses(operation)}
         entry, hand_over = self._entry(operation), partial(_hand_over, machine, members)
 
         delay = machine.poison.delay if machine.poison.is_on else None
 
         def issue() -> None:
-            self.book.hand_over(self.step, lines)
+            self.ledger.hand_over(self.step, lines)
             self._travelled |= buffers
             if delay is not None:
                 delay()
@@ -301,14 +301,14 @@ class Executor:
 
     def _bound_free(self, free: Free) -> Callable[[], None]:
         buffer, uses = free.buffer, self._needed(free, free.uses)
-        line = self.book.entry(free.id, buffer, -1)
+        line = self.ledger.entry(free.id, buffer, -1)
         home = self.machine.program.by_name[buffer].home
         if free.mode is FreeMode.WAITED and self.machine.program.by_name[buffer].produced:
             return self._bound_free_of_produced(home, buffer, uses, line)
         return partial(self._free, home, free, uses, line)
 
     def _bound_free_of_produced(
-        self, home: str, buffer: str, uses: tuple[Edge, ...], line: BookEntry
+        self, home: str, buffer: str, uses: tuple[Edge, ...], line: LedgerEntry
     ) -> Callable[[], None]:
         """Return a fast `_free` for memory of autograd: half of all operations are such frees."""
         forget, home_waits = self.machine.computer.forget, self.machine.streams.home_waits
@@ -317,12 +317,12 @@ class Executor:
         def free() -> None:
             forget(buffer)
             home_waits(home, buffer, uses, take_away(buffer).parts.clear, lent=False)
-            if self.keeps_book:
-                self.book.enter(self.step, line)
+            if self.keeps_ledger:
+                self.ledger.enter(self.step, line)
 
         return free
 
-    def _free(self, home: str, free: Free, uses: tuple[Edge, ...], line: BookEntry) -> None:
+    def _free(self, home: str, free: Free, uses: tuple[Edge, ...], line: LedgerEntry) -> None:
         machine, buffer = self.machine, free.buffer
         machine.computer.forget(buffer)
         if free.mode is FreeMode.DEFERRED:
@@ -336,8 +336,8 @@ class Executor:
         busy = machine.streams.home_waits(home, buffer, uses, drop, lent=lent)
         if lent:
             machine.memory.give_back(buffer, remains, busy)
-        if self.keeps_book:
-            self.book.enter(self.step, line)
+        if self.keeps_ledger:
+            self.ledger.enter(self.step, line)
 
     def _dropping(self, buffer: str, remains: Remains) -> Callable[[], None]:
         travelled = buffer in self._travelled
@@ -351,7 +351,7 @@ class Executor:
             if deferred.finish():
                 self._dropping(deferred.buffer, deferred.remains)()
                 self.machine.memory.give_back(deferred.buffer, deferred.remains)
-                self.book.enter(self.step, self.book.entry(name, deferred.buffer, -1))
+                self.ledger.enter(self.step, self.ledger.entry(name, deferred.buffer, -1))
             else:
                 waiting.append(deferred)
         self._deferred = waiting

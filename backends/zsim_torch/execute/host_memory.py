@@ -45,7 +45,7 @@ class HostBlock:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self.pages, dtype=dtype, count=elements)
 
-    def spoil(self) -> None:
+    def invalidate(self) -> None:
         """Fill the pages with NaN bytes, so that invalid reads show."""
         torch.frombuffer(self.pages, dtype=torch.uint8).fill_(POISON)
 
@@ -59,13 +59,13 @@ class FileRange:
     size: int
     busy: list[Awaitable] = field(default_factory=list[Awaitable])
 
-    def spoil(self) -> None:
+    def invalidate(self) -> None:
         """Fill the range with NaN bytes, so that invalid reads show."""
         self.file.fill(self.offset, _blocks(self.size), POISON)
 
 
 @dataclass(slots=True)
-class PoolBook:
+class PoolUsage:
     """Live and peak bytes of the buffers of a pool."""
 
     live: int = 0
@@ -81,7 +81,7 @@ class HostPool:
     """Pages of one pool in host memory."""
 
     def __init__(self, limit: int, *, pinned: bool, poison: bool) -> None:
-        self.book = PoolBook()
+        self.usage = PoolUsage()
         self.mapped = 0
         self._limit = limit
         self._pinned = pinned
@@ -92,7 +92,7 @@ class HostPool:
 
     def take(self, size: int) -> HostBlock:
         """Return pages for `size` bytes: idle ones if there are any, else new ones."""
-        self.book.add(size)
+        self.usage.add(size)
         pages = _blocks(size)
         fitting = [block for block in self._free if len(block.pages) == pages]
         for block in fitting:
@@ -108,7 +108,7 @@ class HostPool:
             _register(block.pages)
             self._registered[id(block.pages)] = block.pages
         if self._poison:
-            block.spoil()
+            block.invalidate()
         return block
 
     def _again(self, block: HostBlock, size: int) -> HostBlock:
@@ -117,7 +117,7 @@ class HostPool:
 
     def give_back(self, block: HostBlock, busy: Iterable[Awaitable]) -> None:
         """Let the pages be reused once the operations in `busy` have finished."""
-        self.book.add(-block.size)
+        self.usage.add(-block.size)
         block.busy = [*block.busy, *busy]
         self._free.append(block)
 
@@ -138,20 +138,20 @@ class FilePool:
     """Ranges of the file of one NVMe pool, each in whole blocks."""
 
     def __init__(self, file: RangeFile) -> None:
-        self.book = PoolBook()
+        self.usage = PoolUsage()
         self.file = file
         self._space = FileSpace()
 
     def take(self, size: int) -> FileRange:
         """Return the first free range with room for `size` bytes."""
-        self.book.add(size)
+        self.usage.add(size)
         offset, busy = self._space.take(_blocks(size))
         self.file.grow(self._space.end)
         return FileRange(self.file, offset, size, [each for each in busy if not each.is_over()])
 
     def give_back(self, held: FileRange, busy: Iterable[Awaitable]) -> None:
         """Let the range be reused once the operations in `busy` have finished."""
-        self.book.add(-held.size)
+        self.usage.add(-held.size)
         self._space.give_back(held.offset, _blocks(held.size), [*held.busy, *busy])
 
 
@@ -262,10 +262,10 @@ class HostPools:
         """Return peak and mapped bytes of each pool, and the traffic of files."""
         found: list[tuple[str, float]] = []
         for name, host in self.memory.items():
-            found.append((f"live_bytes_peak/pool/{name}", host.book.peak))
+            found.append((f"live_bytes_peak/pool/{name}", host.usage.peak))
             found.append((f"mapped_bytes/pool/{name}", host.mapped))
         for name, each in self.files.items():
-            found.append((f"live_bytes_peak/pool/{name}", each.book.peak))
+            found.append((f"live_bytes_peak/pool/{name}", each.usage.peak))
             found.append((f"file_bytes/pool/{name}", each.file.size))
             found.append((f"read_bytes/pool/{name}", each.file.read_bytes))
             found.append((f"written_bytes/pool/{name}", each.file.written_bytes))

@@ -15,7 +15,7 @@ from zsim.schedule.schedule import Buffer, Program, Schedule
 from zsim_torch.execute.cut_parts import CutParts, Kept, cut
 from zsim_torch.execute.host_memory import FileRange, HostBlock, HostPools
 from zsim_torch.execute.host_workers import Awaitable
-from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains, settle, spoil
+from zsim_torch.execute.memory_part import FileWindow, ProducedPart, Remains, invalidate, settle
 from zsim_torch.execute.range_file import aligned
 from zsim_torch.execute.reserve import Reserve
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
@@ -104,7 +104,7 @@ class LiveMemory:
             else:
                 made = torch.empty(buffer.elements, dtype=dtype, device=device)
             if self.setting.poison:
-                spoil(made)
+                invalidate(made)
         return made
 
     def bind(self, name: str, parts: list[ProducedPart]) -> None:
@@ -179,13 +179,13 @@ class LiveMemory:
                 with self.setting.on_home(self.program.by_name[name].home):
                     if self.setting.device.type != "cpu":
                         torch.cuda.current_stream(self.setting.device).synchronize()
-                    held.spoil()
+                    held.invalidate()
             return
         if remains.flat is None:
             return
         if self.setting.poison:
             with self.setting.on_home(self.program.by_name[name].home):
-                spoil(remains.flat)
+                invalidate(remains.flat)
         if not travelled or not remains.flat.is_cpu:
             remains.flat = None
             return

@@ -54,7 +54,7 @@ def settle(storage: "weakref.ref[torch.UntypedStorage]") -> None:
         time.sleep(0)
 
 
-def spoil(tensor: torch.Tensor) -> None:
+def invalidate(tensor: torch.Tensor) -> None:
     """Fill `tensor` with NaN, or with the largest integer, so that invalid reads show."""
     if tensor.is_floating_point():
         tensor.fill_(float("nan"))

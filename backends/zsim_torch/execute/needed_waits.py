@@ -118,9 +118,9 @@ class NeededWaits:
             if operation.id in self._places and waiting not in self.threads:
                 self._at_start[operation.id] = known
             if isinstance(operation, Branch):
-                self._go_both_ways(operation, path)
+                self._go_through_branch(operation, path)
 
-    def _go_both_ways(self, branch: Branch, path: _Path) -> None:
+    def _go_through_branch(self, branch: Branch, path: _Path) -> None:
         before = dict(self._known)
         self._go_through(branch.then, (*path, (branch.id, True)))
         one, self._known = self._known, before

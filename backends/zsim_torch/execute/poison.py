@@ -15,7 +15,7 @@ import torch
 
 from zsim.schedule.operation import Broadcast, CollectiveOperation, ReducingOperation
 from zsim_torch.execute.collectives import IssuedCollective
-from zsim_torch.execute.memory_part import spoil
+from zsim_torch.execute.memory_part import invalidate
 
 DELAY_S_MAX: Final = 2e-3
 """Maximum delay of a rank at one operation; a collective on loopback takes about 1 ms."""
@@ -32,7 +32,7 @@ class PoisonError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Sighting:
+class NanOrigin:
     """The first operation of a rank that wrote NaN: it read invalid memory, or computed NaN."""
 
     step: int
@@ -89,7 +89,7 @@ class Veil:
         source = self._source.clone() if self._source is not None and reads else self._source
         shown = None if self._target is None else torch.empty_like(self._target)
         if shown is not None:
-            spoil(shown)
+            invalidate(shown)
         if isinstance(self._operation, Broadcast) and not reads:
             source = shown  # this member sends nothing, so its source is never read
         self.handed = IssuedCollective(self._operation, source, shown)
@@ -104,15 +104,15 @@ class Veil:
         if target is None:
             return
         if source is None or not reads or not _alias(source, target):
-            spoil(target)
+            invalidate(target)
             return
         start = source.storage_offset() - target.storage_offset()
         operation = self._operation
         if isinstance(operation, CollectiveOperation) and operation.part == operation.source:
-            spoil(target[:start])
-            spoil(target[start + source.numel() :])
+            invalidate(target[:start])
+            invalidate(target[start + source.numel() :])
         elif isinstance(operation, ReducingOperation) and operation.part is None:
-            spoil(target)
+            invalidate(target)
 
     def wait(self) -> None:
         """Wait for the delay, then copy the result to the target.

@@ -189,7 +189,7 @@ def name_of(func: object) -> str:
     return str(getattr(func, "__name__", func))
 
 
-def only_tells(func: object, result: object) -> bool:
+def only_reads_metadata(func: object, result: object) -> bool:
     """Return True if a call has only returned a number, data type or similar, not a hook handle."""
     made = [] if isinstance(result, Tensor) else tree_leaves(result)
     told = result is not None or name_of(func) == "__get__"

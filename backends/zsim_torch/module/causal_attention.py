@@ -18,22 +18,22 @@ ROTARY_BASE = 10_000.0
 """Base of the angles' frequencies (Su et al. 2021, section 3.2.2)."""
 
 
-class _Turned(torch.autograd.Function):
+class _Rotated(torch.autograd.Function):
     """Rotary embedding of the first heads; backward rotates back, so nothing is saved."""
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, count: int, places: Tensor | None) -> Tensor:  # noqa: ANN401  (torch's own)
         """Rotate the first `count` heads and copy the others."""
         ctx.count, ctx.places = count, places
-        return _turn(heads, count, places, 1.0)
+        return _rotate(heads, count, places, 1.0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
         """Rotate by the opposite angle."""
-        return _turn(gradients[0], ctx.count, ctx.places, -1.0), None, None
+        return _rotate(gradients[0], ctx.count, ctx.places, -1.0), None, None
 
 
-def _turn(heads: Tensor, count: int, places: Tensor | None, sign: float) -> Tensor:
+def _rotate(heads: Tensor, count: int, places: Tensor | None, sign: float) -> Tensor:
     half = heads.shape[-1] // 2
     if places is None:
         places = torch.arange(heads.shape[1], device=heads.device)
@@ -49,12 +49,12 @@ def _turn(heads: Tensor, count: int, places: Tensor | None, sign: float) -> Tens
     return made
 
 
-def turned(heads: Tensor, count: int, places: Tensor | None = None) -> Tensor:
+def rotated(heads: Tensor, count: int, places: Tensor | None = None) -> Tensor:
     """Return `heads` [sequences, tokens, heads, size] with the first `count` heads rotated.
 
     `places` are the positions of the tokens in their sequence; by default 0, 1, and so on.
     """
-    made: Tensor = _Turned.apply(heads, count, places)  # type: ignore[no-untyped-call]
+    made: Tensor = _Rotated.apply(heads, count, places)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -67,10 +67,10 @@ def attend_to(shape: Transformer, made: Sequence[Tensor]) -> Tensor:
     turns = shape.positions is Positions.ROTARY
     parts = [each.view(*each.shape[:-1], -1, shape.head_width) for each in made]
     if shape.joined_qkv:
-        joined = turned(parts[0], heads + shared) if turns else parts[0]
+        joined = rotated(parts[0], heads + shared) if turns else parts[0]
         parts = list(torch.split(joined, [heads, shared, shared], 2))
     elif turns:
-        parts[:2] = turned(parts[0], heads), turned(parts[1], shared)
+        parts[:2] = rotated(parts[0], heads), rotated(parts[1], shared)
     return attend(shape, *parts)
 
 

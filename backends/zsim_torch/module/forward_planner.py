@@ -27,7 +27,7 @@ from zsim_torch.module.block_result import (
     empty,
     name_of,
     need_same_arguments,
-    only_tells,
+    only_reads_metadata,
 )
 from zsim_torch.module.forward_plan import (
     Glue,
@@ -137,7 +137,7 @@ class ForwardPlanner(TorchFunctionMode):
             if version(stand) != before:
                 changes = True
                 self._need_writable(func, each)
-        if not changes and only_tells(func, result):
+        if not changes and only_reads_metadata(func, result):
             return result
         if isinstance(result, Tensor):
             back = self._back(result)

@@ -75,7 +75,7 @@ class MadeValues:
                 name = self._names[id(parameter)]
                 maker = self._makers.setdefault(name, unit or _Maker(path, (each,)))
                 if how.call is None and not any(hasattr(one, RESET) for one in maker.modules):
-                    raise _nobody(f"parameter {name}", each)
+                    raise _no_initializer(f"parameter {name}", each)
 
     def __call__(self, name: str) -> Tensor:
         """Return the value of a parameter.
@@ -88,7 +88,7 @@ class MadeValues:
             self._made = None
             self._made = (maker, _make(maker, self._how))
         found = self._made[1][self._ids[name]].detach()
-        if _lacks_values(found):
+        if _has_unwritten(found):
             raise RefusedError(f"parameter {name}: what initializes it leaves it without a value")
         return found
 
@@ -109,11 +109,11 @@ def fill_buffers(module: nn.Module, how: Initializer) -> None:
             continue
         names = {key: f"{path}.{key}" if path else key for key in absent}
         if how.call is None and not hasattr(each, RESET):
-            raise _nobody(f"buffer {next(iter(names.values()))}", each)
+            raise _no_initializer(f"buffer {next(iter(names.values()))}", each)
         with Absence(module):
             made = _make(_Maker(path, (each,)), how)
         for key, one in absent.items():
-            if _lacks_values(made[id(one)]):
+            if _has_unwritten(made[id(one)]):
                 raise RefusedError(
                     f"buffer {names[key]}: what initializes {type(each).__name__} leaves it "
                     "without a value; build the module with its buffers in memory"
@@ -205,7 +205,7 @@ def _no_value(dtype: torch.dtype) -> float:
     return float("nan") if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
 
 
-def _lacks_values(tensor: Tensor) -> bool:
+def _has_unwritten(tensor: Tensor) -> bool:
     """Return True if an element was not written; True for every non-empty boolean tensor."""
     if tensor.dtype is torch.bool:
         return tensor.numel() > 0
@@ -214,7 +214,7 @@ def _lacks_values(tensor: Tensor) -> bool:
     return bool((tensor == _no_value(tensor.dtype)).any())
 
 
-def _nobody(what: str, module: nn.Module) -> RefusedError:
+def _no_initializer(what: str, module: nn.Module) -> RefusedError:
     return RefusedError(
         f"{what}: it has no values, and {type(module).__name__} has no {RESET}; say "
         "initial=Initializer(call), which is called with each module"

@@ -80,7 +80,7 @@ class _KeptTable:
 
 
 @dataclass(slots=True)
-class _KeptWhole:
+class _KeptObject:
     """The content of `owner` at an earlier time; `put` is None if it cannot be restored."""
 
     owner: object
@@ -104,7 +104,7 @@ class PythonState:
     copies: bool = True
     follows_modules: bool = True
     _tables: dict[int, _KeptTable] = field(default_factory=dict[int, _KeptTable])
-    _wholes: dict[int, _KeptWhole] = field(default_factory=dict[int, _KeptWhole])
+    _objects: dict[int, _KeptObject] = field(default_factory=dict[int, _KeptObject])
     _named: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     """Names of globals, by the id of their table."""
     _imports: set[tuple[int, frozenset[str]]] = field(
@@ -133,7 +133,7 @@ class PythonState:
     @property
     def locations(self) -> set[Location]:
         """Return all locations that were reached."""
-        found: set[Location] = {(number, None) for number in self._wholes}
+        found: set[Location] = {(number, None) for number in self._objects}
         for number, each in self._tables.items():
             found.update((number, key) for key in each.before)
         return found
@@ -147,7 +147,7 @@ class PythonState:
         number, key = where
         table = self._tables.get(number)
         if table is None:
-            return key is None and number in self._wholes
+            return key is None and number in self._objects
         if key not in table.before or not _is_installed(type(table.owner)):
             return key in table.before
         functions = [each for each in self._seen.values() if isinstance(each, types.FunctionType)]
@@ -158,7 +158,7 @@ class PythonState:
         found: dict[Location, str] = {}
         for number, table in self._tables.items():
             found |= {(number, key): f"{table.name}{key}" for key in table.changed()}
-        for number, whole in self._wholes.items():
+        for number, whole in self._objects.items():
             if whole.has_changed():
                 found[number, None] = whole.name
         return found
@@ -169,7 +169,7 @@ class PythonState:
         for number, key in found:
             members: Iterable[object]
             if key is None:
-                whole = self._wholes[number]
+                whole = self._objects[number]
                 whole.before, name = whole.read(), whole.name
                 members = tree_leaves(whole.before)
             else:
@@ -189,7 +189,7 @@ class PythonState:
         for table in self._tables.values():
             for key in [*table.changed()]:
                 table.put(key, table.before)
-        for whole in self._wholes.values():
+        for whole in self._objects.values():
             if whole.has_changed():
                 if whole.put is None:
                     lost = whole.name
@@ -212,14 +212,14 @@ class PythonState:
         self._tables[id(owner)] = _KeptTable(owner, name, read, put, before)
         yield from _followed((each, f"{name}{key}") for key, each in before.items())
 
-    def _whole(
+    def _keep_object(
         self,
         value: object,
         name: str,
         read: Callable[[], object],
         put: Callable[[Any], object] | None,
     ) -> None:
-        self._wholes[id(value)] = _KeptWhole(value, name, read, put, read())
+        self._objects[id(value)] = _KeptObject(value, name, read, put, read())
 
     def _inside(self, value: Any, name: str) -> Iterator[tuple[object, str]]:  # noqa: ANN401  (any object of a user)
         """Keep the state of `value`, and yield the objects that it refers to."""
@@ -229,10 +229,10 @@ class PythonState:
         elif isinstance(value, torch.Tensor):
             if not isinstance(value, nn.Parameter):
                 read = partial(CopiedTensor.of, value, whole=self.copies)
-                self._whole(value, name, read, CopiedTensor.put)
+                self._keep_object(value, name, read, CopiedTensor.put)
         elif isinstance(value, _CONTAINERS):
             members: Any = value.items() if isinstance(value, dict) else value
-            self._whole(value, name, partial(list, members), partial(put_items, value))
+            self._keep_object(value, name, partial(list, members), partial(put_items, value))
             if len(value) <= LONG and not isinstance(value, bytearray | array):
                 members = [*value, *value.values()] if isinstance(value, dict) else value
                 yield from _followed((each, name) for each in members)
@@ -240,15 +240,15 @@ class PythonState:
             if len(value) <= LONG:
                 yield from _followed((each, name) for each in value)
         elif (numbers := generator_state(value)) is not None:
-            self._whole(value, name, *numbers)
+            self._keep_object(value, name, *numbers)
         elif isinstance(value, _ITERATORS):
-            self._whole(value, name, partial(progress, value), None)
+            self._keep_object(value, name, partial(progress, value), None)
             yield from _followed(
-                (each, name) for each in tree_leaves(self._wholes[id(value)].before)
+                (each, name) for each in tree_leaves(self._objects[id(value)].before)
             )
         elif isinstance(value, types.CellType):
             read_cell = partial(getattr, value, "cell_contents", None)
-            self._whole(value, name, read_cell, partial(setattr, value, "cell_contents"))
+            self._keep_object(value, name, read_cell, partial(setattr, value, "cell_contents"))
             yield from _followed([(read_cell(), name)])
         elif isinstance(value, _FUNCTIONS):
             yield from self._of_function(value)

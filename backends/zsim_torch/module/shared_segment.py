@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from zsim.model.architecture import Positions, Transformer
 from zsim_torch.module.attention_to_all import attend_to_all
 from zsim_torch.module.block_layers import norms_of_projections, projections
-from zsim_torch.module.causal_attention import turned
+from zsim_torch.module.causal_attention import rotated
 from zsim_torch.module.context_place import ContextPlace
 from zsim_torch.module.norm import norm
 from zsim_torch.module.transformer import (
@@ -71,12 +71,12 @@ class QueriesAndKeysSegment(nn.Module):
         )
         turns = shape.positions is Positions.ROTARY
         if shape.joined_qkv:
-            joined = turned(parts[0], heads + shared, places) if turns else parts[0]
+            joined = rotated(parts[0], heads + shared, places) if turns else parts[0]
             query, *others = torch.split(joined, [heads, shared, shared], 2)
             query = query.clone(memory_format=torch.contiguous_format)
         else:
             if turns:
-                parts[:2] = turned(parts[0], heads, places), turned(parts[1], shared, places)
+                parts[:2] = rotated(parts[0], heads, places), rotated(parts[1], shared, places)
             query, *others = parts
         return query.flatten(2), torch.cat([each.flatten() for each in others])
 

@@ -288,13 +288,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             replace(
                 shared,
                 dtype=str(tensor.dtype).removeprefix("torch."),
-                source=self._whole(source),
-                target=self._whole(target),
+                source=self._tensor_region(source),
+                target=self._tensor_region(target),
             )
         )
         return _Open(len(self._collectives) - 1, target, count if kind == "all_gather" else 1)
 
-    def _whole(self, tensor: torch.Tensor | None) -> Region | None:
+    def _tensor_region(self, tensor: torch.Tensor | None) -> Region | None:
         """Return the region of a collective's tensor, which is contiguous."""
         number = None if tensor is None else self._number(tensor, made=None)
         if tensor is None or number is None:

@@ -153,6 +153,6 @@ _STREAMS: Final = str(Path(__file__).parents[1] / "execute" / "streams.py")
 _WAITS_IN: Final = (_STREAMS, distributed_c10d.__file__)
 
 
-def says_that_it_waits(log: str) -> bool:
+def shows_wait(log: str) -> bool:
     """Return True if a stack in `log` ends in a wait for a collective."""
     return any(place in _WAITS_IN for place in _TOP_FRAME.findall(log))

@@ -35,7 +35,7 @@ from zsim_torch.supervise.diagnosis import (
     account,
     blamed,
     is_stopped,
-    says_that_it_waits,
+    shows_wait,
     story,
 )
 from zsim_torch.supervise.diagnosis import waiting as who_waits
@@ -334,7 +334,7 @@ class _Running:
                 note=self.progress[rank].read(),
                 gone=rank in gone,
                 stopped=pid is not None and is_stopped(pid),
-                in_collective=says_that_it_waits(self._log(rank)),
+                in_collective=shows_wait(self._log(rank)),
             )
             for rank, pid in enumerate(pids)
         ]

@@ -89,7 +89,7 @@ class Watchdog:
             is_master=False,
             timeout=timedelta(seconds=_STORE_S),
         )
-        self._tell(self._whereabouts.read())
+        self._report(self._whereabouts.read())
 
     def end(self) -> None:
         """Stop watching."""
@@ -107,11 +107,11 @@ class Watchdog:
             note = self._whereabouts.read()
             if note.count != told.count:
                 told, since = note, time.monotonic()
-            self._tell(note)
+            self._report(note)
             if time.monotonic() - since >= self._timeout_s and not self._ended.is_set():
                 self._give_up()
 
-    def _tell(self, note: LastProgress) -> None:
+    def _report(self, note: LastProgress) -> None:
         self._words += 1
         if self._store is not None:
             try:
@@ -136,7 +136,7 @@ class Watchdog:
         before = self._heard()
         for _ in range(_QUIET_LOOKS):
             time.sleep(self._pause_s)
-            self._tell(self._whereabouts.read())
+            self._report(self._whereabouts.read())
         after = self._heard()
         own = Seen(rank=self._rank, note=self._whereabouts.read())
         silent = ("", LastProgress(count=0, text=""))

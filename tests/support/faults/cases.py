@@ -9,7 +9,7 @@ from emulated_strategies import CHECKPOINTED, EMULATED
 from emulated_strategies import strategy as emulating
 from fitting import fitting
 
-from faults.court import Court, Truth
+from faults.ground_truth import GroundTruth, Truth
 from faults.pipelines import (
     of_fsdp2_pipelines,
     of_megatron_pipelines,
@@ -90,9 +90,9 @@ class Case:
         return self._made
 
     @cached_property
-    def court(self) -> Court:
+    def ground_truth(self) -> GroundTruth:
         """The court that runs its changes."""
-        return Court(self.subject, self.model, self.strategy)
+        return GroundTruth(self.subject, self.model, self.strategy)
 
     @property
     def instead(self) -> frozenset[str]:
@@ -109,7 +109,7 @@ class Case:
 
     def truth(self, made: Schedule, rng: np.random.Generator) -> Truth:
         """Return the truth about a change."""
-        return self.court.judge(made, rng)
+        return self.ground_truth.judge(made, rng)
 
 
 def of_stage(stage: int) -> list[Strategy]:

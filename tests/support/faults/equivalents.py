@@ -1,7 +1,7 @@
 """Right schedules made of right ones: the same training, done in another way.
 
 Each transformation replaces an operation, in one place or in all; promises of memory and volume are
-left out. Whether the results are right is judged by `faults.court`.
+left out. Whether the results are right is judged by `faults.ground_truth`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.analysis.largest_model import Tried, largest
-from zsim.analysis.memory_footprint import Footprint, Lack
+from zsim.analysis.memory_footprint import Footprint, MemoryShortage
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Kind
 
@@ -29,7 +29,7 @@ def test_the_search_ends_at_the_limit_however_memory_grows(
     def tried(size: int) -> Tried:
         tries.append(size)
         size_bytes = taken(size)
-        lack = Lack(
+        shortage = MemoryShortage(
             operation="",
             needed_bytes=size_bytes,
             capacity_bytes=usable,
@@ -42,7 +42,7 @@ def test_the_search_ends_at_the_limit_however_memory_grows(
             needed_bytes=size_bytes,
             reserved_bytes=size_bytes,
             usable_bytes=usable,
-            lack=lack if size_bytes > usable else None,
+            shortage=shortage if size_bytes > usable else None,
         )
         return Tried(size=size, parameters=size, footprint=footprint)
 

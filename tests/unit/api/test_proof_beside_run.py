@@ -14,7 +14,7 @@ from forks import are_gone, noted_forks
 import zsim
 import zsim.proof
 from zsim.api import launch
-from zsim.api.launch import NoWayError, RefutedError, RunFailedError
+from zsim.api.launch import NoRouteError, RefutedError, RunFailedError
 from zsim.cli.main import answer
 from zsim.limits import TimeLimitError
 from zsim.model.model import Model
@@ -128,7 +128,7 @@ def test_findings_count_and_not_what_was_simulated_or_failed_meanwhile(
 
 def test_what_fails_of_a_schedule_that_is_proved_fails_as_it_does_afterwards() -> None:
     cut = [{"kind": "nic", "node": 0, "nic": each, "dead": True} for each in range(8)]
-    with pytest.raises(NoWayError):
+    with pytest.raises(NoRouteError):
         zsim.run("llama2_7b", {"fault": cut}, forks=True)
     with zsim.limited(operations=10), pytest.raises(zsim.MistakeError, match="operations"):
         zsim.run("tiny", forks=True)

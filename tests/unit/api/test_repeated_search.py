@@ -279,15 +279,15 @@ def test_a_search_knows_as_answers_the_settings_that_fit_in_time(
 
     def noted(search: Search, branch: int, number: int, trial: Trial) -> None:
         known.append((trial.memory_bytes, trial.is_answer))
-        tell(search, branch, number, trial)
+        record(search, branch, number, trial)
 
     def one_of_four(tables: Mapping[str, Any], *, times_unsure: bool = True) -> SettingOutcome:
         drawn = drawn_outcome(tables, times_unsure=times_unsure)
         fits, step_time_s = OF_FOUR[drawn.operations // 100 % 4]
         return replace(drawn, fits=fits, step_time_s=step_time_s)
 
-    tell = Search.tell
-    monkeypatch.setattr(Search, "tell", noted)
+    record = Search.record
+    monkeypatch.setattr(Search, "record", noted)
     monkeypatch.setattr(best_search, "tried", one_of_four)
     asked = question_of(
         "llama3.2-1b",

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asked import Json
+from command_answers import Json
 from notebook import shown_as
 
 import zsim
 from zsim.api.launch import RefutedError
 from zsim.api.shipped import installed
 from zsim.api.topology_result import read_topology
-from zsim.backend.backend import Job, NoWayError
+from zsim.backend.backend import Job, NoRouteError
 from zsim.backend.document import decode_trace
 from zsim.cli.main import answer
 from zsim.mistake import UnwrittenError
@@ -264,7 +264,7 @@ def test_a_wrong_schedule_is_refuted_and_not_run(tmp_path: Path) -> None:
 
 def test_ranks_without_a_way_to_each_other_raise() -> None:
     cut = [{"kind": "nic", "node": 0, "nic": each, "dead": True} for each in range(8)]
-    with pytest.raises(NoWayError):
+    with pytest.raises(NoRouteError):
         zsim.run("llama2_7b", {"fault": cut}, check=False)
 
 

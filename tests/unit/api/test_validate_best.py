@@ -2,7 +2,7 @@
 
 import pytest
 from evidence_page import COMMAND, PAGE, SLOW, block
-from made_sections import sections
+from generated_sections import sections
 
 from zsim_lab.answer.choice_validation import ChoiceValidation, validate_best
 

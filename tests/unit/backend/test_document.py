@@ -30,8 +30,8 @@ from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import (
-    BookEntry,
     Event,
+    LedgerEntry,
     LinkUse,
     OutOfMemory,
     RankTrace,
@@ -187,7 +187,7 @@ def test_a_gpu_that_computes_nothing_is_refused() -> None:
 
 
 def test_a_trace_survives() -> None:
-    entry = BookEntry(
+    entry = LedgerEntry(
         operation="a", step=0, pool="device", buffer="x", kind=Kind.SAVED, change_bytes=-8
     )
     transfer = Transfer(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from asked import SCENARIO, Ask
+from command_answers import SCENARIO, Ask
 
 from zsim.cli.main import answer
 

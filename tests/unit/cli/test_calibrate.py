@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from asked import Ask
+from command_answers import Ask
 
 from zsim.cli.option import Code
 from zsim.cluster.profile.files import parse

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from asked import Ask, answered, refused
+from command_answers import Ask, answered, refused
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from asked import Ask, answered, planted, refused
+from command_answers import Ask, answered, planted, refused
 
 from zsim.backend.document import decode_trace
 from zsim.cli.option import Code

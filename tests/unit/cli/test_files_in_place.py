@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from right_files import bases
 from trainer_files import TRAINER_FILES
+from valid_files import bases
 
 from zsim.cli.main import answer
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from asked import Ask
+from command_answers import Ask
 
 from zsim.cli.main import answer
 

@@ -12,7 +12,7 @@ import pytest
 
 import zsim
 from zsim.api.topology_result import read_topology
-from zsim.files import written
+from zsim.files import output_file
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.mistake import UnwrittenError
 from zsim_lab.answer.calibration import CalibrationResult
@@ -138,7 +138,7 @@ def test_a_writer_killed_before_a_call_leaves_at_most_a_whole_file_beside(
 
     def action() -> None:
         setattr(Path if call == "replace" else os, call, killed)
-        written.write(path, b"new")
+        output_file.write(path, b"new")
 
     _, status = os.waitpid(in_a_child(action), 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL

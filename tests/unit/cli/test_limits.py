@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from asked import Ask
+from command_answers import Ask
 from oversize import COMMANDS, INPUTS, MEMORY_BYTES, oversize
 
 import zsim

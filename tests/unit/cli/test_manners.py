@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from asked import Ask, answered, refused
+from command_answers import Ask, answered, refused
 
 from zsim.cli.main import answer
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from asked import Ask, answered, refused
+from command_answers import Ask, answered, refused
 from measured_times import TIMES
 
 from zsim.cluster.files.measured_node import MeasuredHost, MeasuredNode

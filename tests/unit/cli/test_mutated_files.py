@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mutated_files import Case, case
-from right_files import bases
+from valid_files import bases
 
 from zsim.cli.main import answer
 

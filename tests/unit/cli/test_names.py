@@ -5,7 +5,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from asked import Ask
+from command_answers import Ask
 
 from zsim.cli.option import Code
 from zsim.cli.progress_bar import progress

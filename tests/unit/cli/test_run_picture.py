@@ -4,7 +4,7 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
-from asked import Ask
+from command_answers import Ask
 
 import zsim
 from zsim.analysis.summary import last_step

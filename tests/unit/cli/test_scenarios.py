@@ -64,5 +64,5 @@ def test_the_100_billion_run_fits_with_partitioned_checkpoints_alone() -> None:
     whole = Changes(settings=("activations.partition=false",))
     taken = footprint(read("zero_100b", whole).job())
     assert not taken.fits
-    assert taken.lack is not None
-    assert alive_text(taken.lack).startswith("activations 67.1 GB")  # whole ones on every rank
+    assert taken.shortage is not None
+    assert alive_text(taken.shortage).startswith("activations 67.1 GB")  # whole ones on every rank

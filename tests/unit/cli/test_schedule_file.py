@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from asked import Ask, Json, answered, planted, refused
+from command_answers import Ask, Json, answered, planted, refused
 
 
 @pytest.mark.one_commit_in(6)

@@ -20,7 +20,7 @@ from zsim_lab.fit import b200_kernels, kernel_fit
 from zsim_lab.rows.collective_rows import SCALING, stated_fabric
 from zsim_lab.rows.measurements import all_tables, runs_of
 from zsim_lab.verdict.network_verdict import SIZE_CLASSES, judged, size_class
-from zsim_lab.verdict.training_verdict import asked
+from zsim_lab.verdict.training_verdict import question_of
 from zsim_lab.verdict.verdict import errors_of
 
 
@@ -51,7 +51,7 @@ def test_errors_of_training_are_those_of_the_rows_that_the_profile_names(
     }
     assert named == {(run.file, run.line) for run in runs}
     off: list[float] = []
-    made = forecasts([asked(run, Quantity.STEP_TIME) for run in runs])
+    made = forecasts([question_of(run, Quantity.STEP_TIME) for run in runs])
     for run, found in zip(runs, made, strict=True):
         assert isinstance(found, RunForecast)
         assert run.step_time_s is not None

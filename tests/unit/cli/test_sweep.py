@@ -18,8 +18,8 @@ from zsim.cli.progress_bar import progress
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.files.installed import network_profile
 from zsim.workers.processes import InProcess
-from zsim_study.workers.crew import Crew
 from zsim_study.workers.worker import FinishedRun, RunBatch, run_batch
+from zsim_study.workers.worker_pool import WorkerPool
 
 STUDY = """
 question = "how is a small model cut?"
@@ -294,8 +294,8 @@ def test_a_sweep_whose_workers_die_fails_and_says_how_to_go_on(
     ask: Ask, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def gone(*_: object) -> Generator[Crew]:
-        yield Crew(executor=Gone(), workers=1)
+    def gone(*_: object) -> Generator[WorkerPool]:
+        yield WorkerPool(executor=Gone(), workers=1)
 
     monkeypatch.setattr("zsim_study.answer.sweep_result.crew", gone)
     code, out, error = ask("sweep", "cut.toml")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from asked import Ask
+from command_answers import Ask
 
 TINY = "Tiny: a GPT of 3 layers, to try on a laptop"
 NODES = ("--set", "cluster.nodes=64")

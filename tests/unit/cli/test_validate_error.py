@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from evidence_page import COMMAND, PAGE, SLOW, block
-from made_sections import sections
+from generated_sections import sections
 
 from zsim.cli.main import answer
 from zsim.prediction.error_rule import FILE, parsed_rules

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from asked import Ask
+from command_answers import Ask
 
 from zsim.backend.document import decode, decode_trace
 from zsim.cli.option import Code
-from zsim.files.written import write
+from zsim.files.output_file import write
 
 ZSIM = Path(sys.executable).parent / "zsim"
 FULL = Path("/dev/full")
@@ -123,7 +123,7 @@ def test_a_disk_that_fills_up_leaves_the_target_of_a_link(tmp_path: Path) -> Non
     target.write_text("what was there", "utf-8")
     link.symlink_to(target)
     program = (
-        "import resource; from pathlib import Path; from zsim.files.written import write;"
+        "import resource; from pathlib import Path; from zsim.files.output_file import write;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
         f"write(Path({str(link)!r}), 'x' * 10000)"
     )
@@ -142,7 +142,7 @@ def test_a_process_killed_while_it_writes_leaves_what_was_there(
     program = f"""
 import os, signal
 from pathlib import Path
-from zsim.files.written import write
+from zsim.files.output_file import write
 if not {has_nameless_files}:
     del os.O_TMPFILE
     os.O_TMPFILE = os.O_DIRECTORY | os.O_EXCL  # refused, as by a file system without them

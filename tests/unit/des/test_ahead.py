@@ -11,7 +11,7 @@ from fitting import fitting
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.backend.backend import Job, NoWayError, RefusedError, RunFailedError
+from zsim.backend.backend import Job, NoRouteError, RefusedError, RunFailedError
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.cluster.fault import DeadNic, Fault, Jitter, Neighbour, SlowGpu, SlowNic, Window
 from zsim.model.architecture import Llama
@@ -98,7 +98,7 @@ def outcome(backend: SimBackend, job: Job) -> Trace | str:
     """Return the trace of a run, or the reason why there is none."""
     try:
         return backend.run(job, seed=1)
-    except (NoWayError, RefusedError, RunFailedError) as error:
+    except (NoRouteError, RefusedError, RunFailedError) as error:
         return f"{type(error).__name__}: {error}"
 
 

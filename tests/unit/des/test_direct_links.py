@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, ClusterError, Gpu, Link
 from zsim.network.algorithm.activity import Collective, GroupShape
-from zsim.network.link_load import Decision, LinkLoads, Ways, bandwidths
+from zsim.network.link_load import Decision, LinkLoads, PathLatency, bandwidths
 from zsim.schedule.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
 from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
@@ -95,7 +95,9 @@ def test_a_group_has_the_links_to_its_others_and_no_more(ranks: int, gpus: int) 
 
 def test_nothing_is_reduced_in_a_switch_that_is_not_there() -> None:
     def algorithm(cluster: Cluster) -> str:
-        loads = LinkLoads(cluster=cluster, decision=Decision(), ways=Ways(near_ps=0, far_ps=0))
+        loads = LinkLoads(
+            cluster=cluster, decision=Decision(), latency=PathLatency(near_ps=0, far_ps=0)
+        )
         found = loads.activity(Collective.ALL_REDUCE, 2**30, GroupShape(ranks=4, nodes=1))
         assert found is not None
         return found.algorithm
@@ -110,7 +112,7 @@ def test_an_algorithm_of_the_switch_cannot_be_forced_where_there_is_none() -> No
     shape, decision = GroupShape(ranks=4, nodes=1), Decision(algorithm="nvls")
     for cluster in (DIRECT, OVER_PCIE):
         forced, free = (
-            LinkLoads(cluster=cluster, decision=each, ways=Ways(near_ps=0, far_ps=0))
+            LinkLoads(cluster=cluster, decision=each, latency=PathLatency(near_ps=0, far_ps=0))
             for each in (decision, Decision())
         )
         found = forced.activity(Collective.ALL_REDUCE, 2**30, shape)

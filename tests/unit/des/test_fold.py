@@ -11,19 +11,19 @@ from drawn_examples import examples
 from drawn_outages import outages
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from wired_graph import NONE, NoWayLeftError, WiredGraph, hop_name, link_bytes, ring_edges
+from link_graph import NONE, NoWayLeftError, WiredGraph, hop_name, link_bytes, ring_edges
 
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Mesh, Span
 from zsim.schedule.schedule import Schedule
-from zsim_des.symmetry.fault_state import Trouble
+from zsim_des.symmetry.fault_state import Disturbances
 from zsim_des.symmetry.fold import fold
 from zsim_des.symmetry.folded_links import FoldedLinkTable, Loads
 
 
-def healthy(cluster: Cluster) -> Trouble:
-    return Trouble((), (), cluster=cluster, seed=0)
+def healthy(cluster: Cluster) -> Disturbances:
+    return Disturbances((), (), cluster=cluster, seed=0)
 
 
 def grid(first: int, second: int, axes: tuple[str, ...]) -> Schedule:
@@ -57,7 +57,7 @@ class Case:
         nics, gpus = self.cluster.nics_per_node, self.cluster.gpus_per_node
         assume(nics <= gpus or nics % gpus == 0)  # else a NIC serves two GPUs in unequal parts
         faults, dead = data.draw(st.one_of(st.just(((), NONE)), outages(self.cluster)))
-        trouble = Trouble(faults, (), cluster=self.cluster, seed=0)
+        trouble = Disturbances(faults, (), cluster=self.cluster, seed=0)
         self.folded = fold(schedule, trouble)
         self.links = FoldedLinkTable(self.folded, trouble)
         self.graph = WiredGraph(self.cluster, dead)

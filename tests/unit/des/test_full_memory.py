@@ -18,7 +18,7 @@ from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
 from zsim.cluster.profile.host_launch import LaunchCosts
 from zsim.dtype import DType
-from zsim.memory import WorstCase, book, handed_out, needed_bytes, peak_bytes
+from zsim.memory import WorstCase, handed_out, memory_ledger, needed_bytes, peak_bytes
 from zsim.model.model import Model
 from zsim.proof import against_trace
 from zsim.runtimes.fsdp1.options import FSDP1
@@ -232,7 +232,7 @@ def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_need
     schedule = exact(model, strategy)
     on = replace(on, gpu=replace(on.gpu, collective_share=Fraction(0)))
     needed = max(needed_bytes(each, schedule.pools[0]) for each in schedule.programs)
-    most = max(peak_bytes(book(each, 2), "device") for each in schedule.programs)
+    most = max(peak_bytes(memory_ledger(each, 2), "device") for each in schedule.programs)
     sizes = sorted({needed, most, *(needed + int((most - needed) * part) for part in parts)})
     took: list[float] = []
     for memory_bytes in sizes:
@@ -272,7 +272,7 @@ def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
     model, strategy = drawn
     schedule = exact(model, strategy)
     needed = max(needed_bytes(each, schedule.pools[0]) for each in schedule.programs)
-    most = max(peak_bytes(book(each, 2), "device") for each in schedule.programs)
+    most = max(peak_bytes(memory_ledger(each, 2), "device") for each in schedule.programs)
     on = cluster(needed + int((most - needed) * part), ranks=64)
     job = Job(schedule=schedule, model=model, cluster=on, steps=2)
     assert SimBackend().step_ends_ps(job) == SimBackend(unfold=True).step_ends_ps(job)
@@ -287,7 +287,7 @@ def test_what_books_alone_say_of_a_fit_is_what_a_run_says(
     model, strategy = drawn
     schedule = handed_out(make_schedule(model, strategy), discipline)
     least = max(needed_bytes(each, schedule.pools[0]) for each in schedule.programs)
-    most = max(peak_bytes(book(each, 2), "device") for each in schedule.programs)
+    most = max(peak_bytes(memory_ledger(each, 2), "device") for each in schedule.programs)
     job, trace = on_memory(schedule, model, cluster(LARGE, ranks=64), max(1, int(most * part)))
     known = certain_footprint(job)
     found = summary(job, trace)
@@ -295,7 +295,7 @@ def test_what_books_alone_say_of_a_fit_is_what_a_run_says(
         assert found.needed_bytes >= least
     else:
         assert known.fits is found.fits
-        assert known.fits is (known.lack is None)
+        assert known.fits is (known.shortage is None)
     if known is not None and known.fits:
         assert known.reserved_bytes >= found.peak_reserved_bytes
 
@@ -307,6 +307,6 @@ def test_a_book_that_is_kept_is_the_one_that_would_be_made(
 ) -> None:
     (program, *_) = make_schedule(*drawn).programs
     again = replace(program)
-    kept = [book(program, steps) for steps in (first, second)]
-    assert kept == [book(again, second), book(again, first)][::-1]
-    assert kept[1] == book(program, second, returns=WorstCase())
+    kept = [memory_ledger(program, steps) for steps in (first, second)]
+    assert kept == [memory_ledger(again, second), memory_ledger(again, first)][::-1]
+    assert kept[1] == memory_ledger(program, second, returns=WorstCase())

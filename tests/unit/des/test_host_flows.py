@@ -31,7 +31,7 @@ from zsim_des import SimBackend
 from zsim_des.network.carried import Carried
 from zsim_des.network.communicator_placement import Used
 from zsim_des.network.max_min_fair import Shape, fair_rates
-from zsim_des.symmetry.fault_state import Trouble
+from zsim_des.symmetry.fault_state import Disturbances
 from zsim_des.symmetry.fold import fold
 from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes
 
@@ -193,7 +193,7 @@ def rates(
     """Bytes per second of each flow, if every rank has all of them at once."""
     schedule = copies(ranks, "in")
     kinds = tuple(sorted({each.flow for each in flows}))
-    trouble = Trouble((), (), cluster=cluster, seed=0)
+    trouble = Disturbances((), (), cluster=cluster, seed=0)
     folded = fold(schedule, trouble, used=Used({}, frozenset(), kinds))
     table = FoldedLinkTable(folded, trouble)
     taken: list[tuple[HostFlow, Shape]] = []

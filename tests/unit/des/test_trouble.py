@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from drawn_clusters import NO_MODEL
 
-from zsim.backend.backend import Job, NoWayError, RefusedError
+from zsim.backend.backend import Job, NoRouteError, RefusedError
 from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Gpu, Link, Tier
 from zsim.cluster.fabric_kind import (
     EXPLICIT,
@@ -116,14 +116,14 @@ def test_the_other_nic_takes_over_for_a_dead_one(kind: FabricKind) -> None:
 
 def test_a_node_without_a_nic_is_cut_off() -> None:
     both = [DeadNic(node=1, nic=0), DeadNic(node=1, nic=1)]
-    with pytest.raises(NoWayError, match="node 1: no NIC is left"):
+    with pytest.raises(NoRouteError, match="node 1: no NIC is left"):
         step_ps(both)
 
 
 def test_rails_that_have_no_rail_in_common_are_cut() -> None:
     rails = replace(CLUSTER, fabric=Fabric(kind=RAIL_ONLY))
     crossed = [DeadNic(node=1, nic=0), DeadNic(node=2, nic=1)]
-    with pytest.raises(NoWayError, match="no NIC is left"):
+    with pytest.raises(NoRouteError, match="no NIC is left"):
         step_ps(crossed, cluster=rails)
     # On one switch they find each other: each node's two rings share the NIC that works.
     assert step_ps(crossed) == 4_000 + 60_000
@@ -150,7 +150,7 @@ def test_a_cut_counts_only_while_something_has_to_cross_it() -> None:
     def both(window: Window) -> list[Fault]:
         return [DeadNic(node=1, nic=nic, window=window) for nic in range(2)]
 
-    with pytest.raises(NoWayError, match="node 1: no NIC is left"):
+    with pytest.raises(NoRouteError, match="node 1: no NIC is left"):
         step_ps(both(Window(start_ps=10_000, end_ps=10_001)))
     assert step_ps(both(Window(start_ps=HEALTHY_PS))) == HEALTHY_PS
     assert step_ps(both(Window(start_ps=1_000, end_ps=4_000))) == HEALTHY_PS
@@ -166,7 +166,7 @@ def test_of_two_nics_that_serve_a_gpu_the_other_one_carries_it_all() -> None:
 
 def test_without_its_link_to_the_switch_a_gpu_uses_pcie() -> None:
     dead = [DeadSwitchLink(rank=2)]
-    with pytest.raises(NoWayError, match="rank 2: without its link to the switch"):
+    with pytest.raises(NoRouteError, match="rank 2: without its link to the switch"):
         step_ps(dead)  # its NIC hangs on the switch
     pcie = replace(CLUSTER, pcie_link=Link(bytes_per_s=10**11), gpus_per_pcie_switch=2)
     assert step_ps(dead, cluster=pcie) == HEALTHY_PS
@@ -198,9 +198,9 @@ def test_without_uplinks_rails_change_and_trees_are_cut() -> None:
     assert step_ps([SlowUplinks(tier=0, group=1, rail=0, factor=Fraction(4))], cluster=rails) == (
         4_000 + 60_000  # a quarter of two NICs, for one ring
     )
-    with pytest.raises(NoWayError, match="leaf 1: no uplink is left"):
+    with pytest.raises(NoRouteError, match="leaf 1: no uplink is left"):
         step_ps([DeadUplinks(tier=0, group=1)], cluster=tree)
-    with pytest.raises(NoWayError, match="no NIC is left"):
+    with pytest.raises(NoRouteError, match="no NIC is left"):
         step_ps([DeadUplinks(tier=0, group=1)], cluster=rails)
 
 
@@ -223,7 +223,7 @@ def test_equal_ways_through_listed_links_share_and_take_over() -> None:
         4_000 + 60_000  # half of the bytes go that way, as fast as they can
     )
     alone = r"no way leads from node0 to node1: node1 \(1 of 4 nodes\) cannot"
-    with pytest.raises(NoWayError, match=alone):
+    with pytest.raises(NoRouteError, match=alone):
         step_ps([dead, DeadEdge(source="leaf1", target="b")], cluster=listed)
 
 

@@ -76,7 +76,10 @@ rows = [{ label = "replicated", published = 2.5e6, values = [0] }]
 def test_figures_are_predicted_beside_what_was_published() -> None:
     rates, sizes, states = verdicts_of(parse(SMALL))
     fits, too_large = rates.rows
-    assert (fits.way, too_large.way) == (0, 1)  # the second fits with the smaller batch alone
+    assert (fits.alternative, too_large.alternative) == (
+        0,
+        1,
+    )  # the second fits with the smaller batch alone
     assert fits.off == pytest.approx(fits.predicted / 0.5 - 1)
     assert rates.all is not None
     assert rates.kept is not None
@@ -109,10 +112,10 @@ set = ["train.gradient_accumulation_steps=2"]
 def test_a_figure_may_have_a_second_answer_which_is_no_judged_run() -> None:
     first, *_, second = parse(SMALL + SECOND).figures
     for one, other in zip(first.runs, second.runs, strict=True):
-        for plain, changed in zip(one.ways, other.ways, strict=True):
+        for plain, changed in zip(one.alternatives, other.alternatives, strict=True):
             train = {**cast("dict[str, object]", plain["train"]), "gradient_accumulation_steps": 2}
             assert changed == {**plain, "title": changed["title"], "train": train}
-    assert not [run for *_, run in figure_runs() if "stream" in str(run.ways[0]["title"])]
+    assert not [run for *_, run in figure_runs() if "stream" in str(run.alternatives[0]["title"])]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_every_row_that_ships_is_a_scenario() -> None:
     assert not fitted
     for figure in paper.figures:
         for run in figure.runs:
-            assert [from_tables(tables).title for tables in run.ways]
+            assert [from_tables(tables).title for tables in run.alternatives]
 
 
 def test_the_run_that_a_new_user_sees_is_a_row_of_the_paper() -> None:
@@ -158,7 +161,7 @@ def test_the_run_that_a_new_user_sees_is_a_row_of_the_paper() -> None:
         if (figure.name, run.label) == ("figure 2", "100B")
     ]
     ships = tomllib.loads(zsim_scenarios.text("zero_100b"))
-    row = from_tables(run.ways[0])
+    row = from_tables(run.alternatives[0])
     assert from_tables({**ships, "title": row.title}) == row
     assert f"{run.published:.1f} TFLOP/s" in zsim_scenarios.text("zero_100b")
 
@@ -282,7 +285,7 @@ def test_of_the_shapes_that_were_trained_the_published_ones_are_the_largest_that
     assert [f"{each.predicted / 1e9:.0f}" for each in shapes] == ["13", "8"]
     for each in shapes:
         assert isinstance(each.source, PaperRun)
-        heavier = each.source.ways[each.way + 1]
+        heavier = each.source.alternatives[each.alternative + 1]
         assert not footprint(resolved("heavier", from_tables(heavier)).job()).fits
 
 
@@ -290,7 +293,7 @@ def test_of_the_shapes_that_were_trained_the_published_ones_are_the_largest_that
 def test_rows_of_offloaded_runs_are_scenarios(name: str) -> None:
     for figure in parse(zsim_scenarios.published_text(name)).figures:
         for run in figure.runs:
-            assert [from_tables(tables).title for tables in run.ways]
+            assert [from_tables(tables).title for tables in run.alternatives]
 
 
 @pytest.mark.one_commit_in(6)

@@ -68,7 +68,7 @@ def test_seconds_and_rates_by_formula_are_those_of_the_forecast(shipped: None) -
     assert list(found) == ["nobody, nowhere"]
     seconds, rates = found["nobody, nowhere"]
     (run,) = (run for run in parse(TIMED).figures[1].runs)
-    made = forecast(run.ways[0])
+    made = forecast(run.alternatives[0])
     assert isinstance(made, RunForecast)
     assert seconds.rows[0].predicted == made.step_time_s
     # 4 blocks of width 64, 256 words; two stages on 16 GPUs leave 8 ranks of data, with 6 x 2
@@ -102,7 +102,7 @@ def test_a_published_peak_is_judged_beside_the_time_of_its_step() -> None:
     two = "published = 0.5, values = [2]"
     peaked = TIMED.replace(two, f"{two}, peak_gib = 1.5")
     (run, without), _ = (figure.runs for figure in parse(peaked).figures)
-    made = forecast(run.ways[0])
+    made = forecast(run.alternatives[0])
     judged = judged_figure(("a, b", "", FigureQuantity.STEP_TIME, run))
     assert judged is not None
     assert isinstance(made, RunForecast)
@@ -119,7 +119,7 @@ def test_rows_with_certain_values_have_settings_that_others_have_not() -> None:
     when = 'when = [{ if = ["parallel.pipeline=2"], set = ["zero.stage=0"] }]'
     seconds, rates = parse(TIMED.replace(keys, f"{keys}\n{when}", 1)).figures
     runs = (*seconds.runs, *rates.runs)
-    stages = [cast("dict[str, object]", run.ways[0]["zero"])["stage"] for run in runs]
+    stages = [cast("dict[str, object]", run.alternatives[0]["zero"])["stage"] for run in runs]
     assert stages == [0, 1, 1]
     with pytest.raises(PaperError, match=r"seconds: when: no row has parallel\.pipeline=3"):
         parse(TIMED.replace(keys, f"{keys}\n{when.replace('=2', '=3')}", 1))
@@ -143,7 +143,7 @@ def test_every_published_pipeline_is_in_the_table_of_judged_runs() -> None:
     asked: Counter[tuple[str, str, float]] = Counter()
     for citation, _, quantity, run in figure_runs():
         if citation in of_pipelines and quantity is FigureQuantity.STEP_TIME:
-            tables = {name: each for name, each in run.ways[0].items() if name != "title"}
+            tables = {name: each for name, each in run.alternatives[0].items() if name != "title"}
             asked[*key(citation, flat(tables)), rounded(run.published)] += 1
     assert asked
     assert not asked - ships
@@ -153,7 +153,7 @@ def runs_on_stages(paper: str) -> Iterator[tuple[str, int, int, tuple[int, ...]]
     """Yield label, layers and stages of runs with a pipeline, and the layers of each stage."""
     for figure in parse(published_papers()[paper]).figures:
         for run in figure.runs:
-            tables = cast("dict[str, dict[str, Any]]", run.ways[0])
+            tables = cast("dict[str, dict[str, Any]]", run.alternatives[0])
             stages, layers = tables["parallel"].get("pipeline", 1), tables["model"]["layers"]
             if stages > 1:
                 options = Megatron().but(**tables["zero"].get("megatron", {}))

@@ -1,6 +1,6 @@
 """Every fitted constant names its publications; docs/evidence.md lists those of a single one."""
 
-from rests_on import rests_on
+from fit_sources import rests_on
 
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.runtimes.lookup import host_costs_of, runtimes

@@ -78,7 +78,9 @@ def test_text_and_json_have_the_same_errors(rows: list[VerdictRow]) -> None:
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_row_that_may_be_fitted_is_marked_in_text(*, is_kept: bool) -> None:
-    row = VerdictRow(place=2, name="line 2", published=2.0, predicted=1.0, is_kept=is_kept, way=1)
+    row = VerdictRow(
+        place=2, name="line 2", published=2.0, predicted=1.0, is_kept=is_kept, alternative=1
+    )
     text = Validation(verdicts={"runs:": [verdict([row])]}, more={}).text()
     assert text.startswith("runs:\n")
     line = "line 2: published 2 s, predicted 1 s, -50.0%, with what needs less memory"

@@ -110,7 +110,7 @@ def test_stages_of_a_pipeline_keep_the_head_whole() -> None:
     for cells in ({"tp": "1"}, {"tp": "16"}, {"model_size": "1B"}):
         assert all(
             cast("dict[str, Any]", way["zero"])["nanotron"]["keep_head_whole"]
-            for way in run_of(pp="2", **cells).ways
+            for way in run_of(pp="2", **cells).alternatives
         )
 
 
@@ -132,13 +132,13 @@ def test_the_first_micro_batches_of_a_pipeline_say_what_all_of_them_take() -> No
 
 def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() -> None:
     kept, again = ("reduce_scatter", False), ("reduce_scatter", True)
-    assert [mode(way) for way in run_of().ways] == [kept, again]
+    assert [mode(way) for way in run_of().alternatives] == [kept, again]
     small = run_of(model_size="1B")
-    assert [mode(way) for way in small.ways] == [("all_reduce", True), kept, again]
-    assert len(run_of(tp="1", dp="8", grad_accum="2").ways) == 1
+    assert [mode(way) for way in small.alternatives] == [("all_reduce", True), kept, again]
+    assert len(run_of(tp="1", dp="8", grad_accum="2").alternatives) == 1
     across, within = run_of(pp="2", tp="16"), run_of(pp="2", model_size="1B")
-    assert [mode(way) for way in across.ways] == [again]
-    assert [mode(way) for way in within.ways] == [kept, again]
+    assert [mode(way) for way in across.alternatives] == [again]
+    assert [mode(way) for way in within.alternatives] == [kept, again]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() ->
 )
 def test_what_is_not_modelled_says_why(cells: dict[str, str], reason: str) -> None:
     run = run_of(**cells)
-    assert (run.reason, run.ways) == (reason, ())
+    assert (run.reason, run.alternatives) == (reason, ())
 
 
 def test_what_the_trainer_does_not_begin_is_predicted_to_have_no_result() -> None:
@@ -159,7 +159,7 @@ def test_what_the_trainer_does_not_begin_is_predicted_to_have_no_result() -> Non
     enough = run_of(**FAILED, pp="4", dp="1", micro_batch_seqs="8")
     begun_not = run_of(**FAILED, **few)
     assert begun_not.refusal == "nanotron begins no pipeline with fewer than 3 micro-batches"
-    assert (begun_not.ways, enough.refusal) == ((), "")
+    assert (begun_not.alternatives, enough.refusal) == ((), "")
     runs = [enough, begun_not]
     forecasts = [needing(99), None]
     found = fit("a table", runs, forecasts)
@@ -189,7 +189,7 @@ def test_the_first_way_that_fits_is_predicted() -> None:
     def with_memory(gib: float) -> list[dict[str, object]]:
         memory = {"node": "p5", "fabric": "fat_tree_2", "gpu_memory": f"{gib} GiB"}
         run = run_of(micro_batch_seqs="8", grad_accum="1")
-        return [{**way, "cluster": memory} for way in run.ways]
+        return [{**way, "cluster": memory} for way in run.alternatives]
 
     first, last = (forecast(way) for way in with_memory(80))
     assert isinstance(first, RunForecast)
@@ -204,7 +204,7 @@ def test_the_first_way_that_fits_is_predicted() -> None:
         for memory, way, fits in ((80, 0, True), (between, 1, True), (0.01, 1, False)):
             found = first_that_fits(with_memory(memory), asked)
             assert isinstance(found, RunForecast)
-            assert (found.way, found.fits) == (way, fits)
+            assert (found.alternative, found.fits) == (way, fits)
 
 
 @pytest.mark.matrix(6)

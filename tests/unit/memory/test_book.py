@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.memory import AtOnce, book, peak, peak_bytes, pools, witness
+from zsim.memory import AtOnce, memory_ledger, peak, peak_bytes, pools, witness
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.schedule import Kind, Program
@@ -33,7 +33,7 @@ def small(mode: FreeMode, *, waits: bool = False) -> Program:
 
 def test_a_waited_free_gives_memory_back_when_the_host_issues_it() -> None:
     # kept 8, then first 40, freed, then second 40: never more than 48 bytes.
-    entries = book(small(FreeMode.WAITED), steps=3)
+    entries = memory_ledger(small(FreeMode.WAITED), steps=3)
     assert peak_bytes(entries, "device") == 48
     assert sum(entry.change_bytes for entry in entries) == 8
     assert pools(entries) == ("device",)
@@ -41,12 +41,12 @@ def test_a_waited_free_gives_memory_back_when_the_host_issues_it() -> None:
 
 def test_a_deferred_free_nobody_waits_for_keeps_its_memory() -> None:
     # The host may run ahead of the device for ever: each step adds another `first`.
-    entries = book(small(FreeMode.DEFERRED), steps=3)
+    entries = memory_ledger(small(FreeMode.DEFERRED), steps=3)
     assert peak_bytes(entries, "device") == 8 + 3 * 40 + 40
 
 
 def test_a_deferred_free_returns_at_the_allocation_after_the_host_waited() -> None:
-    entries = book(small(FreeMode.DEFERRED, waits=True), steps=2)
+    entries = memory_ledger(small(FreeMode.DEFERRED, waits=True), steps=2)
     assert peak_bytes(entries, "device") == 48
     (returned, *_) = [entry for entry in entries if entry.change_bytes == -40]
     assert (returned.buffer, returned.operation) == ("first", "step/second/allocate")
@@ -86,7 +86,7 @@ def test_what_has_ended_returns_at_the_next_allocation_in_the_order_of_frees(
         expected += [(str(number), False) for number in over]
         waiting.append(now % len(ends))
         expected.append((str(waiting[-1]), True))
-    entries = book(program, steps=2, returns=Drawn(ends))
+    entries = memory_ledger(program, steps=2, returns=Drawn(ends))
     assert [(entry.buffer, entry.change_bytes > 0) for entry in entries] == expected
 
 
@@ -96,12 +96,14 @@ def test_fewer_steps_of_a_program_that_is_known_are_the_beginning_of_its_book(
     returns: AtOnce | None, *, waits: bool
 ) -> None:
     program, again = (small(FreeMode.DEFERRED, waits=waits) for _ in range(2))
-    assert len(book(program, 5, returns=returns)) > len(book(program, 2, returns=returns))
-    assert book(program, 2, returns=returns) == book(again, 2, returns=returns)
+    assert len(memory_ledger(program, 5, returns=returns)) > len(
+        memory_ledger(program, 2, returns=returns)
+    )
+    assert memory_ledger(program, 2, returns=returns) == memory_ledger(again, 2, returns=returns)
 
 
 def test_the_peak_says_what_was_alive_by_kind_and_by_buffer() -> None:
-    found = peak(book(small(FreeMode.WAITED), steps=1), "device")
+    found = peak(memory_ledger(small(FreeMode.WAITED), steps=1), "device")
     assert (found.bytes, found.step, found.operation) == (48, 0, "step/first/allocate")
     assert found.alive == (("first", 40), ("kept", 8))
     assert dict(found.by_kind)[Kind.PARAMETER] == 8
@@ -119,7 +121,7 @@ def test_the_witness_is_the_first_that_does_not_fit(
         build.setup.allocate(one, two)
         build.setup.free(two)
     (program,) = build.schedule().programs
-    entries = book(program, steps=1)
+    entries = memory_ledger(program, steps=1)
     largest = peak_bytes(entries, "device")
     assert peak(entries, "device").bytes == largest
     for capacity in range(largest):

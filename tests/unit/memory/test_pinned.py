@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.memory import handed_out, is_pinned, reserve
-from zsim.memory.ledger import book
+from zsim.memory.ledger import memory_ledger
 from zsim.memory.pinned import PinnedAllocator
 from zsim.memory.settings import AllocatorError, PinnedSettings, pinned_bytes
 from zsim.schedule.builder import ScheduleBuilder
@@ -127,7 +127,9 @@ def test_a_pool_of_host_memory_reserves_rounded_blocks_and_a_pageable_one_does_n
     pool = next(pool for pool in schedule.pools if pool.place is Place.HOST)
     program = schedule.programs[0]
     assert is_pinned(pool)
-    assert reserve(program, book(program, 2), pool).peak_bytes == 16 + 32  # 12 and 20 bytes
+    assert (
+        reserve(program, memory_ledger(program, 2), pool).peak_bytes == 16 + 32
+    )  # 12 and 20 bytes
     pageable = handed_out(on_host(3, name="pageable"), Discipline.EXACT, Discipline.CACHING)
     assert {each.discipline for each in pageable.pools} == {Discipline.EXACT}
 
@@ -140,4 +142,4 @@ def test_slots_are_taken_whole_and_not_rounded_one_by_one() -> None:
     schedule = handed_out(build.schedule(), Discipline.EXACT, Discipline.CACHING)
     pool = next(pool for pool in schedule.pools if pool.place is Place.HOST)
     program = schedule.programs[0]
-    assert reserve(program, book(program, 1), pool).peak_bytes == 24
+    assert reserve(program, memory_ledger(program, 1), pool).peak_bytes == 24

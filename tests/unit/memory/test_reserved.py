@@ -11,11 +11,11 @@ from zsim.backend.backend import Job
 from zsim.backend.document import decode_trace, encode_trace
 from zsim.cluster.cluster import Cluster, Gpu, Link, Overheads
 from zsim.memory import (
-    book,
     capacity_bytes,
     communicators,
     deferred_frees,
     handed_out,
+    memory_ledger,
     peak_bytes,
     reserve,
 )
@@ -61,7 +61,7 @@ def test_reserved_is_at_least_the_book_and_exactly_the_book_if_exact(
     elements: list[int], steps: int
 ) -> None:
     subject = program(one_after_the_other(*elements))
-    entries = book(subject, steps)
+    entries = memory_ledger(subject, steps)
     largest = peak_bytes(entries, "device")
     assert reserve(subject, entries, Pool(name="device")).peak_bytes == largest
     for pool in (CACHING, EXPANDABLE):
@@ -70,7 +70,7 @@ def test_reserved_is_at_least_the_book_and_exactly_the_book_if_exact(
 
 def test_what_a_cache_keeps_counts() -> None:
     subject = program(one_after_the_other(8 * MIB, 10 * MIB, 12 * MIB))  # 32, 40, 48 MiB
-    entries = book(subject, 1)
+    entries = memory_ledger(subject, 1)
     assert reserve(subject, entries, CACHING).peak_bytes == 120 * MIB
     assert reserve(subject, entries, EXPANDABLE).peak_bytes == 60 * MIB
     # On a smaller device, 32 and 40 MiB go back when 48 are asked for.
@@ -98,7 +98,7 @@ def test_a_shortage_names_the_request_and_what_was_alive() -> None:
     build.step.allocate(more)
     build.step.free(more)
     schedule = build.schedule()
-    entries = book(program(schedule), 1)
+    entries = memory_ledger(program(schedule), 1)
     # 36 MiB are booked, but a request of 4 MiB takes a segment of 20.
     found = reserve(program(schedule), entries, CACHING, 40 * MIB)
     assert found.shortage is not None
@@ -136,7 +136,7 @@ def used_elsewhere(first: int, second: int) -> Schedule:
 
 def test_a_buffer_that_is_allocated_again_before_its_deferred_free_is_over_has_two_blocks() -> None:
     subject = program(used_elsewhere(8 * MIB, 0))
-    entries = book(subject, 3)  # nobody waits: the host may be three steps ahead
+    entries = memory_ledger(subject, 3)  # nobody waits: the host may be three steps ahead
     deferred = deferred_frees(subject, entries, 3)
     assert reserve(subject, entries, CACHING).peak_bytes == 96 * MIB
     assert reserve(subject, entries, CACHING, deferred=deferred).peak_bytes == 96 * MIB
@@ -144,7 +144,7 @@ def test_a_buffer_that_is_allocated_again_before_its_deferred_free_is_over_has_t
 
 def test_memory_does_not_run_out_while_uses_of_a_freed_block_can_be_waited_for() -> None:
     subject = program(used_elsewhere(8 * MIB, 9 * MIB))  # 32 MiB and 36
-    entries = book(subject, 1)
+    entries = memory_ledger(subject, 1)
     deferred = deferred_frees(subject, entries, 1)
     assert deferred == ((1, "first"),)
     plain = reserve(subject, entries, CACHING, 40 * MIB)
@@ -168,7 +168,7 @@ def test_without_a_limit_it_is_all_one_whether_a_deferred_free_is_seen_at_once(
         if number % 2:
             build.step.host_wait(f"wait{number}", used)
     subject = program(build.schedule())
-    entries = book(subject, steps)
+    entries = memory_ledger(subject, steps)
     deferred = deferred_frees(subject, entries, steps)
     assert len(deferred) == steps * len(elements)
     for pool in (CACHING, EXPANDABLE):

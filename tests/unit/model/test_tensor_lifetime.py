@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from zsim.dtype import DType
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.memory.caching import CachingAllocator
 from zsim.memory.memory_block import BlockState
 from zsim.memory.service import Service
@@ -122,7 +122,7 @@ def served(order: str, *buffers: Buffer) -> CachingAllocator:
     )
     program = Program(role="all", buffers=buffers, persistent=(), setup=(), step=step)
     allocator = CachingAllocator()
-    lines = list(Service(allocator, program, "device").course(book(program, 1)))
+    lines = list(Service(allocator, program, "device").course(memory_ledger(program, 1)))
     assert len(lines) == len(order)
     assert all(piece.state is BlockState.FREE for piece in allocator.pieces())
     return allocator

@@ -6,12 +6,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wired_graph import WiredGraph, hop_name, link_bytes, ring_edges
+from link_graph import WiredGraph, hop_name, link_bytes, ring_edges
 
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.cluster.links import link_classes
+from zsim.network.algorithm.path_latency import far_ps, near_ps
 from zsim.network.algorithm.ring import RingShape
-from zsim.network.algorithm.way_latency import far_ps, near_ps
 
 GPU = Gpu(name="any", memory_bytes=1, memory_bytes_per_s=1, rates=())
 

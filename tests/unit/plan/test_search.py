@@ -41,7 +41,7 @@ def searched(
         picks.append(pick)
         value = values[pick[0]][pick[1]]
         memory = branches[pick[0]].memory_bytes
-        search.tell(*pick, Trial(value=value, is_answer=value is not None, memory_bytes=memory))
+        search.record(*pick, Trial(value=value, is_answer=value is not None, memory_bytes=memory))
     return search, picks
 
 
@@ -106,7 +106,7 @@ def test_the_first_setting_of_a_branch_is_awaited_before_the_others() -> None:
     )
     assert search.next() == (0, 0)
     assert search.next() is None
-    search.tell(0, 0, Trial(value=2.0, is_answer=True, memory_bytes=1))
+    search.record(0, 0, Trial(value=2.0, is_answer=True, memory_bytes=1))
     assert search.next() == (0, 1)
 
 
@@ -127,7 +127,7 @@ def test_settings_that_keep_as_much_as_one_that_keeps_too_much_are_passed_over()
     tried: list[int] = []
     while (pick := search.next()) is not None:
         tried.append(pick[1])
-        search.tell(*pick, Trial(value=None, is_answer=False, keeps_too_much=pick[1] == 0))
+        search.record(*pick, Trial(value=None, is_answer=False, keeps_too_much=pick[1] == 0))
     assert tried == [0, 2]
     assert search.passed_over(0) == 2
     assert search.open_settings() == 0
@@ -141,7 +141,7 @@ def test_a_setting_that_may_not_fit_is_no_best_to_bound_by() -> None:
     for value in (1.0, 3.0):
         pick = search.next()
         assert pick is not None
-        search.tell(*pick, Trial(value=value, is_answer=True, is_unsure=value == 1.0))
+        search.record(*pick, Trial(value=value, is_answer=True, is_unsure=value == 1.0))
     assert search.best == 3.0
 
 
@@ -153,9 +153,9 @@ def test_settings_that_keep_as_much_as_one_at_the_edge_of_memory_wait_until_anot
     at_edge = Trial(
         value=1.0, is_answer=True, is_unsure=True, keeps_nearly_all=True, memory_bytes=99
     )
-    search.tell(0, 0, at_edge)
+    search.record(0, 0, at_edge)
     assert search.passed_over(0) == 0
-    search.tell(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50, memory_share=0.5))
+    search.record(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50, memory_share=0.5))
     assert search.passed_over(0) == 2
 
 
@@ -168,8 +168,8 @@ def test_settings_are_tried_that_add_to_one_whose_buffers_of_collectives_fill_th
     )
     other = SettingBranch(bound=1.1, memory_bytes=1, settings=1, family="two")
     search = Search([branch, other], usable_bytes=100)
-    search.tell(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50))
-    search.tell(0, 0, Trial(value=1.0 if fits else None, is_answer=fits, is_unsure=fits))
+    search.record(1, 0, Trial(value=1.2, is_answer=True, memory_bytes=50))
+    search.record(0, 0, Trial(value=1.0 if fits else None, is_answer=fits, is_unsure=fits))
     assert search.passed_over(0) == 0
 
 
@@ -181,7 +181,7 @@ def test_plain_settings_are_tried_first_also_where_they_cannot_win() -> None:
     search = Search(branches, usable_bytes=10, always=(1, 2), first=(3, 1))
     assert [search.next(), search.next()] == [(1, 0), (2, 0)]
     for place in (1, 2):
-        search.tell(place, 0, Trial(value=6.0 + place, is_answer=True, memory_bytes=1))
+        search.record(place, 0, Trial(value=6.0 + place, is_answer=True, memory_bytes=1))
     assert search.next() == (0, 0)  # 3 cannot win, and 1 was tried
 
 
@@ -199,7 +199,7 @@ def test_branches_are_held_back_until_the_smallest_of_each_family_did_not_fit(
         tried.append(pick[0])
         fits = one_fits and len(tried) == 3
         value = 2.0 if fits else None
-        search.tell(*pick, Trial(value=value, is_answer=fits, memory_bytes=99))
+        search.record(*pick, Trial(value=value, is_answer=fits, memory_bytes=99))
     families = [branches[place].family for place in tried]
     assert len(families) == len(set(families)) <= LEAST_MOST
     assert all(
@@ -227,7 +227,7 @@ def test_branches_that_cannot_surely_fit_are_left_once_a_setting_surely_fits(
         place, number = pick
         assert search.best == float("inf") or not marked[place].is_unsure
         value, is_unsure = values[place][number], marked[place].is_unsure
-        search.tell(*pick, Trial(value=value, is_answer=value is not None, is_unsure=is_unsure))
+        search.record(*pick, Trial(value=value, is_answer=value is not None, is_unsure=is_unsure))
     sure = [
         value
         for own, branch in zip(values, marked, strict=True)

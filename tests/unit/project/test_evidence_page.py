@@ -8,7 +8,7 @@ from dataclasses import replace
 import evidence_page
 import pytest
 from evidence_page import COMMAND, PAGE, SLOW, by_publication, errors, makers
-from made_sections import sections
+from generated_sections import sections
 
 from zsim.prediction.evidence import judged_runs
 

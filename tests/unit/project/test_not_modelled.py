@@ -1,7 +1,7 @@
 """docs/reference/not_modelled.md lists the refusals of the code."""
 
 import pytest
-from made_sections import sections
+from generated_sections import sections
 from refusals_page import COMMAND, PAGE, makers, of_runtime
 
 from zsim.runtimes.deepspeed.options import DeepSpeed

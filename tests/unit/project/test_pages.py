@@ -6,7 +6,7 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from shown import File, follow, steps
+from page_commands import File, follow, steps
 
 import zsim_scenarios
 from zsim.backend.backend import Backend
@@ -40,7 +40,7 @@ def blocks(page: str, language: str) -> list[str]:
 def test_the_commands_of_a_page_print_what_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python tests/support/shown.py PAGE` writes what they print now."""
+    """`python tests/support/page_commands.py PAGE` writes what they print now."""
     monkeypatch.setenv("COLUMNS", "100")
     found = list(follow(page.read_text("utf-8"), tmp_path))
     assert found or page.stem in VARYING

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from shown import Command, steps
+from page_commands import Command, steps
 
 from zsim.api.training_budget import batch_of, tokens_of
 from zsim.cli.main import answer

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from alike_micro_batches import (
+from equal_micro_batches import (
     LAST,
     MICRO_BATCHES,
     OTHER,

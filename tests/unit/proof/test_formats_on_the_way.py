@@ -16,7 +16,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.proof import check
 from zsim.proof.context import Context
-from zsim.proof.format_ways import WORDS, is_narrower
+from zsim.proof.format_paths import WORDS, is_narrower
 from zsim.proof.formats import examine
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (

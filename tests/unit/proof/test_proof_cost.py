@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from executed_lines import lines_run
 from hypothesis import given
 from hypothesis import strategies as st
-from lines_run import lines_run
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

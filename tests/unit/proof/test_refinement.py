@@ -16,7 +16,7 @@ from zsim.schedule.schedule import Contract, Kind, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
-from zsim.trace.trace import BookEntry, Event, RankTrace, Trace
+from zsim.trace.trace import Event, LedgerEntry, RankTrace, Trace
 from zsim_des import SimBackend
 
 CLUSTER = zsim_topologies.load("dgx_a100_infiniband")
@@ -193,9 +193,9 @@ def test_nothing_is_said_of_when_a_buffer_without_bytes_came_back() -> None:
     assert said(made, late) == []
 
 
-def booked(*lines: tuple[str, str, int]) -> tuple[BookEntry, ...]:
+def booked(*lines: tuple[str, str, int]) -> tuple[LedgerEntry, ...]:
     return tuple(
-        BookEntry(
+        LedgerEntry(
             operation=f"step/{operation}",
             step=0,
             pool="device",
@@ -218,7 +218,7 @@ def test_memory_of_a_deferred_free_returns_after_its_use_and_no_later_than_the_h
     late = booked((x, "x", 4), alive[0], (z, "x", -4), alive[1], *over)
     never = booked((x, "x", 4), *alive, *over)
 
-    def told(book: tuple[BookEntry, ...], used: tuple[int, int]) -> list[str]:
+    def told(book: tuple[LedgerEntry, ...], used: tuple[int, int]) -> list[str]:
         times = {"step/use": used, "step/y": (100, 110), "step/z": (300, 310)}
         events = tuple(
             Event(operation=name, step=0, stream=stream, start_ps=start, end_ps=end)
@@ -269,10 +269,10 @@ def test_two_deferred_frees_of_one_buffer_may_come_back_at_two_allocations() -> 
     first, second, of_y, of_z = taken.values()
     gone = [entry for entry in rank.book if entry.change_bytes < 0 and entry.buffer != "x"]
 
-    def back(at: BookEntry) -> BookEntry:
+    def back(at: LedgerEntry) -> LedgerEntry:
         return replace(at, buffer="x", change_bytes=-4)
 
-    def told(*book: BookEntry) -> list[str]:
+    def told(*book: LedgerEntry) -> list[str]:
         one = replace(rank, events=events, book=(*book, *gone))
         return said(made, replace(trace, ranks=(one,), step_end_ps=(1000,)))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from alike_micro_batches import SHAPE, STRATEGY, fewer, made, number_of, planted
+from equal_micro_batches import SHAPE, STRATEGY, fewer, made, number_of, planted
 from fitting import fitting
 
 from zsim.model.pipeline_stages import in_blocks

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from early_parts import (
+from exact_training import proves_and_trains
+from fitting import fitting
+from misordered_parts import (
     gathered_before_it_is_there,
     never_shared,
     read_too_early,
     rewritten_everywhere,
     scattered_before_it_is_made,
 )
-from exact_training import proves_and_trains
-from fitting import fitting
 from token_ranks import LLAMA, TIED_GPT
 
 from zsim.config_error import ConfigError

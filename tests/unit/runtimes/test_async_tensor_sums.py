@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from early_parts import rewritten_everywhere
 from exact_training import proves_and_trains
 from fitting import fitting
+from misordered_parts import rewritten_everywhere
 from token_ranks import LLAMA, TIED_GPT
 
 from zsim.config_error import ConfigError

@@ -211,7 +211,7 @@ def copies(sequences: int, execution: Execution, *, backward: bool) -> int:
             tensor=2,
             precision=Precision.BF16,
             sequence=True,
-            keeps_whole=True,
+            keeps_gathered=True,
         )
         parts = model.units[1].segments
         kernels: list[Kernel] = []

@@ -2,8 +2,8 @@
 
 import pytest
 from emulated_strategies import DEEPSPEED_OFFLOADED, EMULATED, strategy
+from executed_lines import lines_run
 from fitting import fitting
-from lines_run import lines_run
 
 from zsim.model.architecture import GPT
 from zsim.runtimes.registry import make_schedule

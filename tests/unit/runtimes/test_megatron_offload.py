@@ -10,7 +10,7 @@ from zsim.backend.backend import Job
 from zsim.closed_form.memory_bounds import device_bytes
 from zsim.config_error import ConfigError
 from zsim.files.installed import topology
-from zsim.memory import book, peak_bytes
+from zsim.memory import memory_ledger, peak_bytes
 from zsim.model.architecture import GPT
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
@@ -125,7 +125,9 @@ def test_the_device_keeps_activations_of_the_other_layers(layers: int) -> None:
                 if size.pool == "device":
                     alive += size.size_bytes * (1 if isinstance(each, Allocate) else -1)
         kept.append(alive)
-        assert peak_bytes(book(program, 2), "device") >= device_bytes(model, strategy_of(stored))
+        assert peak_bytes(memory_ledger(program, 2), "device") >= device_bytes(
+            model, strategy_of(stored)
+        )
     assert kept[0] - kept[1] == layers * kept_by_layer(model)
 
 

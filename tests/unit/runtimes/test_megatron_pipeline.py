@@ -17,7 +17,7 @@ from zsim.proof import check
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import one_forward_one_backward
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, StagePlace, Task, under_way
+from zsim.runtimes.stage_actions import Direction, StagePlace, Task, in_flight
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.mesh import Group
 from zsim.schedule.operation import (
@@ -89,7 +89,7 @@ def test_neighbors_take_what_is_sent_in_the_order_of_sending(
         every = [Task(way, 0, number) for way in Direction for number in range(micro_batches)]
         assert tasks == Counter(every)
         # P - s micro-batches are under way on stage s, or all there are.
-        assert under_way(order, 1) == [min(stages - index, micro_batches)]
+        assert in_flight(order, 1) == [min(stages - index, micro_batches)]
 
 
 def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it() -> None:

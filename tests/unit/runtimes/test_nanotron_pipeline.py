@@ -185,10 +185,10 @@ def test_the_head_stays_with_its_loss_where_it_is_kept_whole() -> None:
     model = model_of(strategy_of(8, 8), PLAYBOOK_1B)
     # A stage ends with the layer that makes it more than 16 / 7 = 2.3 layers, that is after 3, 5,
     # 7, 10, 12, 14 and 16: more than 2.3, 4.6, 6.9, 9.1, 11.4, 13.7, and all of them.
-    found = places(model, 8, head_is_whole=True)
+    found = places(model, 8, head_is_on_one_stage=True)
     assert Counter(found) == {0: 1 + 3, 1: 2, 2: 2, 3: 3, 4: 2, 5: 2, 6: 2, 7: 4}
     # In four stages nothing parts: a share is just five layers, with which a stage is full.
-    assert Counter(places(model, 4, head_is_whole=True)) == {0: 1 + 5, 1: 5, 2: 5, 3: 1 + 4}
+    assert Counter(places(model, 4, head_is_on_one_stage=True)) == {0: 1 + 5, 1: 5, 2: 5, 3: 1 + 4}
     assert Counter(places(model, 4)) == {0: 1 + 6, 1: 5, 2: 5, 3: 4}
 
 
@@ -199,7 +199,7 @@ def test_a_head_kept_whole_is_on_one_stage_and_fills_as_many_as_there_are(
     shape = replace(SHAPE, layers=layers, vocab_size=vocabulary)
     model = model_of(strategy_of(2, 2), shape)
     parted = places(model, pipeline)
-    found = places(model, pipeline, head_is_whole=True)
+    found = places(model, pipeline, head_is_on_one_stage=True)
     assert found == sorted(found)
     if parted[-1] == pipeline - 1 and layers >= pipeline:
         assert set(found) == set(range(pipeline))

@@ -10,7 +10,7 @@ import zsim_scenarios
 from zsim.cluster.files import TopologyError
 from zsim.cluster.files.explicit_fabric import EdgeTable
 from zsim.cluster.files.table import read as read_part
-from zsim.config_error import MOST_TOLD
+from zsim.config_error import MOST_SHOWN
 from zsim.files.installed import network_profile, topology
 from zsim.scenario import trainer_files
 from zsim.scenario.fault_injection import AbsentHardwareError
@@ -71,10 +71,10 @@ def test_keys_of_a_part_of_a_cluster() -> None:
 
 
 def test_of_very_many_mistakes_the_first_and_a_count() -> None:
-    wrong = tables(zero={f"knob{number}": 1 for number in range(MOST_TOLD + 3)})
+    wrong = tables(zero={f"knob{number}": 1 for number in range(MOST_SHOWN + 3)})
     with pytest.raises(ScenarioError) as error:
         from_tables(wrong)
-    assert len(fields(error)) == MOST_TOLD
+    assert len(fields(error)) == MOST_SHOWN
     assert str(error.value).endswith("; and 3 more")
 
 

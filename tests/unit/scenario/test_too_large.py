@@ -3,7 +3,7 @@
 import pytest
 
 from zsim.api.scenario import load
-from zsim.memory import book, peak_bytes, reserve
+from zsim.memory import memory_ledger, peak_bytes, reserve
 from zsim.memory.memory_block import ADDRESS_MASK
 from zsim.mistake import MistakeError
 
@@ -27,7 +27,7 @@ def test_memory_beyond_every_allocator_is_what_its_tensors_hold(allocator: str) 
     job = load("tiny_llama", changed).job
     program = job.schedule.programs[0]
     (pool,) = (each for each in job.schedule.pools if each.name == "device")
-    entries = book(program, 2)
+    entries = memory_ledger(program, 2)
     found = reserve(program, entries, pool)
     assert found.shortage is not None
     assert found.needed_bytes == peak_bytes(entries, pool.name) > ADDRESS_MASK

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 from refusals import job_of, model_or_line, tables_with
-from right_files import CONFIGURATIONS
+from valid_files import CONFIGURATIONS
 
 from zsim.api.scenario import load
 from zsim.mistake import MistakeError

@@ -64,7 +64,7 @@ def test_a_small_gpt_is_not_refused() -> None:
 
 
 def test_logits_of_a_whole_vocabulary_that_ranks_have_parts_of_are_refused_by_name() -> None:
-    shape = replace(SMALL, execution=Execution(whole_logits=True))
+    shape = replace(SMALL, execution=Execution(gathers_logits=True))
     assert why(job(gpt(shape, micro_batch_size=1, tensor=2))) == (
         "zero.fsdp2.disable_loss_parallel: true is simulated only"
     )

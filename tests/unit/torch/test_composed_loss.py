@@ -33,7 +33,7 @@ def of_loss(*, composes: bool) -> Segment:
         tensor=composed_loss.RANKS,
         precision=Precision.BF16,
         sequence=True,
-        keeps_whole=True,
+        keeps_gathered=True,
     )
     return max(model.units[-1].segments, key=lambda each: each.saved_bytes)
 

@@ -7,7 +7,7 @@ from emulated_strategies import DEEPSPEED3_OPTIONS, strategy
 from shared_ranks import SharedPools
 from tiny_training import Case, trained_on_ranks
 
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.strategy.precision import Precision
 from zsim_torch.rank_result import state_peak
 
@@ -28,4 +28,4 @@ def test_live_storages_peak_at_the_book_to_the_byte(
     for (result,) in trained_on_ranks(pool_of(2), [case]):
         lives = result.observed["live_bytes_peak/state"]
         assert lives == result.observed["booked_bytes_peak/state"]
-        assert lives <= state_peak(program, book(program, case.steps))
+        assert lives <= state_peak(program, memory_ledger(program, case.steps))

@@ -9,7 +9,7 @@ from live_storages import LiveStorages
 from shared_ranks import SharedPools
 from torch import nn
 
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.memory.caching import CachingAllocator
 from zsim.memory.service import Service
 from zsim.model.architecture import GPT
@@ -101,7 +101,7 @@ def by_tensors(run: Run) -> int:
     )
     (program,) = make_schedule(model, strategy).programs
     allocator = CachingAllocator()
-    entries = book(program, STEPS)
+    entries = memory_ledger(program, STEPS)
     lines = list(Service(allocator, program, "device").course(entries))
     assert len(lines) == len(entries)
     return allocator.figures()["requested_bytes.all.peak"]

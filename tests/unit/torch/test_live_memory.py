@@ -9,7 +9,7 @@ import torch
 from shared_ranks import SharedPools
 from tiny_training import Case, Result, by_schedule, trained_on_ranks
 
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Kind, Place
 from zsim.strategy.activations import Activations, Checkpointing
@@ -75,7 +75,7 @@ def booked(case: Case) -> int:
     schedule = case.schedule()
     (program,) = schedule.programs
     on_device = {pool.name for pool in schedule.pools if pool.place is Place.DEVICE}
-    entries = book(program, case.steps)
+    entries = memory_ledger(program, case.steps)
     return state_peak(program, [each for each in entries if each.pool in on_device])
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from live_storages import LiveStorages
-from shared_ranks import SharedPools
-from started import (
+from meta_training import (
     Begun,
     Layer,
     Start,
@@ -22,6 +21,7 @@ from started import (
     strategy_of,
     write_safetensors,
 )
+from shared_ranks import SharedPools
 from torch import nn
 
 from zsim.backend.backend import RefusedError

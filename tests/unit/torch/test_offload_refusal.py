@@ -44,7 +44,7 @@ def run(
 
 
 def test_a_schedule_whose_book_is_above_the_budget_is_refused_with_what_it_needs() -> None:
-    needed = capability.book_peak_bytes(schedule_of(FILES), Place.DEVICE)
+    needed = capability.ledger_peak_bytes(schedule_of(FILES), Place.DEVICE)
     with pytest.raises(RefusedError) as caught:
         run(FILES, device_budget=needed - 1)
     assert str(caught.value) == (
@@ -61,7 +61,7 @@ class Wasteful(Loss):
 
 
 def test_a_budget_is_counted_by_who_watches_live_storages() -> None:
-    needed = capability.book_peak_bytes(schedule_of(FILES), Place.DEVICE)
+    needed = capability.ledger_peak_bytes(schedule_of(FILES), Place.DEVICE)
     net = Net()
     net.loss = Wasteful()
     why = r"^step/mb0/loss/forward: 40\.\d kB live on the device, the budget is 20 kB$"
@@ -73,7 +73,7 @@ def test_a_budget_is_counted_by_who_watches_live_storages() -> None:
 
 def test_what_does_not_fit_on_the_device_trains_through_files() -> None:
     plain = Plan(ranks=1, adam=True, steps=2)
-    budget = capability.book_peak_bytes(schedule_of(FILES), Place.DEVICE)
+    budget = capability.ledger_peak_bytes(schedule_of(FILES), Place.DEVICE)
     with pytest.raises(RefusedError, match="device_budget"):
         run(plain, device_budget=budget)
     found = run(FILES, device_budget=budget).full_parameters()
@@ -168,7 +168,7 @@ def test_slots_may_be_given_back_in_every_way(mode: FreeMode) -> None:
     order = [each.invariant for each in check(schedule) if each.invariant != "memory"]
     assert order == []
     found = run(FILES, schedule, poison=True)
-    assert found.sighting is None
+    assert found.nan_origin is None
     for name, value in wanted.items():
         assert torch.equal(found.full_parameters()[name], value)
 
@@ -197,7 +197,7 @@ def test_a_reader_that_does_not_wait_for_the_write_before_it_is_seen_with_poison
             steps=plan.steps,
             seed=seed,
             option=Option(write_back=False, poison=True),
-        ).sighting
+        ).nan_origin
         for seed in seeds
     ]
     assert any(seen)

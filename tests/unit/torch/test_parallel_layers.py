@@ -44,14 +44,14 @@ def of_perceptron(*, compiled: bool) -> tuple[Counter[str], Counter[str]]:
         tensor=parallel_layers.RANKS,
         precision=Precision.BF16,
         sequence=True,
-        keeps_whole=True,
+        keeps_gathered=True,
     )
     segments = model.units[1].segments
     first = next(place for place, each in enumerate(segments) if each.inputs[0].endswith("ln2"))
     forward, backward, is_left = Counter[str](), Counter[str](), False
     for each in segments[first:-1]:
-        forward += _counted(each.reads_whole and not is_left, each.ends is not None)
-        backward += _counted(each.ends is not None, each.reads_whole)
+        forward += _counted(each.reads_gathered and not is_left, each.ends is not None)
+        backward += _counted(each.ends is not None, each.reads_gathered)
         forward["copies"] += _copies(each.forward)
         backward["copies"] += _copies(each.backward)
         is_left = each.leaves_gathered

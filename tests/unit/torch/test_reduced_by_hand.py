@@ -8,7 +8,7 @@ from reduced_by_hand import Plan, Reduced, all_by_slices, in_one_process
 from shared_ranks import SharedPools
 
 from zsim.dtype import DType
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.proof import check
 from zsim_torch.rank_result import state_peak
 
@@ -47,7 +47,7 @@ def test_ranks_that_keep_slices_of_reduced_buckets_train_as_one_process_does(
                 for name, value in wanted.items():
                     assert torch.allclose(parameters[name], value, rtol=0, atol=1e-6), (plan, name)
             (program,) = Reduced(plan).write().programs
-            booked.append({state_peak(program, book(program, plan.steps))})
+            booked.append({state_peak(program, memory_ledger(program, plan.steps))})
             lives.append({found[index][1]["live_bytes_peak/state"] for found in by_rank})
         if lives == booked:
             return

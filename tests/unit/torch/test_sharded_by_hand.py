@@ -17,7 +17,7 @@ import zsim_topologies
 from zsim.backend.backend import Backend, Job, load_backend
 from zsim.compute.roofline import touched_bytes
 from zsim.dtype import DType
-from zsim.memory import book
+from zsim.memory import memory_ledger
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
@@ -113,7 +113,7 @@ def test_memory_and_volume_are_those_of_the_schedule(
     by_rank = trained(pool_of, data, replicate, inner)
     for index, flow in enumerate(flows(data, replicate, inner)):
         (program,) = ByHand(flow).write().programs
-        wanted = book(program, flow.steps)
+        wanted = memory_ledger(program, flow.steps)
         for found in by_rank:
             _, observed, entries = found[index]
             assert observed["live_bytes_peak/state"] == observed["booked_bytes_peak/state"]
@@ -139,7 +139,7 @@ def test_other_backends_run_the_same_operations_with_the_same_book(
         assert sum(one.stands_for for one in trace.ranks) == schedule.mesh.size
         for one in trace.ranks:
             if flow.free is not FreeMode.DEFERRED:
-                assert one.book == book(program, flow.steps)
+                assert one.book == memory_ledger(program, flow.steps)
             volume: defaultdict[str, float] = defaultdict(float)
             for transfer in one.transfers:
                 what = "scalar_wire" if transfer.scalar else "wire"

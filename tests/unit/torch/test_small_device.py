@@ -16,7 +16,7 @@ import pytest
 import zsim
 from zsim.cli.main import answer
 from zsim.schedule.schedule import Place
-from zsim_torch.capability import book_peak_bytes
+from zsim_torch.capability import ledger_peak_bytes
 
 BUDGET = 256_000_000
 NARROW = {
@@ -37,7 +37,7 @@ def test_the_model_that_ships_is_large_and_its_device_is_small() -> None:
     scenario = zsim.load("gpt_370m")
     job = scenario.job
     assert scenario.model.parameter_count > 300e6
-    assert book_peak_bytes(job.schedule, Place.DEVICE) < BUDGET
+    assert ledger_peak_bytes(job.schedule, Place.DEVICE) < BUDGET
 
 
 @pytest.fixture(scope="module")

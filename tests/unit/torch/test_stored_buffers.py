@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from meta_training import Tied, batch_of, on_meta, strategy_of, write_safetensors
 from saved_tensors import damage
-from started import Tied, batch_of, on_meta, strategy_of, write_safetensors
 
 from zsim_torch.checkpoint import checkpoint_folder
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError

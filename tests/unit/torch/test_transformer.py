@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from zsim.model.architecture import GPT, Architecture, Llama, Positions
 from zsim.model.transformer import transformer as described
-from zsim_torch.module.causal_attention import attend, turned
+from zsim_torch.module.causal_attention import attend, rotated
 from zsim_torch.module.norm import RootMeanSquareNorm
 from zsim_torch.module.transformer import Decoder, initial_value, transformer
 
@@ -127,18 +127,18 @@ def test_however_scores_are_held_attention_and_its_gradients_are_the_same(
 def test_rotary_positions_turn_pairs_so_that_scores_depend_on_distance_alone() -> None:
     one = torch.randn(1, 1, 1, 6, dtype=torch.float64).expand(1, 5, 1, 6)
     other = torch.randn(1, 1, 1, 6, dtype=torch.float64).expand(1, 5, 1, 6)
-    scores = turned(one, 1)[0, :, 0] @ turned(other, 1)[0, :, 0].T
+    scores = rotated(one, 1)[0, :, 0] @ rotated(other, 1)[0, :, 0].T
     for distance in range(-4, 5):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-6, atol=1e-6)
     assert not torch.allclose(scores[0, 0], scores[0, 1])
     heads = torch.randn(2, 3, 2, 4, dtype=torch.float64)
-    assert torch.equal(turned(heads, 1)[:, :, 1], heads[:, :, 1])
+    assert torch.equal(rotated(heads, 1)[:, :, 1], heads[:, :, 1])
 
 
 def test_gradients_of_turned_heads_and_of_rms_norm_are_those_of_small_differences() -> None:
     heads = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda each: turned(each, 1), [heads])
+    assert torch.autograd.gradcheck(lambda each: rotated(each, 1), [heads])
     norm = RootMeanSquareNorm(4, torch.float64)
     with torch.no_grad():
         norm.weight.normal_()

@@ -72,9 +72,9 @@ def test_a_trace_keeps_its_witnesses_in_a_file(right: Callable[[str], Trace]) ->
 def test_what_has_no_witness_is_not_shown(right: Callable[[str], Trace]) -> None:
     trace = right(CALLS)
     first, second = trace.ranks
-    assert refinement.says(trace, []) == (("run (2 ranks, by witnesses)",), ())
+    assert refinement.proved_properties(trace, []) == (("run (2 ranks, by witnesses)",), ())
     half = replace(trace, ranks=(first, replace(second, witness=None)))
-    proved, (line,) = refinement.says(half, [])
+    proved, (line,) = refinement.proved_properties(half, [])
     assert proved == ("run (2 ranks, as it says itself)",)
     assert line == "what the run did beyond its own word: no witnesses in the trace of rank 1"
     assert refinement.examine(job(CALLS).schedule, half) == []

@@ -5,18 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unruly import Unruly
+from failing_workers import Unruly
 
 from zsim.limits import USUAL
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.workers.processes import InProcess
 from zsim_study.study.outcome import Status
 from zsim_study.workers import supervised
-from zsim_study.workers.crew import Crew
 from zsim_study.workers.study_source import study_of
 from zsim_study.workers.supervised import SupervisedWorkers
 from zsim_study.workers.work import work_off
 from zsim_study.workers.worker import FinishedRun, RunBatch
+from zsim_study.workers.worker_pool import WorkerPool
 
 RUNS = 8
 MEMORY_BYTES = 4 * 10**9
@@ -51,7 +51,7 @@ def ended(
     pool = SupervisedWorkers(2, MEMORY_BYTES)
     try:
         batch = RunBatch((), Unruly(folder), limits=limits)
-        work_off(runs, Crew(executor=pool, workers=2), batch, keep, tell=told.append)
+        work_off(runs, WorkerPool(executor=pool, workers=2), batch, keep, tell=told.append)
     finally:
         pool.shutdown()
     assert found.keys() == runs.keys()
@@ -128,5 +128,5 @@ def test_time_and_memory_of_a_run_are_bounded_in_this_process_too(
     (tmp_path / "3").write_text(how, "utf-8")
     found: dict[str, FinishedRun] = {}
     batch = RunBatch((), Unruly(tmp_path), limits=replace(USUAL, run_time_s=0.2))
-    work_off(runs, Crew(executor=InProcess(), workers=1), batch, found.update)
+    work_off(runs, WorkerPool(executor=InProcess(), workers=1), batch, found.update)
     assert statuses(found) == RIGHT | {"3": Status.FAILED}

@@ -9,7 +9,7 @@ from zsim.closed_form.offloaded import host_bytes
 from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
 from zsim.cluster.host_side import Host
 from zsim.dtype import DType
-from zsim.memory import book, peak_bytes, reserve
+from zsim.memory import memory_ledger, peak_bytes, reserve
 from zsim.model.architecture import GPT, Attention
 from zsim.model.gpt import gpt
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
@@ -256,7 +256,7 @@ def holes(stage: int, layers: int, *, contiguous: bool) -> int:
     (planned,) = made.programs
     whole = tuple(replace(buffer, course=None) for buffer in planned.buffers)
     found = replace(planned, buffers=whole)
-    entries = book(found, 2)
+    entries = memory_ledger(found, 2)
     return reserve(found, entries, made.pools[0]).peak_bytes - peak_bytes(entries, "device")
 
 

@@ -116,18 +116,18 @@ class GpuTable(FileTable):
 
     def _launch(self, *, is_measured: bool) -> LaunchCosts:
         """Return launch costs; those of other GPUs if only a data sheet is known."""
-        if self._says_no_launch and not is_measured:
+        if self._launch_is_absent and not is_measured:
             return EAGER
         return LaunchCosts(
             forward_ps=self.launch, backward_ps=self.launch, operation_ps=self.launch
         )
 
     @property
-    def _says_no_launch(self) -> bool:
+    def _launch_is_absent(self) -> bool:
         return self.evidence is not None and not self.launch
 
     def _overheads(self, *, is_measured: bool) -> Overheads:
-        if self._says_no_overheads and not is_measured:
+        if self._overheads_are_absent and not is_measured:
             return OVERHEADS
         return Overheads(
             context_bytes=self.context or 0,
@@ -136,13 +136,13 @@ class GpuTable(FileTable):
         )
 
     @property
-    def _says_no_overheads(self) -> bool:
+    def _overheads_are_absent(self) -> bool:
         return self.context is None and self.workspace is None and self.communicator is None
 
     def _rates(self) -> Iterator[Rate]:
         for dtype, table in self.rates.items():
             yield self._rate(dtype, table)
-        if self._lacks_fp16:
+        if self._fp16_is_absent:
             yield self._rate(DType.FP16, self.rates[DType.BF16])
         if DType.FP32 not in self.rates:
             yield _plain(DType.FP32, self._fp32_peak)
@@ -150,7 +150,7 @@ class GpuTable(FileTable):
             yield _plain(DType.FP64, max(1, int(self._fp32_peak * FP64_SHARE)))
 
     @property
-    def _lacks_fp16(self) -> bool:
+    def _fp16_is_absent(self) -> bool:
         return DType.FP16 not in self.rates and DType.BF16 in self.rates
 
     @property
@@ -178,9 +178,9 @@ class GpuTable(FileTable):
 
     def rules(self, *, is_measured: bool = False) -> Iterator[tuple[str, str]]:
         """Yield key and rule of the numbers that follow from rules."""
-        if self._says_no_overheads and not is_measured:
+        if self._overheads_are_absent and not is_measured:
             yield "gpu.overheads", OVERHEADS_RULE
-        if self._says_no_launch and not is_measured:
+        if self._launch_is_absent and not is_measured:
             yield "gpu.launch", LAUNCH_RULE
         for dtype, rate in self.rates.items():
             if rate.matmul is None:
@@ -190,7 +190,7 @@ class GpuTable(FileTable):
                 yield f"gpu.rates.{dtype}.elementwise", ELEMENTWISE_RULE
         lacking = [(DType.FP32, FP32_RULE), (DType.FP64, FP64_RULE)]
         missing = [(dtype, rule) for dtype, rule in lacking if dtype not in self.rates]
-        if self._lacks_fp16:
+        if self._fp16_is_absent:
             missing.insert(0, (DType.FP16, TWIN_RULE))
         for dtype, rule in missing:
             for key in ("", ".matmul", ".elementwise"):

@@ -95,12 +95,12 @@ class NodeFile(Plain):
         if self.switch is None:
             found = self.gpu.pcie if self.node.pcie_only else self.gpu.link
             return None if found is None else Link(bytes_per_s=found, latency_ps=latency_ps)
-        if self._says_switch_latency:
+        if self._switch_latency_is_stated:
             return self.switch.link()
         return replace(self.switch.link(), latency_ps=latency_ps)
 
     @property
-    def _says_switch_latency(self) -> bool:
+    def _switch_latency_is_stated(self) -> bool:
         return self.switch is not None and "latency" in self.switch.model_fields_set
 
     def pcie_link(self) -> Link | None:
@@ -117,7 +117,7 @@ class NodeFile(Plain):
             yield "switch", f"{self.gpu.name}, its {'pcie' if self.node.pcie_only else 'link'}"
         if self.pcie is None and self.pcie_link() is not None:
             yield "pcie", f"{self.gpu.name}, its pcie"
-        if not self._says_switch_latency:
+        if not self._switch_latency_is_stated:
             yield "switch.latency", LATENCY_RULE
         if "latency" not in self.nic.model_fields_set:
             yield "nic.latency", LATENCY_RULE

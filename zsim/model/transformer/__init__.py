@@ -28,13 +28,14 @@ def transformer(
     tensor: int = 1,
     precision: Precision = Precision.FP32,
     sequence: bool = False,
-    keeps_whole: bool = False,
+    keeps_gathered: bool = False,
     in_place_loss: bool = False,
 ) -> Model:
     """Return the model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
     The vocabulary is padded to a multiple of `tensor`, as in Megatron-LM. See `Size` for
-    `sequence`, `keeps_whole` and `in_place_loss`; `sequence` has no effect without a tensor axis.
+    `sequence`, `keeps_gathered` and `in_place_loss`; `sequence` has no effect without a tensor
+    axis.
 
     Raises:
         ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
@@ -48,7 +49,7 @@ def transformer(
         dtype=precision.compute,
         wide=precision.wide,
         sequence=sequence and tensor > 1,
-        keeps_whole=keeps_whole,
+        keeps_gathered=keeps_gathered,
         in_place_loss=in_place_loss,
     )
     batch = Value(

@@ -29,7 +29,7 @@ class _Piece:
     holders: int = 1
 
 
-class _Turns:
+class _TraceBuilder:
     """Allocations and frees so far; workspace tensors are numbered as they appear."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ def _last_reads(operators: Sequence[Operator]) -> dict[str, int]:
 
 def forward_course(stretch: Stretch, kept: Mapping[str, Tensor]) -> tuple[AllocationEvent, ...]:
     """Return the allocations of forward; at its end, outputs and `kept` tensors remain."""
-    turns, numbers = _Turns(), {name: number for number, name in enumerate(kept)}
+    turns, numbers = _TraceBuilder(), {name: number for number, name in enumerate(kept)}
     last_read = _last_reads(stretch.operators)
     known = {*stretch.inputs, *(value.name for value in stretch.outputs)}
     known -= set(kept)  # a kept output exists twice: it is summed over ranks in place
@@ -106,7 +106,7 @@ class _Backward:
     ) -> None:
         self._stretch = stretch
         self._needed = needed
-        self._turns = _Turns()
+        self._turns = _TraceBuilder()
         self._operators = [each for each in stretch.operators if each.makes.name in needed]
         self._users = Counter(tensor.name for each in self._operators for tensor in each.saves)
         self._saved = {
@@ -214,7 +214,7 @@ def input_course(stretch: Stretch, needed: Container[str]) -> tuple[AllocationEv
 def weight_course(stretch: Stretch, needed: Container[str]) -> tuple[AllocationEvent, ...]:
     """Return the allocations of the part for weights, which visits operators in order."""
     # stage_backward_weight of torch 2.13 visits `param_groups`, in the order of parameters
-    turns = _Turns()
+    turns = _TraceBuilder()
     numbers = _numbers(stretch)
     for place, each in enumerate(intermediates(stretch, needed)):
         for parameter in each.trained:

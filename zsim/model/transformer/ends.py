@@ -30,7 +30,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     the same sum from hidden state gradients that it gathers first. Ranks that share sequences
     first copy their own tokens out of the batch, and save the copy. A norm may follow.
     """
-    is_whole = size.whole_embedding
+    is_whole = size.replicates_embedding
     made = size.copied if is_whole else size.part
     words = made(TOKENS, size.shape.vocab_size if is_whole else size.vocabulary, size.hidden)
     output = size.value("embedding/sum" if size.shape.embedding_norm else "embedding/output")
@@ -108,7 +108,7 @@ def head(size: Size, source: Value) -> Unit:
     """
     if size.in_place_loss:
         return _vocabulary_parallel(size, source)
-    if size.cut and size.shape.execution.whole_logits:
+    if size.cut and size.shape.execution.gathers_logits:
         return _whole_vocabulary(size, source)
     normed = size.value("head/ln")
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
@@ -128,7 +128,7 @@ def head(size: Size, source: Value) -> Unit:
     if not size.cut:
         stretches: tuple[Stretch, ...] = (joined((first, scores)),)
         if size.shape.execution.splits and size.shape.execution.loss is not Loss.CHUNKED_HEAD:
-            stretches = _apart(size, joined((first, scores)))
+            stretches = _split_loss(size, joined((first, scores)))
         return Unit(
             name="head",
             parameters=parameters,
@@ -144,7 +144,7 @@ def head(size: Size, source: Value) -> Unit:
     )
 
 
-def _apart(size: Size, whole: Stretch) -> tuple[Stretch, Stretch]:
+def _split_loss(size: Size, whole: Stretch) -> tuple[Stretch, Stretch]:
     """Return the head up to the logits, and the loss, which saves nothing for weight gradients.
 
     Autograd's graph of weight gradients lives from the last operator with parameters on

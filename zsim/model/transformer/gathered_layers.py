@@ -117,7 +117,10 @@ def _fused(size: Size, stretch: Stretch) -> Stretch:
         after += [_copy(size, gathered, backward=True)] * several
         operators[0] = replace(
             first,
-            forward=(*first.forward, *[_own_copy(size, gathered)] * (several and size.keeps_whole)),
+            forward=(
+                *first.forward,
+                *[_own_copy(size, gathered)] * (several and size.keeps_gathered),
+            ),
             backward=(*first.backward, *after),
         )
     if stretch.ends is not None:

@@ -18,7 +18,7 @@ class Size:
 
     `dtype` is the format of activations, `wide` that of statistics and of the loss. With
     `sequence`, values between attention and MLP are sharded by tokens over the tensor axis. With
-    `keeps_whole`, gathered values are kept for backward instead of gathered again. With
+    `keeps_gathered`, gathered values are kept for backward instead of gathered again. With
     `in_place_loss`, the gradient of the logits replaces their softmax in memory, as in a
     vocabulary-parallel cross entropy.
     """
@@ -29,7 +29,7 @@ class Size:
     dtype: DType
     wide: DType
     sequence: bool = False
-    keeps_whole: bool = False
+    keeps_gathered: bool = False
     in_place_loss: bool = False
 
     @property
@@ -145,13 +145,13 @@ class Size:
         return execution.norms is Norms.COMPOSED and norm is Norm.RMS and not execution.compiled
 
     @property
-    def whole_embedding(self) -> bool:
+    def replicates_embedding(self) -> bool:
         """Return True if each rank of the tensor axis holds the whole token embedding.
 
         An embedding tied to the head's weight is sharded like that.
         """
         is_own = self.cut and self.sequence and not self.shape.tied_embeddings
-        return is_own and self.shape.execution.whole_embedding
+        return is_own and self.shape.execution.replicates_embedding
 
     @property
     def rearranges(self) -> bool:
@@ -178,14 +178,14 @@ class Size:
     def kept(self, value: Value) -> Tensor:
         """Return the tensor that a linear layer with gathered input saves for backward."""
         whole = self.whole(value)
-        if not (self.sequence and self.keeps_whole):
+        if not (self.sequence and self.keeps_gathered):
             return whole
         return Tensor(name=f"{value.name}/whole", elements=whole.elements, dtype=whole.dtype)
 
     def kept_in_block(self, value: Value) -> Tensor:
         """Return the tensor that a linear layer of a block saves, possibly in 8-bit floats."""
         kept = self.kept(value)
-        is_narrow = self.float8_tokens and self.keeps_whole
+        is_narrow = self.float8_tokens and self.keeps_gathered
         return replace(kept, dtype=DType.FP8) if is_narrow else kept
 
     def rows(self, name: str, width: int) -> Tensor:

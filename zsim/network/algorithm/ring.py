@@ -17,7 +17,7 @@ from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes
 from zsim.network.algorithm.algorithm import ALL_PROTOCOLS, Algorithm, Request
-from zsim.network.algorithm.way_latency import far_ps, near_ps
+from zsim.network.algorithm.path_latency import far_ps, near_ps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

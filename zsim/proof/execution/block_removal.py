@@ -183,7 +183,7 @@ class BlockRemoval:
         """Return a function that renames references in an object, by the object's own number."""
         _, number = names[name]
         if number is None:
-            return self._apart
+            return self._outside_name
         by = 0 if number <= self.last else -self.count
 
         def renamed(others: NumberedNames, other: str) -> str:
@@ -199,7 +199,7 @@ class BlockRemoval:
 
         return renamed
 
-    def _apart(self, names: NumberedNames, name: str) -> str:
+    def _outside_name(self, names: NumberedNames, name: str) -> str:
         """Return the new name of something that is named outside of all iterations.
 
         Raises:
@@ -235,13 +235,13 @@ class BlockRemoval:
         if isinstance(operation, Branch):
             return replace(
                 operation,
-                value=operation.value and self._view(operation.value, self._apart),
+                value=operation.value and self._view(operation.value, self._outside_name),
                 then=self._operations(operation.then),
                 otherwise=self._operations(operation.otherwise),
             )
         if isinstance(operation, Compute) and operation.action in SUMS:
             return replace(operation, operands=tuple(self._summands(operation.operands)))
-        return self._moved(operation, self._apart)
+        return self._moved(operation, self._outside_name)
 
     def _summands(self, operands: Sequence[Operand]) -> Iterator[Operand]:
         """Yield the operands of kept blocks in an operation that measures all blocks.
@@ -254,7 +254,7 @@ class BlockRemoval:
             view = operand.view
             family, number = self.names.buffers[view.buffer]
             if number is None or number not in self.inner:
-                yield replace(operand, view=self._view(view, self._apart))
+                yield replace(operand, view=self._view(view, self._outside_name))
                 continue
             layout = view.layout and counted(number, self.names.layouts[view.layout])
             where = (family, view.start, view.size, view.axis, layout, view.origin)

@@ -210,7 +210,7 @@ class ElementLinks:
         """Return the space of an input as a segment reads it."""
         if self._is_shared and name == segment.shared_input:
             return ("shared", name)
-        return self._value(name, whole=segment.reads_whole)
+        return self._value(name, whole=segment.reads_gathered)
 
     def _value(self, name: str, *, whole: bool) -> Key:
         return ("whole" if whole and self.model.values[name].tensor_sharded else "value", name)

@@ -72,9 +72,9 @@ def with_fewer(schedule: Schedule, training: Training) -> FewerMicroBatches | No
         if len(removed) < len(kept):
             return None
         grid = Grid(schedule, every(schedule))
-        is_linear = partial(_meets_alike, grid)
+        is_linear = partial(_runs_one_program, grid)
         for part in parts:
-            part.need_apart(removed, is_linear)
+            part.need_separable(removed, is_linear)
         _need_same_order(grid, parts)
     except IrregularError:
         return None
@@ -84,7 +84,7 @@ def with_fewer(schedule: Schedule, training: Training) -> FewerMicroBatches | No
     )
 
 
-def _meets_alike(grid: Grid, name: str) -> bool:
+def _runs_one_program(grid: Grid, name: str) -> bool:
     """Return True if all members of a group run the same program."""
     group = grid.schedule.group_by_name[name]
     return all(
@@ -99,8 +99,8 @@ def _kept(parts: Sequence["_RoleStep"], count: int) -> list[int]:
     """Return the first two of each set of micro-batches that are equal on all ranks."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for micro_batch in range(count):
-        said = tuple([part.said[micro_batch] for part in parts])
-        alike.setdefault(said, []).append(micro_batch)
+        signature = tuple([part.signature[micro_batch] for part in parts])
+        alike.setdefault(signature, []).append(micro_batch)
     return sorted({number for each in alike.values() for number in each[:2]})
 
 
@@ -136,7 +136,7 @@ class _RoleStep:
     """The step of one role, micro-batch by micro-batch.
 
     Attributes:
-        said: for each micro-batch its signature, as a number.
+        signature: for each micro-batch its signature, as a number.
         lists: for each micro-batch its signature and the buffers it touches.
     """
 
@@ -155,7 +155,7 @@ class _RoleStep:
             raise IrregularError
         self._reader = ListReader(program)
         self.lists: list[MicroBatchList] = []
-        self.said: list[int] = []
+        self.signature: list[int] = []
         by_identity: dict[object, MicroBatchList] = {}
         by_said: dict[object, int] = {}
         for micro_batch in range(count):
@@ -165,7 +165,7 @@ class _RoleStep:
             if found is None:
                 found = by_identity[key] = self._reader.read(operations)
             self.lists.append(found)
-            self.said.append(by_said.setdefault(found.said, len(by_said)))
+            self.signature.append(by_said.setdefault(found.signature, len(by_said)))
 
     def _of(self, micro_batch: int) -> list[Operation]:
         parts = self._places[micro_batch]
@@ -181,7 +181,7 @@ class _RoleStep:
             if type(each) not in SPEAKS_TO_NOBODY and isinstance(each, Communication)
         ]
 
-    def need_apart(self, removed: Set[int], is_linear: Callable[[str], bool]) -> None:
+    def need_separable(self, removed: Set[int], is_linear: Callable[[str], bool]) -> None:
         """Raise IrregularError unless only sums depend on the `removed` micro-batches.
 
         Each must be alone, with its own memory, and read only constants outside it. Everything
@@ -193,12 +193,12 @@ class _RoleStep:
             IrregularError: something else may depend on them.
         """
         every = range(len(self.lists))
-        for number in {self.said[number]: number for number in removed}.values():
+        for number in {self.signature[number]: number for number in removed}.values():
             need_lone(self._of(number), is_linear)
         gone = _distinct([self.lists[number] for number in removed])
         stay = _distinct([self.lists[number] for number in every if number not in removed])
-        said = {self.said[number] for number in removed}
-        alike = [number for number in every if self.said[number] in said]
+        signature = {self.signature[number] for number in removed}
+        alike = [number for number in every if self.signature[number] in signature]
         firsts = [places.start for number, places in self._stretches if number != OF_STEP]
         lasts = [places.stop for number, places in self._stretches if number in alike]
         first, last = min(firsts, default=0), max(lasts, default=0)

@@ -50,7 +50,7 @@ Placed = tuple[Operand, Index]
 class Interpreter:
     """Runs setup or a step from given memory.
 
-    `overflows` selects the list of branches that test whether a gradient overflowed. `troubles`
+    `overflows` selects the list of branches that test whether a gradient overflowed. `failures`
     holds faults by role and operation: operations that plain training never has.
     """
 
@@ -66,7 +66,7 @@ class Interpreter:
         self.memory: list[ClassMemory] = []
         self.overflows = False
         self.in_setup = True
-        self.troubles: dict[tuple[str, str], str] = {}
+        self.failures: dict[tuple[str, str], str] = {}
         self._mail: dict[tuple[object, ...], deque[Datum]] = defaultdict(deque)
         self._decided: list[list[tuple[Branch, Numbers]]] = []
         self._waiting: list[tuple[Host, CollectiveOperation | Receive] | None] = []
@@ -83,10 +83,10 @@ class Interpreter:
         self.in_setup = setup
         self._run(memory, lists, overflows=overflows)
 
-    def run_ways(
-        self, begin: Callable[[], list[ClassMemory]], ways: Sequence[bool]
+    def run_outcomes(
+        self, begin: Callable[[], list[ClassMemory]], cases: Sequence[bool]
     ) -> Iterator[tuple[bool, list[ClassMemory]]]:
-        """Run a step from `begin()` for each value of `overflows` in `ways`; yield both results.
+        """Run a step from `begin()` for each value of `overflows` in `cases`; yield both results.
 
         With one class, operations before the first branch run only once, since they do not depend
         on it. With several classes, they may be interleaved differently by then.
@@ -94,8 +94,8 @@ class Interpreter:
         Raises:
             UnfollowedError: the schedule has operations that the proof cannot follow.
         """
-        if len(self.classes) > 1 or len(ways) == 1:
-            for overflows in ways:
+        if len(self.classes) > 1 or len(cases) == 1:
+            for overflows in cases:
                 memory = begin()
                 self.run(memory, setup=False, overflows=overflows)
                 yield overflows, memory
@@ -108,7 +108,7 @@ class Interpreter:
         self._run([common], [step[:first]], overflows=False)
         if any(self._mail.values()):  # a rank that sends to itself
             step, first, common = ranks.program.step, 0, begin()[0]
-        for overflows in ways:
+        for overflows in cases:
             own = ClassMemory(dict(common.buffers), dict(common.scalars))
             self._run([own], [step[first:]], overflows=overflows)
             yield overflows, [own]
@@ -185,7 +185,7 @@ class Interpreter:
             ranks, operation, _ = brings[0]
             name = operation.source.buffer
             why = f"takes the maximum of {name}, which is no verdict and differs between ranks"
-            self._trouble(ranks, operation.id, why)
+            self._failure(ranks, operation.id, why)
         return answers
 
     def _collective(self, ranks: RankArray, operation: CollectiveOperation) -> Host:
@@ -210,7 +210,7 @@ class Interpreter:
             return
         if (datum.undefined & self.tensors.filled(ranks, view)).any():
             why = f"computes with {view.buffer}, of which nothing wrote a part"
-            self._trouble(ranks, operation, why)
+            self._failure(ranks, operation, why)
 
     def read(self, ranks: RankArray, view: View) -> Datum:
         """Return the content of a view on all ranks of a class."""
@@ -321,7 +321,7 @@ class Interpreter:
         views = [each.view for each in compute.operands if each.role is Role.OUTPUT_GRADIENT]
         if views and self.kernels.is_unscaled(self.read(ranks, views[-1])):
             why = "begins with a gradient of the loss that is not multiplied by the loss scale"
-            self._trouble(ranks, compute.id, why)
+            self._failure(ranks, compute.id, why)
 
     def _replayed(self, ranks: RankArray, compute: Compute, run: Application) -> bool:
         """Replay a segment from another micro-batch; return True if its result matches `run`."""
@@ -373,17 +373,17 @@ class Interpreter:
         flat = value.values.reshape(2, -1)
         first = flat[:, :1]
         if (flat != first).any():
-            self._trouble(ranks, branch.id, "decides on what differs from rank to rank")
+            self._failure(ranks, branch.id, "decides on what differs from rank to rank")
         self._decide(ranks, branch, first)
         if value.covered is not None:
             left = self.kernels.measures.uncovered(value.covered.whole)
             if left:
-                self._trouble(ranks, branch.id, f"an overflow of {left} does not reach it")
+                self._failure(ranks, branch.id, f"an overflow of {left} does not reach it")
             return self.overflows
         if not first.any() or self.moves.is_constant(first):
             return bool(first.any())
         if self.kernels.judges:
-            self._trouble(ranks, branch.id, "decides on what is no verdict on all gradients")
+            self._failure(ranks, branch.id, "decides on what is no verdict on all gradients")
         return self.overflows
 
     def _decide(self, ranks: RankArray, branch: Branch, first: Numbers) -> None:
@@ -394,7 +394,7 @@ class Interpreter:
             theirs = self._decided[other.index]
             if place < len(theirs) and (theirs[place][1] != first).any():
                 name = other.program.role
-                self._trouble(ranks, branch.id, f"decides on another value than {name} does")
+                self._failure(ranks, branch.id, f"decides on another value than {name} does")
 
-    def _trouble(self, ranks: RankArray, operation: str, why: str) -> None:
-        self.troubles.setdefault((ranks.program.role, operation), why)
+    def _failure(self, ranks: RankArray, operation: str, why: str) -> None:
+        self.failures.setdefault((ranks.program.role, operation), why)

@@ -45,15 +45,15 @@ class MicroBatchList:
     """Operations of a micro-batch in the step of one role, as far as values depend on them.
 
     Attributes:
-        said: the signature. It is equal for lists that differ only in their own buffers, or in the
-            time of frees: own buffers are touched only while they are allocated.
+        signature: the signature. It is equal for lists that differ only in their own buffers, or in
+            the time of frees: own buffers are touched only while they are allocated.
         own: buffers that the micro-batch allocates and frees.
         read: other buffers from which it reads.
         adds: copies that add to other buffers.
         changed: other buffers that it writes, allocates or frees.
     """
 
-    said: tuple[Hashable, ...] = ()
+    signature: tuple[Hashable, ...] = ()
     own: set[str] = field(default_factory=set[str])
     read: set[str] = field(default_factory=set[str])
     adds: list[Copy] = field(default_factory=list[Copy])
@@ -130,35 +130,35 @@ class ListReader:
         numbers, alive, found = self._numbers, self._alive, MicroBatchList()
         numbers.clear()
         alive.clear()
-        said: list[Hashable] = []
+        signature: list[Hashable] = []
         freed: list[int] = []
         for operation in operations:
             if type(operation) is Allocate:
                 name = operation.buffer
                 alive.add(name)
-                said += (Allocate, numbers.setdefault(name, len(numbers)), self._buffer(name))
+                signature += (Allocate, numbers.setdefault(name, len(numbers)), self._buffer(name))
             elif type(operation) is Free:
                 name = operation.buffer
                 if name in alive:
                     alive.remove(name)
                     freed.append(numbers[name])
                 else:
-                    said += (Free, numbers.get(name, name))
+                    signature += (Free, numbers.get(name, name))
                     found.changed.add(name)
             elif type(operation) is not HostWait:
                 self._touch(operation, found)
                 if type(operation) is Compute:
-                    said += self._computed(operation)
+                    signature += self._computed(operation)
                 else:
-                    said += self._moved(operation)
-        found.said = (*said, Free, *sorted(freed))
+                    signature += self._moved(operation)
+        found.signature = (*signature, Free, *sorted(freed))
         found.changed |= alive  # allocated and not freed
         found.own = numbers.keys() - alive
         return found
 
-    def _kind(self, said: Hashable) -> int:
+    def _kind(self, signature: Hashable) -> int:
         """Return a number for a part of a signature, which is cheaper to hash."""
-        return self._kinds.setdefault(said, len(self._kinds))
+        return self._kinds.setdefault(signature, len(self._kinds))
 
     def _buffer(self, name: str) -> int:
         """Return a number that is equal for buffers that differ only in their names."""
@@ -202,7 +202,7 @@ class ListReader:
     def _computed(self, compute: Compute) -> list[Hashable]:
         """Return the signature of a computation."""
         what = self._kind((Compute, *_values(compute)))
-        said: list[Hashable] = [Compute, what, len(compute.operands)]
+        signature: list[Hashable] = [Compute, what, len(compute.operands)]
         number_of, known = self._numbers.get, self._operands
         for operand in compute.operands:
             own = known.get(id(operand))
@@ -210,17 +210,17 @@ class ListReader:
                 kind = self._kind((Operand, *_values(operand), *_values(operand.view)))
                 own = known[id(operand)] = operand.view.buffer, kind
             name, kind = own
-            said += (number_of(name, name), kind)
-        return said
+            signature += (number_of(name, name), kind)
+        return signature
 
     def _moved(self, operation: Operation) -> list[Hashable]:
         """Return the signature of any other operation that touches buffers."""
         kind: Any = type(operation)
-        said: list[Hashable] = [kind]
+        signature: list[Hashable] = [kind]
         for value in _values(operation):
             if type(value) is View:
                 name = value.buffer
-                said += (self._numbers.get(name, name), tuple(_values(value)))
+                signature += (self._numbers.get(name, name), tuple(_values(value)))
             else:
-                said.append(value)
-        return said
+                signature.append(value)
+        return signature

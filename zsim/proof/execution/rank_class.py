@@ -26,7 +26,7 @@ class RankBox:
 
 
 @dataclass(frozen=True, slots=True)
-class AlikeCommunicators:
+class EqualCommunicators:
     """Communicators of a group that consist of the same classes of ranks.
 
     `members` has, for each class, the intervals of its ranks' indexes in the communicator. One
@@ -74,7 +74,7 @@ def rank_classes(schedule: Schedule, alone: frozenset[str] = frozenset()) -> lis
     return found
 
 
-def communicators(mesh: Mesh, group: Group, among: list[RankBox]) -> list[AlikeCommunicators]:
+def communicators(mesh: Mesh, group: Group, among: list[RankBox]) -> list[EqualCommunicators]:
     """Return the classes of communicators of `group`, made of the classes `among`."""
     limits = list(mesh.limits(group.where).values())
     varies = [axis.name in group.axes for axis in mesh.axes]
@@ -92,7 +92,7 @@ def communicators(mesh: Mesh, group: Group, among: list[RankBox]) -> list[AlikeC
         ]
         classes.setdefault(key, []).append((rank_class, tuple(_indexes(spans))))
     count = group.size(mesh)
-    return [AlikeCommunicators(group, count, tuple(members)) for members in classes.values()]
+    return [EqualCommunicators(group, count, tuple(members)) for members in classes.values()]
 
 
 def outside(mesh: Mesh, group: Group, among: list[RankBox]) -> list[RankBox]:

@@ -59,7 +59,7 @@ class NumberedNames(dict[str, Named]):
     """
 
     def __init__(self, names: Iterable[str], least: int) -> None:
-        apart = {name: _apart(name) for name in names}
+        apart = {name: _split_number(name) for name in names}
         sizes = Counter([family for family, number in apart.values() if number is not None])
         super().__init__(
             (name, found) for name, found in apart.items() if sizes.get(found[0], 0) >= least
@@ -84,7 +84,7 @@ class NumberedNames(dict[str, Named]):
         return name if number is None else family.replace("#", str(number + by), 1)
 
 
-def _apart(name: str) -> Named:
+def _split_number(name: str) -> Named:
     found = _NUMBERED.fullmatch(name)
     if found is None:
         return name, None
@@ -99,7 +99,7 @@ def _fields(kind: Hashable) -> tuple[str, ...]:
 
 
 @cache
-def _said(kind: Hashable) -> tuple[str, ...]:
+def _signature_fields(kind: Hashable) -> tuple[str, ...]:
     return tuple(name for name in _fields(kind) if name not in ("unit", "operands"))
 
 
@@ -130,7 +130,7 @@ class Signatures:
                 kind,
                 self._counted(self.units[operation.unit]),
                 tuple([(each.role, self._view(each.view), each.partial) for each in operands]),
-                *[getattr(operation, name) for name in _said(kind)],
+                *[getattr(operation, name) for name in _signature_fields(kind)],
             )
         if isinstance(operation, Branch):
             return kind, operation.id  # repetitions in its lists are found separately
@@ -269,7 +269,7 @@ def runs(operations: Sequence[Operation], signatures: Signatures) -> list[Run]:
         signature, base = signatures.of(operation)
         kinds[place] = known.setdefault(signature, len(known))
         bases[place] = fixed if base is None else base
-    later = _next_alike(kinds)
+    later = _next_equal(kinds)
     breaks: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
     found: list[Run] = []
     place = 0
@@ -307,7 +307,7 @@ def runs(operations: Sequence[Operation], signatures: Signatures) -> list[Run]:
     return found
 
 
-def _next_alike(kinds: np.ndarray[Any, Any]) -> list[int]:
+def _next_equal(kinds: np.ndarray[Any, Any]) -> list[int]:
     """Return for each operation the next one with its signature; -1 after the last."""
     last: dict[int, int] = {}
     found = [-1] * len(kinds)

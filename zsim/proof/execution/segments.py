@@ -260,7 +260,7 @@ class Segments:
             for place, pair in enumerate(zip(of[role], numbers, strict=True))
         ]
 
-    def _apart(
+    def _differing_ranks(
         self, ranks: RankArray, compute: Compute, read: Reads, *, notes: bool
     ) -> Marks | None:
         """Return the ranks on which an operand differs from the plain step; None if none."""
@@ -296,7 +296,7 @@ class Segments:
             if pairs is None or made is None:
                 continue
             made = [self.contents.within(ranks, each) for each in made]
-            differs = self._apart(ranks, compute, pairs, notes=number_of == 0)
+            differs = self._differing_ranks(ranks, compute, pairs, notes=number_of == 0)
             if differs is None:
                 return [Datum(each) for each in made]
             self.departed = True

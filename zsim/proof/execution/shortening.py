@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 from zsim.model.model import Model, Parameter, Segment
 from zsim.proof.execution.block_removal import BlockNames, BlockRemoval
-from zsim.proof.execution.data_ways import Iteration, longest
+from zsim.proof.execution.data_flow import Iteration, longest_path
 from zsim.proof.execution.repetition import (
     IrregularError,
     NumberedNames,
@@ -91,8 +91,8 @@ class _Shortening:
         Raises:
             IrregularError: there is none.
         """
-        self._take_apart(self.program.setup)
-        self._take_apart(self.program.step)
+        self._find_runs(self.program.setup)
+        self._find_runs(self.program.step)
         found = [(part, run) for part in self.parts.values() for run in part.runs]
         if not found:
             raise IrregularError
@@ -101,7 +101,7 @@ class _Shortening:
         self.inner = range(low + near, high - near + 1)
         if not self.inner:
             raise IrregularError
-        reach = self._way(found) + 2 * near + 1
+        reach = self._longest_distance(found) + 2 * near + 1
         last = low + reach  # the last number before the removed ones
         count = high - reach - last
         if 2 * count < high - low:
@@ -122,7 +122,7 @@ class _Shortening:
         )
         return Shortened(schedule=left.schedule_left(), model=left.model_left(), alike=left.alike())
 
-    def _take_apart(self, operations: Sequence[Operation]) -> None:
+    def _find_runs(self, operations: Sequence[Operation]) -> None:
         """Find the runs of a list, and those of its branches.
 
         Raises:
@@ -143,8 +143,8 @@ class _Shortening:
                     raise IrregularError
         for each in part.rest():
             if isinstance(each, Branch):
-                self._take_apart(each.then)
-                self._take_apart(each.otherwise)
+                self._find_runs(each.then)
+                self._find_runs(each.otherwise)
 
     def _centered(self, part: RunList, run: Run) -> Run:
         """Return the run with each iteration's number in the middle of the numbers it names.
@@ -167,15 +167,15 @@ class _Shortening:
             for number in self.signatures.numbers(each)
         ]
 
-    def _way(self, found: Sequence[tuple[RunList, Run]]) -> int:
+    def _longest_distance(self, found: Sequence[tuple[RunList, Run]]) -> int:
         """Return the maximum distance that data flows between two segments."""
-        return longest(
+        return longest_path(
             [
-                way
+                flow
                 for name, (part, run) in enumerate(found)
-                for way in Iteration(
+                for flow in Iteration(
                     str(name), run.first, part.iteration(run, run.first), self.names.buffers
-                ).ways(self.program.by_name)
+                ).flows(self.program.by_name)
             ]
         )
 
@@ -238,7 +238,7 @@ class _Shortening:
         def said(name: str, number: int) -> object:
             each = by_name[name]
             parameters = [
-                (counted(number, self.names.parameters[own.name]), *_said(own))
+                (counted(number, self.names.parameters[own.name]), *_parameter_facts(own))
                 for own in each.parameters
             ]
             segments = [
@@ -265,6 +265,6 @@ class _Shortening:
         self._compare(self.names.units, said)
 
 
-def _said(parameter: Parameter) -> tuple[object, ...]:
+def _parameter_facts(parameter: Parameter) -> tuple[object, ...]:
     sharded = parameter.tensor_sharded
     return parameter.shape, sharded, parameter.serves_own_heads, parameter.frozen

@@ -63,7 +63,7 @@ class StepResult:
 
     differences: list[StateDifference] = field(default_factory=list[StateDifference])
     departures: list[Departure] = field(default_factory=list[Departure])
-    troubles: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    failures: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     error_bits: int = 0
 
 
@@ -208,11 +208,11 @@ class StepProof:
         outcome = StepResult(error_bits=self._error_bits())
         if self.training.overflows and not self.kernels.tests_overflow and self._trains():
             why = "tests no gradient for overflow (FINITE), and the strategy trains in fp16"
-            outcome.troubles["", "step"] = why
+            outcome.failures["", "step"] = why
         self.layout = layout = self.persistent.begin(self._setup())
         for _ in range(ROUNDS_MAX):
             kept, differences = self._round(layout, scalars)
-            outcome.troubles.update(self.interpreter.troubles)
+            outcome.failures.update(self.interpreter.failures)
             if not differences:
                 break
             if not outcome.differences:
@@ -222,7 +222,7 @@ class StepProof:
             why = (
                 f"each of {ROUNDS_MAX} steps leaves persistent buffers otherwise than it found them"
             )
-            outcome.troubles["", "step"] = why
+            outcome.failures["", "step"] = why
         missing = [*self.persistent.missing(layout), *self.persistent.drifting(layout)]
         if not missing:
             outcome.differences = []
@@ -270,8 +270,8 @@ class StepProof:
             begun = {**scalars, **dict.fromkeys(self.counted, before.warm_up)}
             states = before.training, before.applied(apply)
             begin = partial(self.persistent.memory, layout, states, begun)
-            ways = (False, True) if self.kernels.follows_overflow else (False,)
-            for overflows, memory in self.interpreter.run_ways(begin, ways):
+            cases = (False, True) if self.kernels.follows_overflow else (False,)
+            for overflows, memory in self.interpreter.run_outcomes(begin, cases):
                 after = before.after(gradients, apply, scale=1.0, overflows=overflows)
                 differences += self.persistent.compare(
                     memory,
@@ -330,7 +330,7 @@ class StepProof:
         self.kernels.begin(self.plain, {})
         for overflows in (False, False, True, True, False):
             self.interpreter.run(memory, setup=False, overflows=overflows)
-        return self.interpreter.troubles
+        return self.interpreter.failures
 
     def _error_bits(self) -> int:
         """Return b such that the probability of overlooking a difference is below 2**-b.

@@ -104,7 +104,7 @@ class Tensors:
         )
         return is_whole and 2 * len(filled) <= len(self.schedule.layouts)
 
-    def _alike(self, ranks: RankArray, buffer: Buffer) -> tuple[object, ...]:
+    def _pieces_key(self, ranks: RankArray, buffer: Buffer) -> tuple[object, ...]:
         """Return a key that is equal for buffers of which ranks have the same pieces."""
         space = self.spaces.by_key[self.key(ranks.program, buffer.name)]
         cut = self._cut_of[buffer.layout]
@@ -116,7 +116,7 @@ class Tensors:
         found = self._kinds.get(key)
         if found is None:
             place = (view.start, view.size, view.axis, self._cut_of[view.layout], view.origin)
-            alike = (*self._alike(ranks, self.buffer(ranks.program, view.buffer)), *place)
+            alike = (*self._pieces_key(ranks, self.buffer(ranks.program, view.buffer)), *place)
             number = self._kind_of.setdefault(alike, len(self._kind_of))
             found = self._kinds[key] = number, view
         return found[0]
@@ -328,7 +328,7 @@ class Tensors:
         found = self._held.get((ranks.index, name))
         if found is None:
             buffer = self.buffer(ranks.program, name)
-            key = self._alike(ranks, buffer)
+            key = self._pieces_key(ranks, buffer)
             found = self._held_alike.get(key) or self._hold(ranks, buffer)
             self._held[ranks.index, name] = self._held_alike[key] = found
         return found

@@ -10,7 +10,7 @@ option that is "auto".
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.runtimes.trainer_files.tables import Said, TrainerFileError
+from zsim.runtimes.trainer_files.tables import FileOption, TrainerFileError
 
 AUTO = "auto"
 ZERO = "zero_optimization"
@@ -102,7 +102,7 @@ def fill_arguments(
 def fill_autos(
     field: str,
     names: list[str],
-    said: dict[str, Said],
+    said: dict[str, FileOption],
     tables: Mapping[str, Mapping[str, Any]],
     *,
     hidden_size: int | None,
@@ -122,4 +122,4 @@ def fill_autos(
             raise TrainerFileError(f'{field}: {name}: "{AUTO}" {why}')
         numerator, denominator, power = BY_HIDDEN_SIZE[option]
         elements = numerator * hidden_size**power // denominator
-        said[f"zero.deepspeed.{option}"] = Said(name, elements)
+        said[f"zero.deepspeed.{option}"] = FileOption(name, elements)

@@ -31,9 +31,9 @@ from zsim.runtimes.trainer_files.option_values import (
     read_whole,
 )
 from zsim.runtimes.trainer_files.tables import (
+    FileOption,
     GivenTables,
     ReadTables,
-    Said,
     TrainerFileError,
     put_all,
 )
@@ -120,7 +120,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
         and _applies(name, precision, recomputes=recomputes)
     }
     ignored = need_followed(FIELD, left.items(), reasons(left))
-    return ReadTables(tables=tables, said=said, ignored=ignored, assumed=tuple(assumed))
+    return ReadTables(tables=tables, origins=said, ignored=ignored, assumed=tuple(assumed))
 
 
 def _applies(name: str, precision: Precision, *, recomputes: bool) -> bool:
@@ -230,13 +230,13 @@ PLAIN: Mapping[str, tuple[str, Read]] = {
 """Options, each with its field in a scenario and its reader."""
 
 
-def _take(options: Options, name: str, read: Read) -> Said | None:
+def _take(options: Options, name: str, read: Read) -> FileOption | None:
     """Remove the option `name` from `options` and return it; None if it is not given."""
     if name not in options:
         return None
     value = options.pop(name)
     try:
-        return Said(name, read(value))
+        return FileOption(name, read(value))
     except ValueError as error:
         raise TrainerFileError(f"{FIELD}: {name}: {shown(value)} {error}") from None
 
@@ -258,13 +258,15 @@ def _deprecated(options: Options) -> None:
         del options["aio.thread_count"]
 
 
-def _plain(options: Options) -> dict[str, Said]:
+def _plain(options: Options) -> dict[str, FileOption]:
     """Return the values of options in `PLAIN`, by field of a scenario."""
     found = {field: _take(options, name, read) for name, (field, read) in PLAIN.items()}
     return {field: what for field, what in found.items() if what is not None}
 
 
-def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> Precision:
+def _precision(
+    options: Options, said: dict[str, FileOption], train: Mapping[str, Any]
+) -> Precision:
     """Return the enabled precision, else the scenario's; raise if that is disabled."""
     found = {name: _take(options, f"{name}.enabled", read_flag) for name in ("fp16", "bf16")}
     enabled = [name for name, flag in found.items() if flag is not None and flag.value]
@@ -273,7 +275,7 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     if enabled:
         narrow = _narrow(options) if enabled[0] == "bf16" else None
         precision = Precision(enabled[0]) if narrow is None else Precision.PURE_BF16
-        said["train.precision"] = Said(narrow or f"{enabled[0]}.enabled", str(precision))
+        said["train.precision"] = FileOption(narrow or f"{enabled[0]}.enabled", str(precision))
         return precision
     precision = Precision(train.get("precision", Precision.FP32))
     disabled = found.get(precision)
@@ -320,7 +322,7 @@ def _narrow(options: Options) -> str | None:
     return None
 
 
-def _loss_scale(options: Options, said: dict[str, Said]) -> None:
+def _loss_scale(options: Options, said: dict[str, FileOption]) -> None:
     """Read the loss scale; a constant scale has growth and backoff 1."""
     power = _take(options, "fp16.initial_scale_power", partial(read_whole, most=127))
     window = _take(options, "fp16.loss_scale_window", partial(read_whole, least=1))
@@ -329,18 +331,18 @@ def _loss_scale(options: Options, said: dict[str, Said]) -> None:
     scale = "train.loss_scale"
     if constant is not None and constant.value:
         said[f"{scale}.initial"] = said[f"{scale}.minimum"] = constant
-        said[f"{scale}.growth"] = said[f"{scale}.backoff"] = Said(constant.option, 1.0)
+        said[f"{scale}.growth"] = said[f"{scale}.backoff"] = FileOption(constant.option, 1.0)
         options.pop("fp16.hysteresis", None)
         return
     if power is not None:
-        said[f"{scale}.initial"] = Said(power.option, 2.0 ** cast("int", power.value))
+        said[f"{scale}.initial"] = FileOption(power.option, 2.0 ** cast("int", power.value))
     if window is not None:
         said[f"{scale}.interval"] = window
     if minimum is not None:
         said[f"{scale}.minimum"] = minimum
 
 
-def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> None:
+def _optimizer(options: Options, said: dict[str, FileOption], train: Mapping[str, Any]) -> None:
     """Read the rule and its constants; other options of the optimizer stay in `options`."""
     kinds = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
     word = options.get("optimizer.type")
@@ -349,7 +351,7 @@ def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]
         why = "is not modelled, only Adam, AdamW and SGD"
         raise TrainerFileError(f"{FIELD}: optimizer.type: {shown(word)} {why}")
     if kind is not None:
-        said["train.optimizer"] = Said("optimizer.type", kind)
+        said["train.optimizer"] = FileOption("optimizer.type", kind)
         del options["optimizer.type"]
     names = {"lr": "learning_rate", "weight_decay": "weight_decay"}
     if (kind or train.get("optimizer", "adam")) == "sgd":
@@ -362,14 +364,14 @@ def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]
         betas = _take(options, "optimizer.params.betas", read_pair)
         if betas is not None:
             for name, beta in zip(("beta1", "beta2"), cast("Betas", betas.value), strict=True):
-                said[f"train.{name}"] = Said(betas.option, beta)
+                said[f"train.{name}"] = FileOption(betas.option, beta)
     for name, field in names.items():
         what = _take(options, f"optimizer.params.{name}", read_number)
         if what is not None:
             said[f"train.{field}"] = what
 
 
-def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
+def _stage(said: Mapping[str, FileOption], zero: Mapping[str, Any]) -> int:
     """Return the stage. Raise if it is not given or 0: DeepSpeed without ZeRO is not modelled."""
     what = said.get("zero.stage")
     if what is None and "stage" in zero:
@@ -383,7 +385,7 @@ def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
     return stage
 
 
-def _drop_stage3(said: dict[str, Said]) -> None:
+def _drop_stage3(said: dict[str, FileOption]) -> None:
     """Remove options that have no effect below stage 3."""
     for name in DeepSpeed.model_fields:
         if name.startswith("stage3_") or name in {"sub_group_size", "zero_hpz_partition_size"}:

@@ -34,7 +34,7 @@ class FiledParameters(StepPart):
         super().__init__(step)
         self.shards = shards
         self._param = step.strategy.options(DeepSpeed).offload_param
-        self._small = frozenset(shards.beside_files)
+        self._small = frozenset(shards.outside_files)
         self._reads: dict[int, str] = {}
         self._copies: dict[int, str] = {}
         self._last = ""

@@ -32,7 +32,7 @@ FETCHES_IN_FLIGHT = 2
 
 
 @dataclass(slots=True)
-class _OnTheWay:
+class _InFlight:
     """Parameters of one gather, and the flat buffer until they are copied out of it."""
 
     numbers: tuple[int, ...]
@@ -51,7 +51,7 @@ class CoalescedGathers(StepPart):
         self.stream = stream
         self._mode = FreeMode.WAITED if stream == COMPUTE else FreeMode.DEFERRED
         self.layouts: list[Layout] = []
-        self._pending: dict[int, _OnTheWay] = {}
+        self._pending: dict[int, _InFlight] = {}
         self._events: deque[str] = deque()
         self._latest = ""
         self._waited = ""
@@ -104,7 +104,7 @@ class CoalescedGathers(StepPart):
         self._all_gather(bucket.name, axis, source, whole, after=after)
         if axis == DATA and self._fetches:
             self.writer.free(source.buffer)
-        self._pending[number] = _OnTheWay((number,), None)
+        self._pending[number] = _InFlight((number,), None)
         if axis == INNER:
             self._secondary[number] = (self._latest,)
 
@@ -131,7 +131,7 @@ class CoalescedGathers(StepPart):
                 self._secondary[numbers[index]] = (copied,)
         self._all_gather(name, axis, writer.all(source), flat, after=())
         writer.free(source)
-        self._pending |= dict.fromkeys(numbers, _OnTheWay(numbers, flat))
+        self._pending |= dict.fromkeys(numbers, _InFlight(numbers, flat))
 
     def _kept(self, number: int) -> View:
         """Return a parameter's shard where it is kept, or in the slot that it was read to."""

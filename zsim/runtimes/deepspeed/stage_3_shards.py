@@ -46,7 +46,7 @@ class Shards:
         return frozenset(self.where[number][0] for number in self.filed)
 
     @property
-    def beside_files(self) -> tuple[int, ...]:
+    def outside_files(self) -> tuple[int, ...]:
         """Parameters of these sub-groups that are not in files themselves."""
         groups = self.filed_groups
         every = enumerate(self.where)
@@ -59,7 +59,7 @@ class Shards:
         return (
             *(bucket.layout for bucket in self.groups.all),
             *(bucket.plain for bucket in self.parameters.all),
-            *(self.bucket(number).layout for number in self.beside_files),
+            *(self.bucket(number).layout for number in self.outside_files),
             *runs,
         )
 

@@ -92,11 +92,11 @@ def read(given: GivenTables, text: str) -> ReadTables:
     _model(options, given)
     _fsdp(options)
     _train(options, given)
-    put_all(tables, options.said.items(), source=FIELD)
+    put_all(tables, options.origins.items(), source=FIELD)
     options.drop(WITHOUT_EFFECT)
     left = {name: shown(value) for name, value in options.left.items() if value not in OFF}
     need_followed(FIELD, left.items())
-    return ReadTables(tables=tables, said=options.said, ranks=ranks)
+    return ReadTables(tables=tables, origins=options.origins, ranks=ranks)
 
 
 def _model(options: SectionOptions, given: GivenTables) -> None:
@@ -105,7 +105,7 @@ def _model(options: SectionOptions, given: GivenTables) -> None:
     length = "max_seq_len"
     found = options.take(length, partial(read_whole, least=1))
     inner = options.take("model.max_seq_len", partial(read_whole, least=1))
-    options.say("model.sequence_length", found or inner or 2048, length)
+    options.set_field("model.sequence_length", found or inner or 2048, length)
     if name == "mpt_causal_lm":
         _mpt(options)
         return
@@ -113,7 +113,7 @@ def _model(options: SectionOptions, given: GivenTables) -> None:
         why = "is not modelled, only mpt_causal_lm and hf_causal_lm"
         raise options.wrong("model.name", name, why)
     options.flag("model.use_flash_attention_2")
-    options.say("model.attention", "flash2", "model.use_flash_attention_2")  # SDPA by default
+    options.set_field("model.attention", "flash2", "model.use_flash_attention_2")  # SDPA by default
     key = "model.pretrained_model_name_or_path"
     path = options.word(key, "")
     if given.value("model", "layers") is not None:
@@ -125,37 +125,37 @@ def _model(options: SectionOptions, given: GivenTables) -> None:
         raise options.wrong(key, path, why) from None
     for field, value in shape.items():
         if field != "sequence_length":
-            options.say(f"model.{field}", value, key)
+            options.set_field(f"model.{field}", value, key)
 
 
 def _mpt(options: SectionOptions) -> None:
     """Set the shape of MPT, with the defaults of `MPTConfig`."""
-    options.say("model.architecture", "gpt", "model.name")
+    options.set_field("model.architecture", "gpt", "model.name")
     for key, (name, default) in SHAPE.items():
-        options.say(f"model.{key}", options.whole(f"model.{name}", default), f"model.{name}")
-    hidden = cast("int", options.said["model.hidden_size"].value)
+        options.set_field(f"model.{key}", options.whole(f"model.{name}", default), f"model.{name}")
+    hidden = cast("int", options.origins["model.hidden_size"].value)
     name = "model.expansion_ratio"
     width = options.number(name, 4) * hidden
     if width != int(width) or width < 1:
         raise options.wrong(name, width / hidden, f"must make a whole number of {hidden}")
-    options.say("model.intermediate_size", int(width), name)
+    options.set_field("model.intermediate_size", int(width), name)
     name = "model.no_bias"
-    options.say("model.bias", not options.flag(name), name)
+    options.set_field("model.bias", not options.flag(name), name)
     name = "model.tie_word_embeddings"
-    options.say("model.tied_embeddings", options.flag(name, default=True), name)
+    options.set_field("model.tied_embeddings", options.flag(name, default=True), name)
     name = "model.norm_type"
-    options.say("model.norm", NORMS[options.word(name, "layernorm", tuple(NORMS))], name)
+    options.set_field("model.norm", NORMS[options.word(name, "layernorm", tuple(NORMS))], name)
     name = f"{FFN}.ffn_type"
     kind = options.word(name, "mptmlp", ("mptmlp", "mptglu"))
-    options.say("model.activation", "geglu" if kind == "mptglu" else "gelu", name)
+    options.set_field("model.activation", "geglu" if kind == "mptglu" else "gelu", name)
     name = "model.loss_fn"
     loss = options.word(name, "fused_crossentropy", ("fused_crossentropy", "torch_crossentropy"))
-    options.say("train.loss", "fused" if loss.startswith("fused") else "torch", name)
+    options.set_field("train.loss", "fused" if loss.startswith("fused") else "torch", name)
     rates = ("model.resid_pdrop", "model.emb_pdrop", f"{ATTENTION}.attn_pdrop")
     shares = [options.number(each, 0.0) for each in rates]
     if len({*shares}) > 1:
         raise options.wrong(rates[0], shares[0], f"must be that of {rates[1]} and {rates[2]}")
-    options.say("model.dropout", shares[0] or None, rates[0])
+    options.set_field("model.dropout", shares[0] or None, rates[0])
     _attention(options)
 
 
@@ -163,27 +163,27 @@ def _attention(options: SectionOptions) -> None:
     """Set the attention of MPT, its heads and its positions."""
     name = f"{ATTENTION}.attn_impl"
     kind = options.word(name, "flash", tuple(IMPLEMENTATIONS))
-    options.say("model.attention", IMPLEMENTATIONS[kind], name)
+    options.set_field("model.attention", IMPLEMENTATIONS[kind], name)
     name = f"{ATTENTION}.attn_type"
     kinds = ("multihead_attention", "multiquery_attention", "grouped_query_attention")
     kind = options.word(name, kinds[0], kinds)
     groups = options.take(f"{ATTENTION}.kv_n_heads", partial(read_whole, least=1))
     if kind != kinds[0]:
-        options.say("model.key_value_heads", 1 if kind == kinds[1] else groups, name)
+        options.set_field("model.key_value_heads", 1 if kind == kinds[1] else groups, name)
     alibi, rope = (options.flag(f"{ATTENTION}.{each}") for each in ("alibi", "rope"))
     name = "model.learned_pos_emb"
     learned = options.flag(name, default=True)
     if not (alibi or rope or learned):
         raise options.wrong(name, value=False, why="without alibi or rope is not modelled")
     positions = "alibi" if alibi else "rotary" if rope else "learned"
-    options.say("model.positions", positions, name)
+    options.set_field("model.positions", positions, name)
     name = f"{ATTENTION}.sliding_window_size"
     window = options.whole(name, -1, least=-1)
     if window > 0:
-        options.say("model.window", window, name)
+        options.set_field("model.window", window, name)
     for flag, norm in (("qk_ln", "width"), ("qk_gn", "head")):
         if options.flag(f"{ATTENTION}.{flag}"):
-            options.say("model.qk_norm", norm, f"{ATTENTION}.{flag}")
+            options.set_field("model.qk_norm", norm, f"{ATTENTION}.{flag}")
 
 
 def _fsdp(options: SectionOptions) -> None:
@@ -191,63 +191,63 @@ def _fsdp(options: SectionOptions) -> None:
     if not any(name.startswith(f"{FSDP}.") for name in options.left):
         why = "missing; a run without it is DDP, which is not modelled"
         raise TrainerFileError(f"{FIELD}: {FSDP}: {why}")
-    options.say("zero.emulate", "fsdp1", FSDP)
-    options.say("zero.stage", 3, FSDP)
+    options.set_field("zero.emulate", "fsdp1", FSDP)
+    options.set_field("zero.stage", 3, FSDP)
     name = f"{FSDP}.sharding_strategy"
     words = tuple(each.upper() for each in ShardingStrategy)
     found = options.word(name, words[0], words)
-    options.say("zero.fsdp1.sharding_strategy", found.lower(), name)
+    options.set_field("zero.fsdp1.sharding_strategy", found.lower(), name)
     name = f"{FSDP}.backward_prefetch"
     words = tuple(each.upper() for each in BackwardPrefetch)
     ahead = options.word(name, "BACKWARD_POST", words)
-    options.say("zero.fsdp1.backward_prefetch", ahead.lower(), name)
+    options.set_field("zero.fsdp1.backward_prefetch", ahead.lower(), name)
     for flag, default in (("forward_prefetch", False), ("limit_all_gathers", True)):
         name = f"{FSDP}.{flag}"
-        options.say(f"zero.fsdp1.{flag}", options.flag(name, default=default), name)
-    options.say("zero.fsdp1.no_sync", value=False, option=FSDP)
+        options.set_field(f"zero.fsdp1.{flag}", options.flag(name, default=default), name)
+    options.set_field("zero.fsdp1.no_sync", value=False, option=FSDP)
     name = f"{FSDP}.activation_checkpointing"
     full = options.flag(name)
     kind = Checkpointing.FULL if full else Checkpointing.NONE
-    options.say("activations.checkpointing", kind, name)
+    options.set_field("activations.checkpointing", kind, name)
     name = f"{FSDP}.activation_cpu_offload"
     if options.flag(name):
         if not full:
             raise options.wrong(name, value=True, why="needs activation_checkpointing")
-        options.say("zero.fsdp1.offload_wrapper", value=True, option=name)
+        options.set_field("zero.fsdp1.offload_wrapper", value=True, option=name)
 
 
 def _train(options: SectionOptions, given: GivenTables) -> None:
     """Set the format, batches and the optimizer."""
     name = "precision"
     precision = FORMATS[options.word(name, "amp_bf16", tuple(FORMATS))]
-    options.say("train.precision", precision, name)
+    options.set_field("train.precision", precision, name)
     name = f"{FSDP}.mixed_precision"
     mixed = options.word(name, "DEFAULT", ("PURE", "DEFAULT", "FULL"))
     if precision is not Precision.FP32 and mixed != "PURE":
         why = "gathers parameters in fp32, which is not modelled, only PURE"
         raise options.wrong(name, mixed, why)
     name = "global_train_batch_size"
-    options.say("train.global_batch_size", options.take(name, read_whole), name)
+    options.set_field("train.global_batch_size", options.take(name, read_whole), name)
     name = "device_train_microbatch_size"
     if options.left.get(name) == AUTO:
         del options.left[name]
         if given.value("train", "micro_batch_size") is None:
             why = "is found by running out of memory; give train.micro_batch_size"
             raise options.wrong(name, AUTO, why)
-    options.say("train.micro_batch_size", options.take(name, read_whole), name)
+    options.set_field("train.micro_batch_size", options.take(name, read_whole), name)
     name = "device_train_grad_accum"  # before Composer 0.12
-    options.say("train.gradient_accumulation_steps", options.take(name, read_whole), name)
+    options.set_field("train.gradient_accumulation_steps", options.take(name, read_whole), name)
     clip = "algorithms.gradient_clipping"
     options.word(f"{clip}.clipping_type", "norm", ("norm",))
     name = f"{clip}.clipping_threshold"
-    options.say("train.clip_norm", options.number(name, 0.0) or None, name)
+    options.set_field("train.clip_norm", options.number(name, 0.0) or None, name)
     _optimizer(options)
 
 
 def _optimizer(options: SectionOptions) -> None:
     name = "optimizer.name"
     options.word(name, "decoupled_adamw", ("decoupled_adamw", "adamw"))
-    options.say("train.optimizer", "adam", name)
+    options.set_field("train.optimizer", "adam", name)
     for key, field in (
         ("lr", "learning_rate"),
         ("eps", "epsilon"),
@@ -255,7 +255,7 @@ def _optimizer(options: SectionOptions) -> None:
     ):
         if f"optimizer.{key}" in options.left:
             value = options.number(f"optimizer.{key}", 0.0)
-            options.say(f"train.{field}", value, f"optimizer.{key}")
+            options.set_field(f"train.{field}", value, f"optimizer.{key}")
     betas = options.take("optimizer.betas", read_pair)
     for number, beta in enumerate(betas or (), 1):
-        options.say(f"train.beta{number}", beta, "optimizer.betas")
+        options.set_field(f"train.beta{number}", beta, "optimizer.betas")

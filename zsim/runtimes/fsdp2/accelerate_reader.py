@@ -77,12 +77,12 @@ def read(given: GivenTables, text: str) -> ReadTables:
     ranks = options.take("num_processes", partial(read_whole, least=1))
     machines = options.take("num_machines", partial(read_whole, least=1))
     _need_ranks(options, ranks)
-    put_all(tables, options.said.items(), source=FIELD)
+    put_all(tables, options.origins.items(), source=FIELD)
     options.drop(WITHOUT_EFFECT)
     off: tuple[object, ...] = (False, "", [])
     left = {name: shown(value) for name, value in options.left.items() if value not in off}
     need_followed(FIELD, left.items())
-    return ReadTables(tables=tables, said=options.said, ranks=ranks, machines=machines)
+    return ReadTables(tables=tables, origins=options.origins, ranks=ranks, machines=machines)
 
 
 def _kind(options: SectionOptions) -> str:
@@ -126,7 +126,7 @@ def _replicas(options: SectionOptions, given: GivenTables) -> int:
 def _need_ranks(options: SectionOptions, ranks: int | None) -> None:
     """Raise TrainerFileError unless a mesh has as many ranks as there are processes."""
     axes = ("replicate", "tensor", "data")
-    sizes = [options.said.get(f"parallel.{each}") for each in axes]
+    sizes = [options.origins.get(f"parallel.{each}") for each in axes]
     if ranks is None or sizes[-1] is None:
         return
     mesh = 1
@@ -160,7 +160,7 @@ def _compile(options: SectionOptions) -> None:
     """Set compilation of the model by Inductor, the default backend."""
     name = "dynamo_config.dynamo_backend"
     backend = options.word(name, "NO", ("NO", "INDUCTOR"))
-    options.say("train.compile", backend == "INDUCTOR" or None, "dynamo_backend")
+    options.set_field("train.compile", backend == "INDUCTOR" or None, "dynamo_backend")
     mode = options.word("dynamo_config.dynamo_mode", "default")
     if backend == "INDUCTOR" and mode != "default":
         raise options.wrong("dynamo_config.dynamo_mode", mode, "is not modelled, only default")
@@ -174,7 +174,7 @@ def _precision(options: SectionOptions) -> None:
     found = options.word(name, "no", ("no", "fp16", "bf16", "fp8"))
     if found == "fp8":
         raise options.wrong(name, found, "is not modelled, only no, fp16 and bf16")
-    options.say("train.precision", "fp32" if found == "no" else found, name)
+    options.set_field("train.precision", "fp32" if found == "no" else found, name)
 
 
 def _axes(options: SectionOptions) -> None:
@@ -191,11 +191,11 @@ def _axes(options: SectionOptions) -> None:
         if found is not None:
             degrees[key] = found
             shared = degrees.get("context", 1) if key == "data" else 1
-            options.say(f"parallel.{key}", found * shared, option)
+            options.set_field(f"parallel.{key}", found * shared, option)
     way = "parallelism_config.parallelism_config_cp_comm_strategy"
     exchange = options.word(way, "allgather", tuple(ROTATES))
     if degrees.get("context", 1) > 1:
-        options.say("parallel.context_exchange", ROTATES[exchange], way)
+        options.set_field("parallel.context_exchange", ROTATES[exchange], way)
     stages = "parallelism_config.parallelism_config_sp_size"
     if (degree := options.whole(stages, 1)) != 1:
         raise options.wrong(stages, degree, "is not modelled, only 1")
@@ -208,8 +208,8 @@ def set_fsdp(options: SectionOptions, replicas: int) -> None:
     if version > 2:
         raise options.wrong(f"{section}.fsdp_version", version, "must be 1 or 2")
     runtime = f"fsdp{version}"
-    options.say("zero.emulate", runtime, "fsdp_version")
-    options.say("zero.stage", 3, "fsdp_version")
+    options.set_field("zero.emulate", runtime, "fsdp_version")
+    options.set_field("zero.stage", 3, "fsdp_version")
     wrap = f"{section}.fsdp_auto_wrap_policy"
     policy = options.word(wrap, "NO_WRAP", WRAP)
     if policy != WRAP[0]:
@@ -217,8 +217,8 @@ def set_fsdp(options: SectionOptions, replicas: int) -> None:
     recomputes = f"{section}.fsdp_activation_checkpointing"
     full = options.flag(recomputes)
     kind = Checkpointing.FULL if full else Checkpointing.NONE
-    options.say("activations.checkpointing", kind, recomputes)
-    options.say("activations.early_stop", full or None, recomputes)  # PyTorch's default
+    options.set_field("activations.checkpointing", kind, recomputes)
+    options.set_field("activations.early_stop", full or None, recomputes)  # PyTorch's default
     _offloaded_checkpoints(options, version=version, full=full)
     if version == 1:
         _fsdp1(options, section, replicas)
@@ -233,33 +233,33 @@ def _offloaded_checkpoints(options: SectionOptions, *, version: int, full: bool)
         if version == 1 or not full:  # as FullyShardedDataParallelPlugin
             why = "needs fsdp_version 2 and fsdp_activation_checkpointing"
             raise options.wrong(name, value=True, why=why)
-        options.say("zero.fsdp2.offload_wrapper", value=True, option=name)
+        options.set_field("zero.fsdp2.offload_wrapper", value=True, option=name)
 
 
 def _fsdp1(options: SectionOptions, section: str, replicas: int) -> None:
     """Set the options of `FullyShardedDataParallel`; hybrid strategies need replicas."""
     cuts, name = _sharding(options, section)
     is_hybrid = cuts.startswith("HYBRID")
-    if is_hybrid and replicas == 1 and "parallel.replicate" not in options.said:
+    if is_hybrid and replicas == 1 and "parallel.replicate" not in options.origins:
         why = "needs parallel.replicate, such as one replica a node"
         raise options.wrong(name, cuts, why)
-    if not is_hybrid or "parallel.replicate" not in options.said:
+    if not is_hybrid or "parallel.replicate" not in options.origins:
         count = replicas if is_hybrid else 1
-        options.say("parallel.replicate", count, "num_machines" if is_hybrid else name)
+        options.set_field("parallel.replicate", count, "num_machines" if is_hybrid else name)
     states = "shard_grad_op" if cuts in {"SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"} else "full_shard"
-    options.say("zero.fsdp1.sharding_strategy", states, name)
+    options.set_field("zero.fsdp1.sharding_strategy", states, name)
     ahead = f"{section}.fsdp_backward_prefetch"
     prefetch = _numbered(options, ahead, "NO_PREFETCH", PREFETCH)
     prefetch = {"NO_PREFETCH": "none"}.get(prefetch, prefetch.lower())
-    options.say("zero.fsdp1.backward_prefetch", prefetch, ahead)
+    options.set_field("zero.fsdp1.backward_prefetch", prefetch, ahead)
     forward = f"{section}.fsdp_forward_prefetch"
-    options.say("zero.fsdp1.forward_prefetch", options.flag(forward), forward)
+    options.set_field("zero.fsdp1.forward_prefetch", options.flag(forward), forward)
     offload = f"{section}.fsdp_offload_params"
     if options.flag(offload):
         why = "is not modelled with fsdp_version 1, only with 2"
         raise options.wrong(offload, value=True, why=why)
     # `Accelerator.accumulate` uses no_sync, except with sync_each_batch.
-    options.say("zero.fsdp1.no_sync", value=True, option="fsdp_version")
+    options.set_field("zero.fsdp1.no_sync", value=True, option="fsdp_version")
 
 
 def _sharding(options: SectionOptions, section: str) -> tuple[str, str]:
@@ -286,11 +286,11 @@ def _numbered(options: SectionOptions, name: str, default: str, words: tuple[str
 def _fsdp2(options: SectionOptions, section: str) -> None:
     """Set the options of `fully_shard`."""
     name = f"{section}.fsdp_reshard_after_forward"
-    options.say("zero.fsdp2.reshard_after_forward", options.flag(name, default=True), name)
+    options.set_field("zero.fsdp2.reshard_after_forward", options.flag(name, default=True), name)
     offload = f"{section}.fsdp_offload_params"
     tier = "cpu" if options.flag(offload) else "none"
-    options.say("zero.fsdp2.offload_policy", tier, offload)
-    options.say("zero.fsdp2.gradient_sync", "last", "fsdp_version")  # as no_sync above
+    options.set_field("zero.fsdp2.offload_policy", tier, offload)
+    options.set_field("zero.fsdp2.gradient_sync", "last", "fsdp_version")  # as no_sync above
     for old in ("fsdp_sharding_strategy", "fsdp_backward_prefetch"):  # obsolete, and ignored
         options.left.pop(f"{section}.{old}", None)
 
@@ -314,24 +314,24 @@ def _deepspeed(options: SectionOptions, *, clips: bool) -> None:
     options.drop(("parallelism_config.parallelism_config_dp_shard_size",))
     path = options.word(f"{section}.deepspeed_config_file", "")
     if path:
-        options.say("zero.deepspeed_config", path, "deepspeed_config_file")
+        options.set_field("zero.deepspeed_config", path, "deepspeed_config_file")
         # It decides what is "auto" in the file, or missing: `set_mixed_precision` of the plugin.
         if options.left.get("mixed_precision") not in (None, False, "no"):
             _precision(options)
         options.left.pop("mixed_precision", None)
         return
     _precision(options)
-    options.say("zero.emulate", "deepspeed", "distributed_type")
+    options.set_field("zero.emulate", "deepspeed", "distributed_type")
     name = f"{section}.zero_stage"
     stage = options.whole(name, 2, least=0)
     if stage not in (1, 2, 3):
         why = f"is not modelled, only 1, 2 and 3; {OWN_DDP}"
         raise options.wrong(name, stage, why if stage == 0 else "must be 1, 2 or 3")
-    options.say("zero.stage", stage, name)
+    options.set_field("zero.stage", stage, name)
     for option, field in OFFLOADS.items():
         device = options.take(f"{section}.{option}", read_device)
         if stage == 3 or "optimizer" in option:
-            options.say(field, device, option)
+            options.set_field(field, device, option)
     is_given = options.left.get(f"{section}.gradient_clipping") not in (None, AUTO)
     for key, field, read in (
         ("gradient_accumulation_steps", "train.gradient_accumulation_steps", read_whole),
@@ -340,6 +340,6 @@ def _deepspeed(options: SectionOptions, *, clips: bool) -> None:
         option = f"{section}.{key}"
         if options.left.get(option) == AUTO:
             del options.left[option]
-        options.say(field, options.take(option, read), option)
+        options.set_field(field, options.take(option, read), option)
     if not clips and not is_given:
-        options.say("train.clip_norm", CLIP_NORM, f"{section}.gradient_clipping")
+        options.set_field("train.clip_norm", CLIP_NORM, f"{section}.gradient_clipping")

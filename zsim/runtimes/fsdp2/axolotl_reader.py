@@ -75,12 +75,12 @@ def read(given: GivenTables, text: str) -> ReadTables:
     _parallel(options, given)
     _model(options, given)
     _train(options)
-    put_all(tables, options.said.items(), source=FIELD)
+    put_all(tables, options.origins.items(), source=FIELD)
     options.drop(WITHOUT_EFFECT)
     off: tuple[object, ...] = (False, "", [])
     left = {name: shown(value) for name, value in options.left.items() if value not in off}
     ignored = need_followed(FIELD, left.items(), NAMED)
-    return ReadTables(tables=tables, said=options.said, ignored=ignored)
+    return ReadTables(tables=tables, origins=options.origins, ignored=ignored)
 
 
 def _adapter(options: SectionOptions, given: GivenTables) -> None:
@@ -96,7 +96,7 @@ def _adapter(options: SectionOptions, given: GivenTables) -> None:
         raise options.wrong("adapter", kind, "is not modelled, only lora")
     if given.value("model", "lora") is None:
         raise options.wrong("adapter", kind, "needs model.lora.rank and targets in the scenario")
-    options.say("model.lora.rank", options.take("lora_r", read_whole), "lora_r")
+    options.set_field("model.lora.rank", options.take("lora_r", read_whole), "lora_r")
     options.drop(("lora_alpha", "lora_model_dir", "lora_target_", "lora_fan_in"))
 
 
@@ -114,15 +114,15 @@ def _parallel(options: SectionOptions, given: GivenTables) -> None:
         if degree != 1 and path:
             raise options.wrong(name, degree, "is not modelled with deepspeed, only 1")
         if not path and (degree != 1 or key != "replicate"):
-            options.say(f"parallel.{key}", degree, name)
+            options.set_field(f"parallel.{key}", degree, name)
     shards = options.take("dp_shard_size", partial(read_whole, least=1))
     if shards is not None and not path:
-        context = options.said["parallel.context"].value
-        options.say(
+        context = options.origins["parallel.context"].value
+        options.set_field(
             "parallel.data", shards * (context if isinstance(context, int) else 1), "dp_shard_size"
         )
     if path:
-        options.say("zero.deepspeed_config", path, "deepspeed")
+        options.set_field("zero.deepspeed_config", path, "deepspeed")
         options.drop(("fsdp_config.", "fsdp_version"))
         return
     if not has_fsdp:
@@ -139,19 +139,19 @@ def _parallel(options: SectionOptions, given: GivenTables) -> None:
 
 def _checkpoints_of_fsdp(options: SectionOptions) -> None:
     """Let the Trainer's recomputation decide where FSDP's is off."""
-    said = options.said["activations.checkpointing"]
+    said = options.origins["activations.checkpointing"]
     if said.value is Checkpointing.NONE:
-        del options.said["activations.checkpointing"]
+        del options.origins["activations.checkpointing"]
 
 
 def _model(options: SectionOptions, given: GivenTables) -> None:
     """Set the shape by the name of the model, and the length."""
     name = "sequence_len"
-    options.say("model.sequence_length", options.whole(name, 2048), name)
+    options.set_field("model.sequence_length", options.whole(name, 2048), name)
     for each in ("attn_implementation", "attention"):
         if options.left.get(each) in STORED:
             raise options.wrong(each, options.left[each], "is not modelled")
-    options.say("model.attention", "flash2", "attn_implementation")
+    options.set_field("model.attention", "flash2", "attn_implementation")
     key = "base_model"
     path = options.word(key, "")
     if given.value("model", "layers") is not None:
@@ -163,7 +163,7 @@ def _model(options: SectionOptions, given: GivenTables) -> None:
         raise options.wrong(key, path, why) from None
     for field, value in shape.items():
         if field != "sequence_length":
-            options.say(f"model.{field}", value, key)
+            options.set_field(f"model.{field}", value, key)
 
 
 def _train(options: SectionOptions) -> None:
@@ -172,31 +172,31 @@ def _train(options: SectionOptions) -> None:
         ("micro_batch_size", "micro_batch_size"),
         ("gradient_accumulation_steps", "gradient_accumulation_steps"),
     ):
-        options.say(f"train.{key}", options.whole(name, 1), name)
+        options.set_field(f"train.{key}", options.whole(name, 1), name)
     _precision(options)
     name = "gradient_checkpointing"
     kind = options.left.pop(name, None)
     if kind not in (None, "", False, True):
         raise options.wrong(name, kind, "is not modelled, only true and false")
-    if kind is True or "activations.checkpointing" not in options.said:
+    if kind is True or "activations.checkpointing" not in options.origins:
         full = Checkpointing.FULL if kind is True else Checkpointing.NONE
-        options.say("activations.checkpointing", full, name)
+        options.set_field("activations.checkpointing", full, name)
     name = "optimizer"
     word = options.word(name, "adamw_torch_fused", ())
     if word not in OPTIMIZERS:
         raise options.wrong(name, word, f"is not modelled, only {', '.join(OPTIMIZERS)}")
-    options.say("train.optimizer", OPTIMIZERS[word], name)
+    options.set_field("train.optimizer", OPTIMIZERS[word], name)
     constants = {"learning_rate": "learning_rate", "weight_decay": "weight_decay"}
     if word != "sgd":
         constants |= {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "epsilon"}
     for name, key in constants.items():
         if name in options.left:
-            options.say(f"train.{key}", options.number(name, 0.0), name)
+            options.set_field(f"train.{key}", options.number(name, 0.0), name)
     name = "max_grad_norm"
     norm = options.take(name, read_clip) if name in options.left else 1.0  # TrainingArguments
-    options.say("train.clip_norm", norm, name)
+    options.set_field("train.clip_norm", norm, name)
     name = "torch_compile"
-    options.say("train.compile", options.flag(name) or None, name)
+    options.set_field("train.compile", options.flag(name) or None, name)
 
 
 def _precision(options: SectionOptions) -> None:
@@ -204,10 +204,10 @@ def _precision(options: SectionOptions) -> None:
     bf16 = options.left.pop("bf16", "auto")
     fp16 = options.left.pop("fp16", None)
     if fp16 is True:
-        options.say("train.precision", "fp16", "fp16")
+        options.set_field("train.precision", "fp16", "fp16")
     elif bf16 in ("auto", True):
-        options.say("train.precision", "bf16", "bf16")
+        options.set_field("train.precision", "bf16", "bf16")
     elif bf16 in (None, "", False):
-        options.say("train.precision", "fp32", "bf16")
+        options.set_field("train.precision", "fp32", "bf16")
     else:
         raise options.wrong("bf16", bf16, "is not modelled, only auto, true and false")

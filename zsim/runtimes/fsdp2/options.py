@@ -112,11 +112,11 @@ class FSDP2(RuntimeOptions):
     trains_narrow = True
     checkpoints_every_nth = True
     checkpoint_option = "offload_wrapper"
-    receives_apart = True
+    receives_separately = True
     execution_options: ClassVar[Mapping[str, str]] = {
-        "whole_logits": "disable_loss_parallel: true",
+        "gathers_logits": "disable_loss_parallel: true",
         "gathers_each": "input_gathers: linear",
-        "whole_embedding": "replicate_embedding: true",
+        "replicates_embedding": "replicate_embedding: true",
     }
     has_context = True
     merges_context = True
@@ -210,7 +210,7 @@ class FSDP2(RuntimeOptions):
         """True: a stage reduces once, after its last backward."""
         return True
 
-    def keeps_stage_whole(self, *, chunks: int) -> bool:
+    def keeps_stage_gathered(self, *, chunks: int) -> bool:
         """Return True if parameters stay whole after forward: at most 3 chunks can."""
         return self.reshard_after_forward is False and chunks <= WHOLE_CHUNKS
 
@@ -245,7 +245,7 @@ class FSDP2(RuntimeOptions):
         return tuple(found)
 
     @property
-    def whole_logits(self) -> bool:
+    def gathers_logits(self) -> bool:
         """True if ranks of the tensor axis gather logits of the whole vocabulary for the loss."""
         return self.disable_loss_parallel
 
@@ -260,12 +260,12 @@ class FSDP2(RuntimeOptions):
         return self.enable_sequence_parallel
 
     @property
-    def keeps_whole(self) -> bool:
+    def keeps_gathered(self) -> bool:
         """True: autograd keeps the inputs of linear layers that `PrepareModuleInput` gathered."""
         return True
 
     @property
-    def whole_embedding(self) -> bool:
+    def replicates_embedding(self) -> bool:
         """True if each rank of the tensor axis has the whole token embedding."""
         return self.replicate_embedding
 

@@ -133,7 +133,7 @@ def _lowered(
 def interleaved_tasks(place: StagePlace, micro_batches: int) -> list[Task]:
     """Return the forwards and backwards of a stage in order."""
     # ScheduleInterleaved1F1B._calculate_single_rank_operations, _get_1f1b_rank_ops
-    forwards, backwards = _in_turns(place, micro_batches)
+    forwards, backwards = _interleaved_tasks(place, micro_batches)
     ahead = _ahead(place, micro_batches, each=2)
     found = forwards[:ahead]
     for number, backward in enumerate(backwards):
@@ -145,7 +145,7 @@ def zero_bubble_tasks(place: StagePlace, micro_batches: int) -> list[Task | Weig
     """Return the forwards of a stage, and both parts of its backwards, in order."""
     # ScheduleInterleavedZeroBubble._calculate_single_rank_operations, _get_1f1b_rank_ops with
     # enable_zero_bubble; the bubbles of _add_bubbles_to_actions are not actions
-    forwards, backwards = _in_turns(place, micro_batches)
+    forwards, backwards = _interleaved_tasks(place, micro_batches)
     ahead = _ahead(place, micro_batches, each=1)
     weights = [WeightTask(each.chunk, each.micro_batch) for each in backwards]
     found: list[Task | WeightTask] = [*forwards[:ahead]]
@@ -200,9 +200,9 @@ class _NumberedTasks:
                 self.found.append(Task(way, chunk, number))
 
 
-def _in_turns(place: StagePlace, micro_batches: int) -> tuple[list[Task], list[Task]]:
+def _interleaved_tasks(place: StagePlace, micro_batches: int) -> tuple[list[Task], list[Task]]:
     """Return all forwards of a stage, and all backwards, each in order."""
-    chunks, turn = place.chunks, turn_of(micro_batches, place.stages)
+    chunks, turn = place.chunks, micro_batches_per_round(micro_batches, place.stages)
 
     def task(direction: Direction, number: int) -> Task:
         turns, within = divmod(number, turn)
@@ -221,11 +221,11 @@ def _ahead(place: StagePlace, micro_batches: int, *, each: int) -> int:
     """Return the number of forwards before the first backward, `each` per later stage."""
     # _get_warmup_ops
     behind = place.stages - 1 - place.index
-    whole = (place.chunks - 1) * turn_of(micro_batches, place.stages)
+    whole = (place.chunks - 1) * micro_batches_per_round(micro_batches, place.stages)
     return min(whole + each * behind, place.chunks * micro_batches)
 
 
-def turn_of(micro_batches: int, stages: int) -> int:
+def micro_batches_per_round(micro_batches: int, stages: int) -> int:
     """Return the number of micro-batches of a chunk in a row (`microbatches_per_round`)."""
     return micro_batches // max(1, micro_batches // stages)
 

@@ -21,8 +21,8 @@ from zsim.runtimes.fsdp2.order import (
     Action,
     interleaved,
     interleaved_zero_bubble,
+    micro_batches_per_round,
     one_forward_one_backward,
-    turn_of,
     zero_bubble_in_v,
 )
 from zsim.runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER
@@ -113,7 +113,7 @@ def _need_micro_batches(strategy: Strategy) -> None:
         return
     if strategy.options(FSDP2).stages_in_v:  # any number is valid
         return
-    rounds = micro_batches // turn_of(micro_batches, count)
+    rounds = micro_batches // micro_batches_per_round(micro_batches, count)
     if micro_batches % rounds:  # ScheduleInterleaved1F1B.__init__
         raise ModelError(f"{name} a multiple of {rounds}, its rounds of {count} stages")
 
@@ -138,12 +138,12 @@ def _need_modelled(model: Model, strategy: Strategy) -> None:
     if options.forward_prefetch:
         raise ModelError(f"zero.fsdp2.forward_prefetch: {options.forward_prefetch} {why}")
     if options.splits_backward:
-        _need_whole_segments(strategy)
+        _need_splittable_segments(strategy)
     if options.offload_policy is not OffloadPolicy.NONE:
         raise ModelError(f"zero.fsdp2.offload_policy: {options.offload_policy} {why}")
 
 
-def _need_whole_segments(strategy: Strategy) -> None:
+def _need_splittable_segments(strategy: Strategy) -> None:
     """Raise ModelError unless backward can be split in two parts.
 
     Raises:

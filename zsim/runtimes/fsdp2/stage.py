@@ -244,12 +244,12 @@ class FSDP2Stage(FSDP2Step):
     def _backward(self, task: Task) -> None:
         # backward_one_chunk
         slot = self._enter(task)
-        self._whole_backward(slot, task)
+        self._full_backward(slot, task)
         if slot.sent is not None:
             self._free_sent(Task(Direction.FORWARD, task.chunk, task.micro_batch))
         self._hand_back(task)
 
-    def _whole_backward(self, slot: ChunkSlot, task: Task) -> None:
+    def _full_backward(self, slot: ChunkSlot, task: Task) -> None:
         slot.begin_backward()
         self.begin_backward()
         for visit in self.messages.visits(task):

@@ -142,10 +142,10 @@ def read(given: GivenTables, text: str) -> ReadTables:
     layers = given.value("model", "layers")
     _model(options, given.shape_of, has_shape=layers is not None)
     _train(options)
-    said = options.said.get("model.layers")
+    said = options.origins.get("model.layers")
     _pipeline(options, stages, layers=layers if said is None else said.value)
     _checkpoints(options)
-    put_all(tables, options.said.items(), source=FIELD)
+    put_all(tables, options.origins.items(), source=FIELD)
     if "global_batch_size" not in tables["train"]:  # torchtitan's default
         tables["train"].setdefault("gradient_accumulation_steps", 1)
     options.drop(WITHOUT_EFFECT)
@@ -153,7 +153,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
         name: shown(value) for name, value in options.left.items() if SILENT.get(name, ...) != value
     }
     ignored = need_followed(FIELD, left.items(), NAMED)
-    return ReadTables(tables=tables, said=options.said, ignored=ignored)
+    return ReadTables(tables=tables, origins=options.origins, ignored=ignored)
 
 
 def _tree(text: str) -> dict[str, object]:
@@ -172,17 +172,17 @@ def _runtime(options: SectionOptions, stages: int) -> None:
     """Set FSDP2 as configured by `apply_fsdp`."""
     said = "parallelism.fsdp_reshard_after_forward"
     policy = options.word(said, "default", ("default", "always", "never"))
-    options.say("zero.emulate", "fsdp2", said)
-    options.say("zero.stage", 3, said)
+    options.set_field("zero.emulate", "fsdp2", said)
+    options.set_field("zero.stage", 3, said)
     # apply_fsdp: stages of a pipeline keep their parameters by default
     frees = policy == "always" or (policy == "default" and stages == 1)
-    options.say("zero.fsdp2.reshard_after_forward", frees, said)
+    options.set_field("zero.fsdp2.reshard_after_forward", frees, said)
     reduce = "training.mixed_precision_reduce"
     options.word(reduce, "float32", ("float32",))
-    options.say("zero.fsdp2.reduce_dtype", "fp32", reduce)
+    options.set_field("zero.fsdp2.reduce_dtype", "fp32", reduce)
     offload = "training.enable_cpu_offload"
     policy = "cpu" if options.flag(offload) else "none"
-    options.say("zero.fsdp2.offload_policy", policy, offload)
+    options.set_field("zero.fsdp2.offload_policy", policy, offload)
     if options.flag("fault_tolerance.enable"):
         raise options.wrong("fault_tolerance.enable", value=True, why="is not modelled")
 
@@ -197,7 +197,7 @@ def _parallel(options: SectionOptions) -> None:
         ("tensor_parallel", "tensor"),
         ("context_parallel", "context"),
     ):
-        options.say(f"parallel.{key}", degrees[axis], f"parallelism.{axis}_degree")
+        options.set_field(f"parallel.{key}", degrees[axis], f"parallelism.{axis}_degree")
     name = "parallelism.data_parallel_shard_degree"
     shards = options.whole(name, -1, least=-1)
     if shards == 0:
@@ -208,15 +208,15 @@ def _parallel(options: SectionOptions) -> None:
     name = "parallelism.context_parallel_rotate_method"
     method = options.word(name, "allgather", tuple(ROTATES))
     if context > 1:
-        options.say("parallel.context_exchange", ROTATES[method], name)
+        options.set_field("parallel.context_exchange", ROTATES[method], name)
     name = "parallelism.data_parallel_shard_degree"
     if shards > 0:  # FSDP shards over the context axis, too
-        options.say("parallel.data", shards * context, name)
+        options.set_field("parallel.data", shards * context, name)
     if degrees["tensor_parallel"] > 1:
         name = "parallelism.disable_loss_parallel"
-        options.say("zero.fsdp2.disable_loss_parallel", options.flag(name), name)
+        options.set_field("zero.fsdp2.disable_loss_parallel", options.flag(name), name)
         cuts = "zero.fsdp2.enable_sequence_parallel"
-        options.say(cuts, value=True, option="parallelism.tensor_parallel_degree")
+        options.set_field(cuts, value=True, option="parallelism.tensor_parallel_degree")
     else:
         options.left.pop("parallelism.disable_loss_parallel", None)
 
@@ -236,31 +236,31 @@ def _model(
     if is_debug or flavor in flavors:
         for key, value in (DEBUG if is_debug else shape_of(flavors[flavor])).items():
             if key != "sequence_length":
-                options.say(f"model.{key}", value, "model.flavor")
+                options.set_field(f"model.{key}", value, "model.flavor")
     elif not has_shape:
         known = ", ".join(flavors)
         why = f"of {name} is not known, only {known}; give its shape in [model]"
         raise options.wrong("model.flavor", flavor, why)
-    options.say("model.sequence_length", options.whole(length, 2048), length)
-    options.say("model.attention", "flash2", "model.flavor")  # PyTorch's own, since 2.2
+    options.set_field("model.sequence_length", options.whole(length, 2048), length)
+    options.set_field("model.attention", "flash2", "model.flavor")  # PyTorch's own, since 2.2
 
 
 def _train(options: SectionOptions) -> None:
     micro = "training.local_batch_size"
-    options.say("train.micro_batch_size", options.whole(micro, 8), micro)
+    options.set_field("train.micro_batch_size", options.whole(micro, 8), micro)
     total = "training.global_batch_size"
     sequences = options.whole(total, -1, least=-1)
     if sequences > 0:
-        options.say("train.global_batch_size", sequences, total)
+        options.set_field("train.global_batch_size", sequences, total)
     norm = "training.max_norm"
-    options.say("train.clip_norm", options.number(norm, 1.0), norm)
+    options.set_field("train.clip_norm", options.number(norm, 1.0), norm)
     kept = options.word("training.dtype", "float32", ("float32", "bfloat16"))
     formats = {"bfloat16": Precision.BF16, "float32": Precision.FP32}
     narrow = "training.mixed_precision_param"
     if kept == "bfloat16":  # trained parameters are in bf16, without fp32 copies
         formats = {"bfloat16": Precision.PURE_BF16}
     precision = formats[options.word(narrow, "bfloat16", tuple(formats))]
-    options.say("train.precision", precision, narrow)
+    options.set_field("train.precision", precision, narrow)
     _compile(options)
     _optimizer(options)
 
@@ -271,7 +271,7 @@ def _pipeline(options: SectionOptions, stages: int, *, layers: object) -> None:
     if stages == 1:
         options.drop(OF_PIPELINES)
         return
-    options.say("parallel.pipeline", stages, DEGREE)
+    options.set_field("parallel.pipeline", stages, DEGREE)
     for name in (f"{section}_schedule_csv", "parallelism.module_fqns_per_model_part"):
         if value := options.left.pop(name, None):
             raise options.wrong(name, value, "is not modelled")
@@ -280,11 +280,11 @@ def _pipeline(options: SectionOptions, stages: int, *, layers: object) -> None:
     known = {each.lower(): each for each in PipelineSchedule}  # get_schedule_class takes any case
     if kind.lower() not in known:
         raise options.wrong(name, kind, f"is not modelled, only {', '.join(PipelineSchedule)}")
-    options.say("zero.fsdp2.pipeline_schedule", known[kind.lower()], name)
+    options.set_field("zero.fsdp2.pipeline_schedule", known[kind.lower()], name)
     less = 0
     for end in ("first_stage_less_layers", "last_stage_less_layers"):
         fewer = options.whole(f"{section}_{end}", 1, least=0)
-        options.say(f"zero.fsdp2.{end}", fewer, f"{section}_{end}")
+        options.set_field(f"zero.fsdp2.{end}", fewer, f"{section}_{end}")
         less += fewer
     name = f"{section}_layers_per_stage"
     if name in options.left:
@@ -298,26 +298,26 @@ def _pipeline(options: SectionOptions, stages: int, *, layers: object) -> None:
         chunks = virtual // stages
         if (chunks == 1) != (known[kind.lower()] is PipelineSchedule.ONE_FORWARD_ONE_BACKWARD):
             raise options.wrong(name, each, f"makes {chunks} on each rank, which {kind} has not")
-        options.say("zero.fsdp2.pipeline_stages_per_rank", chunks, name)
+        options.set_field("zero.fsdp2.pipeline_stages_per_rank", chunks, name)
     # build_pipeline_schedule
     name, local = f"{section}_microbatch_size", "training.local_batch_size"
-    size, batch = options.whole(name, 1), options.said["train.micro_batch_size"].value
+    size, batch = options.whole(name, 1), options.origins["train.micro_batch_size"].value
     assert isinstance(batch, int)
     if batch % size:
         raise options.wrong(name, size, f"must divide {local} = {batch}")
-    options.say("train.micro_batch_size", size, name)
-    options.say("train.gradient_accumulation_steps", batch // size, local)
+    options.set_field("train.micro_batch_size", size, name)
+    options.set_field("train.gradient_accumulation_steps", batch // size, local)
     # forward_one_chunk keeps the outputs of a stage, for the last one logits, until their backward
-    options.say("train.holds_logits", value=True, option=DEGREE)
+    options.set_field("train.holds_logits", value=True, option=DEGREE)
 
 
 def _compile(options: SectionOptions) -> None:
     """Set the compiled parts, the loss as one kernel, and the layers that multiply in 8 bits."""
     parts = options.words("compile.components", ("model", "loss"))
     compiled = parts if options.flag("compile.enable") else ()
-    options.say("train.compile", "model" in compiled, "compile.enable")
+    options.set_field("train.compile", "model" in compiled, "compile.enable")
     loss = Loss.FUSED if "loss" in compiled else Loss.TORCH
-    options.say("train.loss", loss, "compile.components")
+    options.set_field("train.loss", loss, "compile.components")
     converters = options.words("model.converters", ())
     others = [each for each in converters if each not in ("float8", "quantize.linear.float8")]
     if others:
@@ -326,7 +326,7 @@ def _compile(options: SectionOptions) -> None:
     has_recipe = name in options.left
     recipe = options.word(name, "tensorwise", tuple(Float8))
     if converters:
-        options.say("train.float8", recipe, "model.converters")
+        options.set_field("train.float8", recipe, "model.converters")
         _float8_gathers(options, has_recipe=has_recipe)
         # Without a filter the output layer is also converted, which is not modelled.
         options.left.setdefault("quantize.linear.float8.filter_fqns", [])
@@ -341,13 +341,13 @@ def _fused_tokens(options: SectionOptions, *, by_row: bool) -> None:
     If tokens are cast to 8 bits by row, after their gather, leave the option to be refused.
     """
     name = "parallelism.enable_async_tensor_parallel"
-    if options.said["parallel.tensor"].value == 1:
+    if options.origins["parallel.tensor"].value == 1:
         options.left.pop(name, None)
     elif not by_row:
         fuses = options.flag(name)
-        if fuses and options.said["train.compile"].value is False:
+        if fuses and options.origins["train.compile"].value is False:
             raise options.wrong(name, value=True, why="needs compile.enable, with model")
-        options.say("zero.fsdp2.enable_async_tensor_parallel", fuses, name)
+        options.set_field("zero.fsdp2.enable_async_tensor_parallel", fuses, name)
 
 
 def _float8_gathers(options: SectionOptions, *, has_recipe: bool) -> None:
@@ -362,12 +362,12 @@ def _float8_gathers(options: SectionOptions, *, has_recipe: bool) -> None:
         raise options.wrong(name, value=True, why="goes with no recipe_name")
     if gathers and not precomputes:
         raise options.wrong(name, value=True, why=f"is not modelled without {once}")
-    options.say("zero.fsdp2.enable_fsdp_float8_all_gather", gathers, name)
+    options.set_field("zero.fsdp2.enable_fsdp_float8_all_gather", gathers, name)
 
 
 def _optimizer(options: SectionOptions) -> None:
     options.word("optimizer.name", "AdamW", ("AdamW",))
-    options.say("train.optimizer", "adam", "optimizer.name")
+    options.set_field("train.optimizer", "adam", "optimizer.name")
     for name, field, default in (
         ("lr", "learning_rate", 8e-4),
         ("beta1", "beta1", 0.9),
@@ -376,7 +376,7 @@ def _optimizer(options: SectionOptions) -> None:
         ("weight_decay", "weight_decay", 0.1),
     ):
         option = f"optimizer.{name}"
-        options.say(f"train.{field}", options.number(option, default), option)
+        options.set_field(f"train.{field}", options.number(option, default), option)
 
 
 def _checkpoints(options: SectionOptions) -> None:
@@ -385,7 +385,7 @@ def _checkpoints(options: SectionOptions) -> None:
     mode = options.word(name, "selective", ("selective", "full", "none", "memory_budget"))
     option = options.take(nth, str) or "2"
     early = "activation_checkpoint.early_stop"
-    options.say("activations.early_stop", options.flag(early), early)
+    options.set_field("activations.early_stop", options.flag(early), early)
     if mode == "memory_budget":
         raise options.wrong(name, mode, "is not modelled, only selective, full and none")
     kind = Checkpointing(mode) if mode != "selective" else Checkpointing.FULL
@@ -394,5 +394,5 @@ def _checkpoints(options: SectionOptions) -> None:
     elif mode == "selective":
         if not option.isdecimal() or len(option) > 9:
             raise options.wrong(nth, option, 'must be "op" or a whole number')
-        options.say("activations.every_nth", int(option) or 1, nth)  # 0 is also each block
-    options.say("activations.checkpointing", kind, name)
+        options.set_field("activations.every_nth", int(option) or 1, nth)  # 0 is also each block
+    options.set_field("activations.checkpointing", kind, name)

@@ -116,7 +116,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     """Return the same volume for a pipeline stage, whose chunks are wrapped separately."""
-    times = turns_whole(stage.index, strategy)
+    times = gathers_per_chunk(stage.index, strategy)
     found: list[WireBytes] = []
     for chunk, many in zip(stage.chunks, times, strict=True):
         found += _moved(chunk.model, strategy, gathers(chunk.model, strategy, times=many))
@@ -167,7 +167,7 @@ def _messages_in_v(stage: Stage, count: int, total: int) -> list[WireBytes]:
     return found
 
 
-def turns_whole(index: int, strategy: Strategy) -> list[int]:
+def gathers_per_chunk(index: int, strategy: Strategy) -> list[int]:
     """Return the number of times a stage gathers each of its chunks.
 
     A chunk stays whole until three others have run before its next turn. With a backward in two

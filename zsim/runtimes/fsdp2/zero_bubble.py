@@ -73,7 +73,7 @@ class ZeroBubbleStage(FSDP2Stage):
         backward = Task(Direction.BACKWARD, task.chunk, task.micro_batch)
         slot, path = self._enter(backward, "/weights"), self.messages.path(backward)
         if slot.given is None:
-            self._whole_backward(slot, backward)
+            self._full_backward(slot, backward)
         else:
             passes = _passes(slot)
             stay: Set[ValueInstance] = passes.kept(slot.backward)

@@ -154,7 +154,7 @@ def with_arguments(
     _checkpoints(arguments)
     runtime = tables["zero"].get("megatron") or {}
     _runtime(arguments, has_methods=METHODS_KEY in runtime)
-    put_all(tables, arguments.said.items(), source=arguments.field)
+    put_all(tables, arguments.origins.items(), source=arguments.field)
     if "global_batch_size" not in tables["train"]:  # the default is one micro-batch per replica
         tables["train"].setdefault("gradient_accumulation_steps", 1)
     left = [
@@ -164,31 +164,31 @@ def with_arguments(
     ]
     reasons = {arguments.called(name): reason for name, reason in NAMED.items()}
     ignored = need_followed(arguments.field, left, reasons)
-    return ReadTables(tables=tables, said=arguments.said, ignored=ignored, ranks=ranks)
+    return ReadTables(tables=tables, origins=arguments.origins, ignored=ignored, ranks=ranks)
 
 
 EXCHANGES = {"p2p": "ring", "all_gather": "all_gather"}  # `cp_comm_type` of Transformer Engine
 
 
 def _parallel(arguments: Arguments) -> None:
-    arguments.say(
+    arguments.set_field(
         "parallel.tensor",
         arguments.whole("tensor-model-parallel-size", 1),
         "tensor-model-parallel-size",
     )
     name = "pipeline-model-parallel-size"
-    arguments.say("parallel.pipeline", arguments.whole(name, 1), name)
+    arguments.set_field("parallel.pipeline", arguments.whole(name, 1), name)
     name = "expert-model-parallel-size"
     if (degree := arguments.whole(name, 1)) != 1:
         raise arguments.wrong(name, f"{degree} is not modelled, only 1")
     name = "context-parallel-size"
     context = arguments.whole(name, 1)
-    arguments.say("parallel.context", context, name)
+    arguments.set_field("parallel.context", context, name)
     exchange = arguments.word("cp-comm-type", "p2p", ("p2p", "all_gather", "a2a", "a2a+p2p"))
     if exchange not in EXCHANGES:
         raise arguments.wrong("cp-comm-type", f"{exchange} is not modelled")
     if context != 1:
-        arguments.say("parallel.context_exchange", EXCHANGES[exchange], "cp-comm-type")
+        arguments.set_field("parallel.context_exchange", EXCHANGES[exchange], "cp-comm-type")
 
 
 def _model(arguments: Arguments) -> None:
@@ -200,29 +200,29 @@ def _model(arguments: Arguments) -> None:
         ("seq-length", "sequence_length"),
         ("kv-channels", "head_size"),
     ):
-        arguments.say(f"model.{field}", arguments.whole(name), name)
+        arguments.set_field(f"model.{field}", arguments.whole(name), name)
     groups = arguments.whole("num-query-groups", 1)
     if arguments.flag("group-query-attention"):
-        arguments.say("model.key_value_heads", groups, "num-query-groups")
+        arguments.set_field("model.key_value_heads", groups, "num-query-groups")
     kind = _positions(arguments)
     most = arguments.whole("max-position-embeddings")
     if kind == "learned":
-        arguments.say("model.position_embeddings", most, "max-position-embeddings")
+        arguments.set_field("model.position_embeddings", most, "max-position-embeddings")
     norms = {"LayerNorm": "layer", "RMSNorm": "rms"}
     norm = arguments.word("normalization", "LayerNorm", tuple(norms))
-    arguments.say("model.norm", norms[norm], "normalization")
+    arguments.set_field("model.norm", norms[norm], "normalization")
     _mlp(arguments)
     has_bias = not arguments.flag("disable-bias-linear")
-    arguments.say("model.bias", has_bias, "disable-bias-linear")
-    arguments.say("model.norm_bias", norm == "LayerNorm" or None, "normalization")
-    arguments.say("model.qkv_bias", arguments.flag("add-qkv-bias") or None, "add-qkv-bias")
+    arguments.set_field("model.bias", has_bias, "disable-bias-linear")
+    arguments.set_field("model.norm_bias", norm == "LayerNorm" or None, "normalization")
+    arguments.set_field("model.qkv_bias", arguments.flag("add-qkv-bias") or None, "add-qkv-bias")
     if arguments.flag("qk-layernorm"):
-        arguments.say("model.qk_norm", "head", "qk-layernorm")
+        arguments.set_field("model.qk_norm", "head", "qk-layernorm")
     untied = arguments.flag("untie-embeddings-and-output-weights")
-    arguments.say("model.tied_embeddings", not untied, "untie-embeddings-and-output-weights")
+    arguments.set_field("model.tied_embeddings", not untied, "untie-embeddings-and-output-weights")
     _vocabulary(arguments)
     dropout = arguments.number("hidden-dropout", 0.1)
-    arguments.say("model.dropout", dropout, "hidden-dropout")
+    arguments.set_field("model.dropout", dropout, "hidden-dropout")
     if (other := arguments.number("attention-dropout", 0.1)) != dropout:
         hidden = arguments.called("hidden-dropout")
         raise arguments.wrong("attention-dropout", f"{other} must be {dropout}, as {hidden}")
@@ -249,7 +249,7 @@ def _positions(arguments: Arguments) -> str:
         found, name = "rotary", old
     if arguments.flag(none) and found == "learned":
         raise arguments.wrong(none, "a model without positions: not modelled")
-    arguments.say("model.positions", found, name)
+    arguments.set_field("model.positions", found, name)
     return found
 
 
@@ -265,7 +265,7 @@ def _attention(arguments: Arguments, *, is_old: bool) -> None:
     elif backend == "auto" and impl == "local":
         is_local, name = True, "transformer-impl"
     plain = is_local and not flashes
-    arguments.say("model.attention", "plain" if plain else "flash2", name)
+    arguments.set_field("model.attention", "plain" if plain else "flash2", name)
     unfused = "no-masked-softmax-fusion"
     if arguments.flag(unfused) and plain:
         raise arguments.wrong(unfused, "stores more of attention, which is not modelled")
@@ -285,42 +285,42 @@ def _mlp(arguments: Arguments) -> None:
     name = "glu-activation"
     gate = arguments.word(name, "", tuple(GATES))
     if is_gated or not gate:
-        arguments.say("model.activation", "swiglu" if is_gated else "gelu", "swiglu")
+        arguments.set_field("model.activation", "swiglu" if is_gated else "gelu", "swiglu")
     else:
-        arguments.say("model.activation", GATES[gate], name)
-    hidden = arguments.said.get("model.hidden_size")
+        arguments.set_field("model.activation", GATES[gate], name)
+    hidden = arguments.origins.get("model.hidden_size")
     width = arguments.whole("ffn-hidden-size")
     if width is None and is_gated and hidden is not None and isinstance(hidden.value, int):
         width = int(4 * hidden.value * 2 / 3 / 64) * 64
-    arguments.say("model.intermediate_size", width, "ffn-hidden-size")
+    arguments.set_field("model.intermediate_size", width, "ffn-hidden-size")
 
 
 def _vocabulary(arguments: Arguments) -> None:
     """Set the size of the vocabulary, padded for the tensor axis."""
     size = arguments.whole("vocab-size")
     divisor = arguments.whole("make-vocab-size-divisible-by", 128)
-    tensor = arguments.said["parallel.tensor"].value
+    tensor = arguments.origins["parallel.tensor"].value
     if size is not None and divisor is not None and isinstance(tensor, int):
         multiple = divisor * tensor
-        arguments.say("model.vocab_size", -(-size // multiple) * multiple, "vocab-size")
+        arguments.set_field("model.vocab_size", -(-size // multiple) * multiple, "vocab-size")
 
 
 def _train(arguments: Arguments) -> None:
     for name in ("micro-batch-size", "global-batch-size"):
-        arguments.say(f"train.{name.replace('-', '_')}", arguments.whole(name), name)
+        arguments.set_field(f"train.{name.replace('-', '_')}", arguments.whole(name), name)
     formats = [name for name in ("bf16", "fp16") if arguments.flag(name)]
     if len(formats) > 1:
         raise arguments.wrong("bf16", f"contradicts {arguments.called('fp16')}")
     precision = Precision(formats[0]) if formats else Precision.FP32
-    arguments.say("train.precision", precision, formats[0] if formats else "fp32")
+    arguments.set_field("train.precision", precision, formats[0] if formats else "fp32")
     clip = arguments.number("clip-grad", 1.0)
-    arguments.say("train.clip_norm", clip or None, "clip-grad")
+    arguments.set_field("train.clip_norm", clip or None, "clip-grad")
     implementation = arguments.word("cross-entropy-fusion-impl", "native", ("native", "te"))
     fused = "cross-entropy-loss-fusion"
     if arguments.flag(fused):
         if implementation != "te":
             raise arguments.wrong(fused, "is modelled with --cross-entropy-fusion-impl te alone")
-        arguments.say("train.loss", Loss.FUSED, fused)  # one kernel, its gradient in place
+        arguments.set_field("train.loss", Loss.FUSED, fused)  # one kernel, its gradient in place
     if precision is not Precision.FP16:
         arguments.drop(OF_FP16)
         return
@@ -332,13 +332,13 @@ def _train(arguments: Arguments) -> None:
     if constant:
         first = least = constant
         for name in ("growth", "backoff"):
-            arguments.say(f"{scale}.{name}", 1.0, "loss-scale")
+            arguments.set_field(f"{scale}.{name}", 1.0, "loss-scale")
         arguments.given.pop("hysteresis", None)
     elif arguments.number("hysteresis", 2.0) != 1:
         arguments.given["hysteresis"] = []  # here the scale falls at the first overflow
-    arguments.say(f"{scale}.initial", first, "initial-loss-scale")
-    arguments.say(f"{scale}.minimum", least, "min-loss-scale")
-    arguments.say(f"{scale}.interval", interval, "loss-scale-window")
+    arguments.set_field(f"{scale}.initial", first, "initial-loss-scale")
+    arguments.set_field(f"{scale}.minimum", least, "min-loss-scale")
+    arguments.set_field(f"{scale}.interval", interval, "loss-scale-window")
 
 
 def _optimizer(arguments: Arguments) -> None:
@@ -347,12 +347,14 @@ def _optimizer(arguments: Arguments) -> None:
         # of the precision-aware optimizer, whose formats are fp32 by default
         arguments.word(f"{name}-dtype", "fp32", ("fp32",))
     kind = arguments.word("optimizer", "adam", ("adam", "sgd"))
-    arguments.say("train.optimizer", kind, "optimizer")
+    arguments.set_field("train.optimizer", kind, "optimizer")
     if "lr" in arguments.given:
-        arguments.say("train.learning_rate", arguments.number("lr", 0.0), "lr")
-    arguments.say("train.weight_decay", arguments.number("weight-decay", 0.01), "weight-decay")
+        arguments.set_field("train.learning_rate", arguments.number("lr", 0.0), "lr")
+    arguments.set_field(
+        "train.weight_decay", arguments.number("weight-decay", 0.01), "weight-decay"
+    )
     for name, (field, default) in OF_RULES[kind].items():
-        arguments.say(f"train.{field}", arguments.number(name, default), name)
+        arguments.set_field(f"train.{field}", arguments.number(name, default), name)
     for names in OF_RULES.values():
         arguments.drop(names)  # of the other rule
 
@@ -370,7 +372,7 @@ def _checkpoints(arguments: Arguments) -> None:
         granularity = "selective"
     kinds = {"full": Checkpointing.FULL, "selective": Checkpointing.SELECTIVE}
     kind = kinds.get(granularity, Checkpointing.NONE)
-    arguments.say("activations.checkpointing", kind, "recompute-granularity")
+    arguments.set_field("activations.checkpointing", kind, "recompute-granularity")
     if kind is Checkpointing.FULL:
         arguments.word("recompute-method", "uniform", ("uniform",))
         if (layers := arguments.whole("recompute-num-layers", 1)) != 1:
@@ -378,15 +380,15 @@ def _checkpoints(arguments: Arguments) -> None:
     else:
         arguments.drop(("recompute-method", "recompute-num-layers"))
     cuts = "distribute-saved-activations"
-    arguments.say("activations.partition", arguments.flag(cuts) or None, cuts)
+    arguments.set_field("activations.partition", arguments.flag(cuts) or None, cuts)
 
 
 def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
     """Set the stage, given by the distributed optimizer, and the options of the runtime."""
     shards = arguments.flag("use-distributed-optimizer")
-    arguments.say("zero.emulate", "megatron", "use-distributed-optimizer")
-    arguments.say("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
-    is_bf16 = arguments.said["train.precision"].value is Precision.BF16
+    arguments.set_field("zero.emulate", "megatron", "use-distributed-optimizer")
+    arguments.set_field("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
+    is_bf16 = arguments.origins["train.precision"].value is Precision.BF16
     in_bf16 = arguments.flag("grad-reduce-in-bf16")
     in_fp32 = arguments.flag("accumulate-allreduce-grads-in-fp32") or is_bf16
     options: dict[str, tuple[str, object]] = {
@@ -413,7 +415,7 @@ def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
         options["scatter_gather_tensors_in_pipeline"] = (whole, False)
     options |= dict(stage_options(arguments))
     for field, (name, value) in options.items():
-        arguments.say(f"zero.megatron.{field}", value, name)
+        arguments.set_field(f"zero.megatron.{field}", value, name)
 
 
 METHODS, METHODS_KEY = "tp-comm-overlap-cfg", "tp_comm_overlap_cfg"
@@ -422,7 +424,7 @@ METHODS, METHODS_KEY = "tp-comm-overlap-cfg", "tp_comm_overlap_cfg"
 def _tensor_options(arguments: Arguments, *, has_methods: bool) -> dict[str, tuple[str, object]]:
     """Return options of tensor ranks: sharding by tokens, and overlap with products."""
     cuts_tokens = arguments.flag("sequence-parallel")
-    tensor = arguments.said["parallel.tensor"].value
+    tensor = arguments.origins["parallel.tensor"].value
     overlaps = arguments.flag("tp-comm-overlap")
     if (path := arguments.word(METHODS, "")) and overlaps and not has_methods:
         raise arguments.wrong(METHODS, f"{path!r} is not read; write zero.megatron.{METHODS_KEY}")

@@ -186,7 +186,7 @@ def _overlap_methods(options: SectionOptions, arguments: Arguments) -> None:
             value = options.take(f"{prefix}{key}", take)
             if overlaps:
                 option = f"zero.megatron.tp_comm_overlap_cfg.{name}.{key}"
-                arguments.say(option, value, f"{prefix}{key}")
+                arguments.set_field(option, value, f"{prefix}{key}")
         left = ("cga_size", "fp8_buf", *(() if kind is ByKernel else ("num_sm", "set_sm_margin")))
         options.drop(tuple(f"{prefix}{each}" for each in left))
         if options.left.get(f"{prefix}num_splits") == SPLITS:

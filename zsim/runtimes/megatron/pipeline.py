@@ -40,7 +40,7 @@ from zsim.runtimes.stage_actions import (
     Reduce,
     StagePlace,
     Task,
-    under_way,
+    in_flight,
 )
 from zsim.runtimes.stage_messages import offset_of
 from zsim.runtimes.waiting_writer import WaitingWriter
@@ -145,7 +145,7 @@ class MegatronStage(MegatronStep):
             strategy,
             buckets=buckets,
             held=self.held,
-            counts=under_way(self.order, len(stage.chunks)),
+            counts=in_flight(self.order, len(stage.chunks)),
         )
         self.messages = MessageParts(self.writer, slots, strategy)
         self._reduced: set[int] = set()

@@ -30,7 +30,7 @@ def stage_options(arguments: Arguments) -> Iterator[Option]:
     Raises:
         TrainerFileError: they request something that is not modelled.
     """
-    stages = arguments.said["parallel.pipeline"].value
+    stages = arguments.origins["parallel.pipeline"].value
     for option, name in ENDS.items():
         if (layers := arguments.whole(name)) is not None:
             yield option, (name, layers)
@@ -55,8 +55,10 @@ def _chunks(arguments: Arguments, counted: int) -> Iterator[Option]:
 
     `counted` is the number of ends (embedding, loss) that count as a layer.
     """
-    stages = arguments.said["parallel.pipeline"].value
-    layers = arguments.said["model.layers"].value if "model.layers" in arguments.said else None
+    stages = arguments.origins["parallel.pipeline"].value
+    layers = (
+        arguments.origins["model.layers"].value if "model.layers" in arguments.origins else None
+    )
     each, many = arguments.whole(BY_LAYERS), arguments.whole(BY_STAGES)
     assert isinstance(stages, int)
     is_one = isinstance(layers, int) and each is not None and layers + counted == each * stages

@@ -83,7 +83,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
     _model(options)
     _train(options)
     _order(options)
-    put_all(tables, options.said.items(), source=FIELD)
+    put_all(tables, options.origins.items(), source=FIELD)
     options.drop(WITHOUT_EFFECT)
     off: tuple[object, ...] = (False, "", [])
     left = {
@@ -93,7 +93,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
     }
     left |= {name: "false" for name in DEFAULTS if _is_turned_off(options, name)}
     need_followed(FIELD, left.items())
-    return ReadTables(tables=tables, said=options.said)
+    return ReadTables(tables=tables, origins=options.origins)
 
 
 def _is_turned_off(options: SectionOptions, name: str) -> bool:
@@ -129,51 +129,53 @@ def _need_llama(options: SectionOptions) -> None:
 def _parallel(options: SectionOptions) -> None:
     """Set the axes, the stage and the options of tensor parallelism."""
     for axis, key in (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline")):
-        options.say(
+        options.set_field(
             f"parallel.{key}", options.whole(f"parallelism.{axis}", 1), f"parallelism.{axis}"
         )
-    options.say("zero.emulate", "nanotron", "parallelism.dp")
+    options.set_field("zero.emulate", "nanotron", "parallelism.dp")
     stage = "optimizer.zero_stage"
-    options.say("zero.stage", options.whole(stage, 0, least=0), stage)
+    options.set_field("zero.stage", options.whole(stage, 0, least=0), stage)
     name = "parallelism.tp_mode"
     mode = TensorMode(options.word(name, TensorMode.ALL_REDUCE, tuple(TensorMode)))
     overlaps = "parallelism.tp_linear_async_communication"
     gathers = "parallelism.tp_recompute_allgather"
     keeps = not options.flag(gathers, default=True)
     is_async = options.flag(overlaps)
-    if options.said["parallel.tensor"].value == 1:
+    if options.origins["parallel.tensor"].value == 1:
         return
     if is_async:
         why = "is not modelled with tensor ranks: collectives wait; set it to false"
         raise options.wrong(overlaps, value=True, why=why)
-    options.say("zero.nanotron.tp_mode", mode, name)
+    options.set_field("zero.nanotron.tp_mode", mode, name)
     if mode is TensorMode.REDUCE_SCATTER:
-        options.say("zero.nanotron.tp_recompute_allgather", not keeps, gathers)
+        options.set_field("zero.nanotron.tp_recompute_allgather", not keeps, gathers)
 
 
 def _model(options: SectionOptions) -> None:
     """Set the shape of a Llama."""
-    options.say("model.architecture", "llama", f"{SHAPE}.is_llama_config")
+    options.set_field("model.architecture", "llama", f"{SHAPE}.is_llama_config")
     for key, (name, default) in WIDTHS.items():
-        options.say(f"model.{key}", options.whole(f"{SHAPE}.{name}", default), f"{SHAPE}.{name}")
-    heads = options.said["model.attention_heads"].value
+        options.set_field(
+            f"model.{key}", options.whole(f"{SHAPE}.{name}", default), f"{SHAPE}.{name}"
+        )
+    heads = options.origins["model.attention_heads"].value
     name = f"{SHAPE}.num_key_value_heads"
-    options.say("model.key_value_heads", options.whole(name, cast("int", heads)), name)
+    options.set_field("model.key_value_heads", options.whole(name, cast("int", heads)), name)
     name = f"{SHAPE}.tie_word_embeddings"
-    options.say("model.tied_embeddings", options.flag(name), name)
+    options.set_field("model.tied_embeddings", options.flag(name), name)
     name = f"{SHAPE}.vocab_size"
     multiple = options.whole("model.make_vocab_size_divisible_by", 1)
-    multiple *= cast("int", options.said["parallel.tensor"].value)
+    multiple *= cast("int", options.origins["parallel.tensor"].value)
     size = options.whole(name, 32000)
-    options.say("model.vocab_size", -(-size // multiple) * multiple, name)
+    options.set_field("model.vocab_size", -(-size // multiple) * multiple, name)
     name = f"{SHAPE}._attn_implementation"
     options.word(name, FLASH[0], FLASH)
-    options.say("model.attention", "flash2", name)
+    options.set_field("model.attention", "flash2", name)
     name = "tokens.sequence_length"
     length = options.take(name, partial(read_whole, least=1))
     if length is None:
         raise TrainerFileError(f"{FIELD}: {name}: missing; it is in every file of nanotron")
-    options.say("model.sequence_length", length, name)
+    options.set_field("model.sequence_length", length, name)
 
 
 def _train(options: SectionOptions) -> None:
@@ -182,37 +184,39 @@ def _train(options: SectionOptions) -> None:
         ("micro_batch_size", "tokens.micro_batch_size"),
         ("gradient_accumulation_steps", "tokens.batch_accumulation_per_replica"),
     ):
-        options.say(f"train.{key}", options.whole(name, 1), name)
+        options.set_field(f"train.{key}", options.whole(name, 1), name)
     name = "model.dtype"
-    options.say("train.precision", FORMATS[options.word(name, "bfloat16", tuple(FORMATS))], name)
+    options.set_field(
+        "train.precision", FORMATS[options.word(name, "bfloat16", tuple(FORMATS))], name
+    )
     bucket = "model.ddp_bucket_cap_mb"
-    options.say("zero.nanotron.ddp_bucket_cap_mb", options.whole(bucket, 25), bucket)
+    options.set_field("zero.nanotron.ddp_bucket_cap_mb", options.whole(bucket, 25), bucket)
     name = "optimizer.clip_grad"
-    options.say("train.clip_norm", options.take(name, read_clip), name)
+    options.set_field("train.clip_norm", options.take(name, read_clip), name)
     name = "optimizer.learning_rate_scheduler.learning_rate"
     if name in options.left:
-        options.say("train.learning_rate", options.number(name, 0.0), name)
+        options.set_field("train.learning_rate", options.number(name, 0.0), name)
     name = "optimizer.weight_decay"
-    options.say("train.weight_decay", options.number(name, 0.0), name)
+    options.set_field("train.weight_decay", options.number(name, 0.0), name)
     factory = "optimizer.optimizer_factory"
     kind = options.word(f"{factory}.name", "adamW", ("adamW", "sgd"))
-    options.say("train.optimizer", "sgd" if kind == "sgd" else "adam", f"{factory}.name")
+    options.set_field("train.optimizer", "sgd" if kind == "sgd" else "adam", f"{factory}.name")
     constants = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_eps": "epsilon"}
     for name, key in constants.items() if kind != "sgd" else ():
         if f"{factory}.{name}" in options.left:
             value = options.number(f"{factory}.{name}", 0.0)
-            options.say(f"train.{key}", value, f"{factory}.{name}")
+            options.set_field(f"train.{key}", value, f"{factory}.{name}")
     name = "parallelism.recompute_layer"
     full = Checkpointing.FULL if options.flag(name) else Checkpointing.NONE
-    options.say("activations.checkpointing", full, name)
+    options.set_field("activations.checkpointing", full, name)
 
 
 def _order(options: SectionOptions) -> None:
     """Raise TrainerFileError unless the engine alternates forward and backward, or has one each."""
     name = "parallelism.pp_engine"
     engine = options.word(name, "missing", ("1f1b", "afab"))
-    steps = options.said["train.gradient_accumulation_steps"].value
-    is_one = steps == 1 and options.said["parallel.pipeline"].value == 1
+    steps = options.origins["train.gradient_accumulation_steps"].value
+    is_one = steps == 1 and options.origins["parallel.pipeline"].value == 1
     if engine != "1f1b" and not is_one:
         why = "runs all forwards before all backwards, which is not modelled, only 1f1b"
         value = engine if engine == "afab" else "missing, which is afab: it"

@@ -47,12 +47,12 @@ class Nanotron(RuntimeOptions):
         return self.tp_mode is TensorMode.REDUCE_SCATTER
 
     @property
-    def keeps_whole(self) -> bool:
+    def keeps_gathered(self) -> bool:
         """True if what linear layers gathered is kept for backward."""
         return not self.tp_recompute_allgather
 
     @property
-    def head_is_whole(self) -> bool:
+    def head_is_on_one_stage(self) -> bool:
         """Return whether norm, head, cast and loss are on one stage, the last."""
         return self.keep_head_whole
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 
-from zsim.runtimes.trainer_files.tables import Said, TrainerFileError
+from zsim.runtimes.trainer_files.tables import FileOption, TrainerFileError
 
 DIGITS = 19
 """Maximum number of digits of a whole number."""
@@ -28,7 +28,7 @@ class Arguments:
     ) -> None:
         """Store arguments; `names` are their names in the file, if those differ."""
         self.given = given
-        self.said: dict[str, Said] = {}
+        self.origins: dict[str, FileOption] = {}
         self.field = field
         self._names = names or {}
 
@@ -91,10 +91,10 @@ class Arguments:
             return int(value)
         raise self.wrong(name, f"{value!r} must be a whole number of at least 1")
 
-    def say(self, field: str, value: object, option: str) -> None:
+    def set_field(self, field: str, value: object, option: str) -> None:
         """Set a field of the scenario, on behalf of `option`; do nothing if the value is None."""
         if value is not None:
-            self.said[field] = Said(self.called(option), value)
+            self.origins[field] = FileOption(self.called(option), value)
 
     def _value(self, name: str) -> str:
         values = self.given.pop(name)

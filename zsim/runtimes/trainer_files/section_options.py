@@ -6,7 +6,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from zsim.runtimes.trainer_files.option_values import read_flag, read_number, read_whole
-from zsim.runtimes.trainer_files.tables import Said, TrainerFileError
+from zsim.runtimes.trainer_files.tables import FileOption, TrainerFileError
 from zsim.schedule.json import shown
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class SectionOptions:
     def __init__(self, field: str, tree: Mapping[str, object]) -> None:
         self.field = field
         self.left: dict[str, object] = {}
-        self.said: dict[str, Said] = {}
+        self.origins: dict[str, FileOption] = {}
         for name, value in _options("", tree, DEEPEST):
             if isinstance(value, dict):
                 raise TrainerFileError(f"{field}: must not nest more than {DEEPEST} sections")
@@ -116,10 +116,10 @@ class SectionOptions:
         for name in [each for each in self.left if each.startswith(names)]:
             del self.left[name]
 
-    def say(self, field: str, value: object, option: str) -> None:
+    def set_field(self, field: str, value: object, option: str) -> None:
         """Set a field of the scenario, on behalf of `option`; do nothing if the value is None."""
         if value is not None:
-            self.said[field] = Said(option, value)
+            self.origins[field] = FileOption(option, value)
 
     def wrong(self, name: str, value: object, why: str) -> TrainerFileError:
         """Return the error of an option with an invalid value."""

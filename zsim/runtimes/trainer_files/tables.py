@@ -17,7 +17,7 @@ class TrainerFileError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class FileOption:
     """An option of the file, and its value as a scenario field."""
 
     option: str
@@ -56,7 +56,7 @@ class ReadTables:
 
     Attributes:
         tables: the completed tables.
-        said: the options that gave values, by field of the scenario.
+        origins: the options that gave values, by field of the scenario.
         ignored: options that zsim does not follow, each with the difference.
         assumed: values that neither the file nor the scenario gives, each with its source.
         ranks: number of ranks, unless the scenario defines it; None if the file does not.
@@ -64,14 +64,14 @@ class ReadTables:
     """
 
     tables: Tables
-    said: Mapping[str, Said] = field(default_factory=dict[str, Said])
+    origins: Mapping[str, FileOption] = field(default_factory=dict[str, FileOption])
     ignored: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     ranks: int | None = None
     machines: int | None = None
 
 
-def put(tables: Tables, field: str, what: Said, *, source: str) -> None:
+def put(tables: Tables, field: str, what: FileOption, *, source: str) -> None:
     """Set `field` from the file of key `source`; if the scenario has it, they must agree.
 
     Raises:
@@ -88,11 +88,11 @@ def put(tables: Tables, field: str, what: Said, *, source: str) -> None:
         )
 
 
-def put_all(tables: Tables, said: Iterable[tuple[str, Said]], *, source: str) -> None:
+def put_all(tables: Tables, origins: Iterable[tuple[str, FileOption]], *, source: str) -> None:
     """Set fields from the file of key `source`.
 
     Raises:
         TrainerFileError: the scenario has another value.
     """
-    for name, what in said:
+    for name, what in origins:
         put(tables, name, what, source=source)

@@ -5,9 +5,9 @@ from typing import Any
 
 from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.trainer_files.tables import (
+    FileOption,
     GivenTables,
     ReadTables,
-    Said,
     TrainerFileError,
     put_all,
 )
@@ -36,7 +36,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
         found: dict[str, Any] = json.loads(text)
     except ValueError as error:
         raise TrainerFileError(f"{FIELD}: not JSON: {error}") from None
-    said = {"zero.emulate": Said("the file", "mine"), "zero.stage": Said("the file", 3)}
+    said = {"zero.emulate": FileOption("the file", "mine"), "zero.stage": FileOption("the file", 3)}
     for key, name in (
         ("parallel.data", "shards"),
         ("parallel.tensor", "tensor"),
@@ -44,8 +44,10 @@ def read(given: GivenTables, text: str) -> ReadTables:
     ):
         if name not in found:
             raise TrainerFileError(f"{FIELD}: {name}: missing")
-        said[key] = Said(name, found[name])
-    said |= {f"zero.mine.{name}": Said(name, value) for name, value in found["options"].items()}
+        said[key] = FileOption(name, found[name])
+    said |= {
+        f"zero.mine.{name}": FileOption(name, value) for name, value in found["options"].items()
+    }
     tables = given.copied("parallel", "zero", "train")
     put_all(tables, said.items(), source=FIELD)
-    return ReadTables(tables=tables, said=said)
+    return ReadTables(tables=tables, origins=said)

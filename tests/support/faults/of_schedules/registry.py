@@ -7,7 +7,7 @@ may find it first (`Case.instead`).
 from functools import partial
 
 import numpy as np
-from alike_micro_batches import made, planted
+from equal_micro_batches import made, planted
 
 from faults.changes import Aim, Edit
 from faults.fault import BackEnd, Fault, Mutant, drawing, enumerated, one_of

@@ -6,7 +6,7 @@ A plant makes another step of a program, which plain training does not have.
 import re
 from itertools import pairwise
 
-from alike_micro_batches import (
+from equal_micro_batches import (
     MICRO_BATCHES,
     SPARE,
     Plant,

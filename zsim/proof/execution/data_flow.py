@@ -15,7 +15,7 @@ from zsim.schedule.access import accesses
 from zsim.schedule.operation import OF_SEGMENTS, Allocate, Compute, Copy, Free, Operation, View
 from zsim.schedule.schedule import Buffer
 
-Way = tuple[str, str, int]
+DataFlow = tuple[str, str, int]
 """A data flow: source family, target family, and the increase of the number."""
 
 
@@ -30,7 +30,7 @@ class Iteration:
         self.operations = list(single(operations))
         self.names = names
 
-    def ways(self, by_name: dict[str, Buffer]) -> Iterator[Way]:
+    def flows(self, by_name: dict[str, Buffer]) -> Iterator[DataFlow]:
         """Yield the data flows through its operations.
 
         Raises:
@@ -94,20 +94,20 @@ def _adds(operation: Operation, name: str) -> bool:
     )
 
 
-def longest(ways: Sequence[Way]) -> int:
+def longest_path(flows: Sequence[DataFlow]) -> int:
     """Return an upper bound of the total distance along connected data flows.
 
     Raises:
         IrregularError: a cycle leads to another number.
     """
     places: dict[str, int] = {}
-    for source, target, _ in ways:
+    for source, target, _ in flows:
         places.setdefault(source, len(places))
         places.setdefault(target, len(places))
     if not places:
         return 0
     leads = np.eye(len(places), dtype=bool)
-    for source, target, _ in ways:
+    for source, target, _ in flows:
         leads[places[source], places[target]] = True
     while True:
         further = (leads.astype(np.float32) @ leads.astype(np.float32)) > 0
@@ -115,7 +115,7 @@ def longest(ways: Sequence[Way]) -> int:
             break
         leads = further
     circle = (leads & leads.T).argmax(axis=1).tolist()
-    steps = [(places[one], places[other], length) for one, other, length in ways]
+    steps = [(places[one], places[other], length) for one, other, length in flows]
     spread = _spread(circle, [step for step in steps if circle[step[0]] == circle[step[1]]])
     between = {
         (circle[one], circle[other], abs(length))

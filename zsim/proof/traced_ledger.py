@@ -15,7 +15,7 @@ from zsim.proof.sequence_diff import Item
 from zsim.proof.traced_rank import Instance, TracedRank
 from zsim.schedule.operation import Allocate, Free, FreeMode, StreamOperation
 from zsim.schedule.schedule import Kind
-from zsim.trace.trace import BookEntry
+from zsim.trace.trace import LedgerEntry
 
 Key = tuple[int, str, str, bool]
 """Step, operation, buffer, and whether memory returns."""
@@ -34,7 +34,7 @@ class TooEarly:
     use: Instance
 
 
-class Book:
+class TracedLedger:
     """Lines that the allocator log of `rank` should have, and frees that returned too early."""
 
     def __init__(self, rank: TracedRank) -> None:
@@ -50,15 +50,15 @@ class Book:
                 self._judge.issue(step, operation)
             if isinstance(operation, Allocate):
                 self._come_back(place, step, operation)
-                self._book(step, operation.id, operation.buffer, frees=False)
+                self._add_line(step, operation.id, operation.buffer, frees=False)
             elif isinstance(operation, Free):
                 if operation.mode is FreeMode.DEFERRED:
                     self._pending.append((step, operation))
                 else:
-                    self._book(step, operation.id, operation.buffer, frees=True)
+                    self._add_line(step, operation.id, operation.buffer, frees=True)
         self.expected = _in_order(self._lines)
 
-    def _book(self, step: int, operation: str, buffer: str, *, frees: bool) -> Key:
+    def _add_line(self, step: int, operation: str, buffer: str, *, frees: bool) -> Key:
         of = self._rank.program.by_name[buffer]
         key = (step, operation, buffer, frees)
         if of.size_bytes:
@@ -80,7 +80,7 @@ class Book:
             if not said_so and not self._judge.over(when, free):
                 still.append((when, free))
                 continue
-            key = self._book(step, allocate.id, free.buffer, frees=True)
+            key = self._add_line(step, allocate.id, free.buffer, frees=True)
             for use in free.uses if said_so else ():
                 event = self._rank.events.get((when, use))
                 if event is not None and event.end_ps > self._issued_by_ps[place]:
@@ -100,7 +100,7 @@ class Book:
         return found
 
 
-def found(entries: tuple[BookEntry, ...]) -> list[Item]:
+def found(entries: tuple[LedgerEntry, ...]) -> list[Item]:
     """Return the log of a trace, in the form of `expected`."""
     return _in_order(
         [
@@ -128,7 +128,7 @@ def _place(line: Line) -> tuple[bool, str]:
     return not frees, buffer if frees else ""
 
 
-def freed_at(entries: tuple[BookEntry, ...]) -> dict[tuple[int, str, str], Instance]:
+def freed_at(entries: tuple[LedgerEntry, ...]) -> dict[tuple[int, str, str], Instance]:
     """Return the operation that frees each allocation, by step, `Allocate` and buffer."""
     alive: defaultdict[str, deque[Instance]] = defaultdict(deque)
     freed: dict[tuple[int, str, str], Instance] = {}
@@ -141,7 +141,7 @@ def freed_at(entries: tuple[BookEntry, ...]) -> dict[tuple[int, str, str], Insta
     return freed
 
 
-def _key(entry: BookEntry) -> Key:
+def _key(entry: LedgerEntry) -> Key:
     return entry.step, entry.operation, entry.buffer, entry.change_bytes < 0
 
 

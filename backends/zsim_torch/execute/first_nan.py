@@ -13,13 +13,13 @@ from zsim.schedule.access import accesses
 from zsim.schedule.operation import StreamOperation
 from zsim.schedule.schedule import Kind
 from zsim_torch.execute.live_memory import LiveMemory, MemoryFaultError
-from zsim_torch.execute.poison import Sighting, has_no_number
+from zsim_torch.execute.poison import NanOrigin, has_no_number
 
 STATE: Final = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
 """Kinds of buffers that hold results of a run. Gradients may be NaN in a step that overflows."""
 
 
-class Looking(NamedTuple):
+class CheckedOperation(NamedTuple):
     """An operation whose results are checked, and the tensors that it writes."""
 
     operation: str
@@ -29,14 +29,14 @@ class Looking(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sightings:
+class FirstNan:
     """The first operation of a rank that wrote NaN."""
 
     memory: LiveMemory
-    first: Sighting | None = None
+    first: NanOrigin | None = None
     _looked: int = 0
 
-    def looking(self, operation: StreamOperation, step: int) -> Looking:
+    def looking(self, operation: StreamOperation, step: int) -> CheckedOperation:
         """Return the tensors that `operation` writes, if the host can read them."""
         memory, written = self.memory, list[torch.Tensor]()
         self._looked += 1
@@ -45,12 +45,12 @@ class Sightings:
                 with suppress(MemoryFaultError):  # a micro-batch, a file or memory of autograd
                     if access.writes:
                         written += [each for _, each in memory.pieces(access.view)]
-        return Looking(operation.id, step, self._looked, written)
+        return CheckedOperation(operation.id, step, self._looked, written)
 
-    def look(self, looking: Looking) -> None:
+    def look(self, looking: CheckedOperation) -> None:
         """Record `looking` if it wrote NaN and is the first operation to do so."""
         if has_no_number(looking.written):
-            seen = Sighting(
+            seen = NanOrigin(
                 step=looking.step,
                 place=looking.place,
                 rank=self._rank,
@@ -58,7 +58,7 @@ class Sightings:
             )
             self.first = seen if self.first is None else min(seen, self.first)
 
-    def of_run(self, losses: Iterable[float], step: int) -> Sighting | None:
+    def of_run(self, losses: Iterable[float], step: int) -> NanOrigin | None:
         """Return the first operation that wrote NaN, if a result or a loss is NaN.
 
         On a GPU the host does not check each operation, so only the rank is known.
@@ -68,7 +68,7 @@ class Sightings:
         left = (memory.left(name) for name in kept)
         if not any(math.isnan(loss) for loss in losses) and not has_no_number(left):
             return None
-        return self.first or Sighting(
+        return self.first or NanOrigin(
             step=step, place=sys.maxsize, rank=self._rank, operation="an operation"
         )
 

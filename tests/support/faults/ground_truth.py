@@ -19,7 +19,7 @@ from exact_training import STEPS, cluster
 from faults.formats import Formats, formats_of, poorer_than
 from faults.happens_before import Graph, Name, Race
 from zsim.backend.backend import Job, RefusedError, RunFailedError
-from zsim.memory import book, peak_bytes, pools
+from zsim.memory import memory_ledger, peak_bytes, pools
 from zsim.model.model import Model
 from zsim.schedule.issue_order import NO_OVERFLOW, taken
 from zsim.schedule.operation import Compute, Fill, SetScalar
@@ -118,7 +118,7 @@ def timings(race: Race) -> list[Targeted]:
     ]
 
 
-class Court:
+class GroundTruth:
     """Judges changes of one schedule, which is right."""
 
     def __init__(self, schedule: Schedule, model: Model, strategy: Strategy) -> None:
@@ -243,7 +243,7 @@ class Court:
         """Return the largest book of each role, by pool."""
         found: dict[tuple[str, str], int] = {}
         for program in schedule.programs:
-            entries = book(program, STEPS, self.overflows[-1])
+            entries = memory_ledger(program, STEPS, self.overflows[-1])
             for pool in pools(entries):
                 found[program.role, pool] = peak_bytes(entries, pool)
         return found

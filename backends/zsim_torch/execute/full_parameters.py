@@ -65,7 +65,7 @@ def collect(machine: RankMachine) -> Iterator[tuple[str, torch.Tensor]]:
     for program in programs:
         for buffer in holders(machine, program):
             if len(programs) == 1:
-                found = whole(machine, buffer, machine.memory.left(buffer.name))
+                found = full_parameters(machine, buffer, machine.memory.left(buffer.name))
             else:
                 own = program.role == machine.program.role
                 flat = machine.memory.left(buffer.name) if own else None
@@ -98,7 +98,7 @@ def own_part(machine: RankMachine, buffer: Buffer, rank: int | None = None) -> O
     schedule = machine.schedule
     coordinates = machine.coordinates if rank is None else schedule.mesh.coordinates(rank)
     layout = schedule.layout_by_name[buffer.layout or ""]
-    axis = cutalong(machine, buffer)
+    axis = cut_axis(machine, buffer)
     if axis is None:
         return OwnPart(tuple(held(schedule, buffer, coordinates)), 0, buffer.elements)
     count = schedule.mesh.axis_size(axis)
@@ -108,7 +108,7 @@ def own_part(machine: RankMachine, buffer: Buffer, rank: int | None = None) -> O
     )
 
 
-def cutalong(machine: RankMachine, buffer: Buffer) -> str | None:
+def cut_axis(machine: RankMachine, buffer: Buffer) -> str | None:
     """Return the axis along which ranks own different parts of `buffer`, or None."""
     layout = machine.schedule.layout_by_name[buffer.layout or ""]
     if layout.cuts is not None and buffer.shard is None:
@@ -116,12 +116,14 @@ def cutalong(machine: RankMachine, buffer: Buffer) -> str | None:
     return buffer.shard or layout.axis
 
 
-def whole(machine: RankMachine, buffer: Buffer, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+def full_parameters(
+    machine: RankMachine, buffer: Buffer, flat: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """Return the full parameters in `buffer`, flat, on the device; `flat` is this rank's memory.
 
     Every rank that has the buffer calls it.
     """
-    axis = cutalong(machine, buffer)
+    axis = cut_axis(machine, buffer)
     if axis is None or not distributed.is_initialized():
         own = own_part(machine, buffer)
         part = flat[own.start : own.start + own.size].to(machine.memory.setting.device)
@@ -192,12 +194,14 @@ def _joined(machine: RankMachine, buffer: Buffer, parts: _Parts) -> dict[str, to
 def spread(machine: RankMachine, memory: StateMemory) -> None:
     """Copy the valid values of all ranks to every persistent buffer; every rank calls it."""
     for buffer in persistent(machine, Kind.PARAMETER, Kind.MASTER, Kind.MOMENT):
-        if buffer.shard is None and cutalong(machine, buffer) is not None:
-            _put(machine, buffer, whole(machine, buffer, memory.flat(buffer.name)), memory)
+        if buffer.shard is None and cut_axis(machine, buffer) is not None:
+            _put(
+                machine, buffer, full_parameters(machine, buffer, memory.flat(buffer.name)), memory
+            )
     masters = {buffer.name: buffer for buffer in persistent(machine, Kind.MASTER)}
     for buffer in holders(machine):
         if buffer.name in masters:
-            found = whole(machine, buffer, memory.flat(buffer.name))
+            found = full_parameters(machine, buffer, memory.flat(buffer.name))
             for other in persistent(machine, Kind.PARAMETER):
                 _put(machine, other, found, memory)
     memory.flush()

@@ -10,20 +10,20 @@ MESSAGES = "pipeline"
 """Group of the messages between stages."""
 
 
-def busiest_turn_s(schedule: Schedule, trace: Trace, micro_batch: int) -> float:
+def busiest_stage_s(schedule: Schedule, trace: Trace, micro_batch: int) -> float:
     """Return the seconds that the busiest stage spends on a micro-batch, excluding messages.
 
     In a step of many micro-batches, this is a lower bound on the time of each. A task lasts from
     its first operation to its last, including its waits for the host and for tensor ranks.
     """
     most = max(
-        _turn_ps(schedule.program_of(rank.rank), rank, trace.steps - 1, micro_batch)
+        _stage_ps(schedule.program_of(rank.rank), rank, trace.steps - 1, micro_batch)
         for rank in trace.ranks
     )
     return most / PICOSECONDS_PER_SECOND
 
 
-def _turn_ps(program: Program, rank: RankTrace, step: int, micro_batch: int) -> int:
+def _stage_ps(program: Program, rank: RankTrace, step: int, micro_batch: int) -> int:
     """Return the picoseconds that a rank spends on all tasks of a micro-batch."""
     spans: dict[tuple[str, str], tuple[int, int]] = {}
     own = f"mb{micro_batch}"

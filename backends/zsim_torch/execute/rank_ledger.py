@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from zsim.network.volume import ring_equivalent_bytes, transfer
 from zsim.schedule.operation import Communication
 from zsim.schedule.schedule import Program
-from zsim.trace.trace import BookEntry, Transfer
+from zsim.trace.trace import LedgerEntry, Transfer
 from zsim_torch.execute.agreement import IssuedLog
 from zsim_torch.execute.collectives import ProcessGroups
 
@@ -20,18 +20,18 @@ SETUP: Final = -1
 
 
 @dataclass(slots=True)
-class RankBook:
+class RankLedger:
     """Records of memory and collectives, in the order of issue, each with its step."""
 
     program: Program
     communicators: ProcessGroups
     issued: IssuedLog = field(default_factory=IssuedLog)
-    _entries: list[tuple[int, BookEntry]] = field(default_factory=list[tuple[int, BookEntry]])
+    _entries: list[tuple[int, LedgerEntry]] = field(default_factory=list[tuple[int, LedgerEntry]])
     _transfers: list[tuple[int, Transfer]] = field(default_factory=list[tuple[int, Transfer]])
     _logged: int = 0
 
     @property
-    def entries(self) -> list[BookEntry]:
+    def entries(self) -> list[LedgerEntry]:
         """Return the records of allocations and frees."""
         return [replace(entry, step=step) for step, entry in self._entries]
 
@@ -40,10 +40,10 @@ class RankBook:
         """Return the records of issued collectives."""
         return [replace(line, step=step) for step, line in self._transfers]
 
-    def entry(self, operation: str, buffer: str, sign: int) -> BookEntry:
+    def entry(self, operation: str, buffer: str, sign: int) -> LedgerEntry:
         """Return the record of `operation`, which allocates (`sign` 1) or frees (-1) `buffer`."""
         booked = self.program.by_name[buffer]
-        return BookEntry(
+        return LedgerEntry(
             operation=operation,
             step=SETUP,
             pool=booked.pool,
@@ -57,7 +57,7 @@ class RankBook:
         count = len(self.communicators.member(member.group).ranks)
         return transfer(member, SETUP, ring_equivalent_bytes(member, count))
 
-    def enter(self, step: int, entry: BookEntry) -> None:
+    def enter(self, step: int, entry: LedgerEntry) -> None:
         """Record an allocation or a free."""
         self._entries.append((step, entry))
 

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class WorkerPool:
     """An executor, its number of parallel batches, and whether it runs on other machines.
 
     `lost` returns why no worker is left, or "".
@@ -30,7 +30,7 @@ class Crew:
 
 
 @contextmanager
-def crew(workers: int, scheduler: str | None) -> Generator[Crew]:
+def worker_pool(workers: int, scheduler: str | None) -> Generator[WorkerPool]:
     """Start processes of this machine, or use all workers of the Dask cluster at `scheduler`.
 
     If the block exits early, running batches are ended.
@@ -40,18 +40,20 @@ def crew(workers: int, scheduler: str | None) -> Generator[Crew]:
     """
     if scheduler is not None:
         with dask_cluster(scheduler) as found:
-            yield Crew(executor=found.executor, workers=found.workers, remote=True, lost=found.lost)
+            yield WorkerPool(
+                executor=found.executor, workers=found.workers, remote=True, lost=found.lost
+            )
     elif workers == 1:
-        yield Crew(executor=InProcess(), workers=1)
+        yield WorkerPool(executor=InProcess(), workers=1)
     else:
         yield from _processes(workers)
 
 
-def _processes(workers: int) -> Generator[Crew]:
+def _processes(workers: int) -> Generator[WorkerPool]:
     most = limits()
     memory = most.run_memory_bytes or (most.memory_bytes or free_memory_bytes()) // workers
     pool = SupervisedWorkers(workers, memory)
     try:
-        yield Crew(executor=pool, workers=workers)
+        yield WorkerPool(executor=pool, workers=workers)
     finally:
         pool.shutdown(cancel_futures=True)

@@ -15,7 +15,7 @@ TOKEN_COLLECTIVES = "token_collectives"
 """The stream of these collectives."""
 
 
-def gather_beside(writer: ScheduleWriter, path: str, own: str, whole: str) -> str:
+def gather_overlapped(writer: ScheduleWriter, path: str, own: str, whole: str) -> str:
     """All-gather `own` into `whole`, overlapping the next `Compute` operation of a segment.
 
     Return the id of the all-gather.
@@ -30,7 +30,7 @@ def gather_beside(writer: ScheduleWriter, path: str, own: str, whole: str) -> st
     )
 
 
-def scatter_beside(
+def scatter_overlapped(
     writer: ScheduleWriter, path: str, summands: str, own: str, *, maker: Edge
 ) -> str:
     """Reduce-scatter `summands` to `own`, overlapping the other GEMMs of `maker`; free `summands`.
@@ -44,7 +44,7 @@ def scatter_beside(
     return done
 
 
-def sum_beside(writer: ScheduleWriter, path: str, summands: str, *, maker: Edge) -> str:
+def sum_overlapped(writer: ScheduleWriter, path: str, summands: str, *, maker: Edge) -> str:
     """All-reduce `summands` in place, overlapping the other GEMMs of `maker`; return the id."""
     return writer.all_reduce(
         path, TENSOR, summands, beside=True, stream=TOKEN_COLLECTIVES, after=(maker,)

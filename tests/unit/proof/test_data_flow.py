@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from zsim.dtype import DType
-from zsim.proof.execution.data_ways import Iteration, Way, longest
+from zsim.proof.execution.data_flow import DataFlow, Iteration, longest_path
 from zsim.proof.execution.repetition import IrregularError, NumberedNames
 from zsim.schedule.operation import Allocate, Copy, Operation, View
 from zsim.schedule.schedule import Buffer, Kind
@@ -28,8 +28,8 @@ def copy(source: str, target: str, *, size: int = 2, adds: bool = False) -> Copy
 
 
 def reach(*operations: Operation) -> int:
-    ways = list(Iteration("run", 4, operations, NumberedNames(NAMES, 9)).ways(BUFFERS))
-    return longest(ways)
+    flows = list(Iteration("run", 4, operations, NumberedNames(NAMES, 9)).flows(BUFFERS))
+    return longest_path(flows)
 
 
 def test_copies_lead_as_far_as_their_numbers_are_apart() -> None:
@@ -64,7 +64,7 @@ def test_sums_over_all_blocks_and_what_is_made_anew_are_not_handed_on() -> None:
 
 
 def test_ways_in_a_circle_have_to_lead_back() -> None:
-    right: list[Way] = [("a", "b", 1), ("b", "c", 2), ("c", "a", -3), ("c", "d", 1)]
-    assert longest(right) == 4
+    right: list[DataFlow] = [("a", "b", 1), ("b", "c", 2), ("c", "a", -3), ("c", "d", 1)]
+    assert longest_path(right) == 4
     with pytest.raises(IrregularError):
-        longest([("a", "b", 1), ("b", "c", 2), ("c", "a", -2)])
+        longest_path([("a", "b", 1), ("b", "c", 2), ("c", "a", -2)])

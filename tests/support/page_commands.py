@@ -1,8 +1,8 @@
 """Pages whose commands can be run: what a page shows is what the command prints.
 
 A `console` block has commands, each behind `$ `, with what it prints below. A block with a title,
-such as `toml title="study.toml"`, is a file that the commands after it find. `python shown.py PAGE`
-runs the commands of a page and writes what they print into it.
+such as `toml title="study.toml"`, is a file that the commands after it find.
+`python page_commands.py PAGE` runs the commands of a page and writes what they print into it.
 """
 
 import os

@@ -113,19 +113,19 @@ def passages(
     schedule: Schedule, wanted: Formats, holds_narrower: Narrower
 ) -> Iterator[NarrowPassage]:
     """Yield each operation that passes on data from a narrower buffer, once."""
-    ways = _Ways(several=len(schedule.programs) > 1)
+    graph = _BufferGraph(several=len(schedule.programs) > 1)
     for index, program in enumerate(schedule.programs):
-        ways.enter(index, program)
-    ways.meet()
+        graph.enter(index, program)
+    graph.meet()
     least = min(wanted.compute, wanted.reduction, key=lambda each: each.size_bytes)
     found: set[tuple[str, str]] = set()
-    for need in sorted(ways.starts, key=lambda each: each.gathered):  # states, then casts
+    for need in sorted(graph.starts, key=lambda each: each.gathered):  # states, then casts
         dtype = least if need.role is Role.GRADIENT else wanted.optimizer
         dtype = wanted.compute if need.gathered else dtype
-        seen = set(ways.starts[need])
+        seen = set(graph.starts[need])
         ahead = list(seen)
         while ahead:
-            for (index, name), role, operation, added in ways.into.get(ahead.pop(), ()):
+            for (index, name), role, operation, added in graph.into.get(ahead.pop(), ()):
                 adds = added is not None and need.role not in SUMMED and is_narrower(added, dtype)
                 if adds and (role, operation) not in found:
                     found.add((role, operation))
@@ -150,7 +150,7 @@ def _added(operation: Copy | CollectiveOperation) -> DType | None:
 
 
 @dataclass(slots=True)
-class _Ways:
+class _BufferGraph:
     """The edges between buffers, and the buffers from which they are followed backwards."""
 
     several: bool
