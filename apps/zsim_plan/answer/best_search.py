@@ -78,7 +78,7 @@ class SearchOptions(TypedDict, total=False):
     may_interrupt: bool
 
 
-class _AllOptions(BestOptions, SearchOptions, total=False):
+class AllOptions(BestOptions, SearchOptions, total=False):
     """Options of the question and of the search."""
 
 
@@ -88,7 +88,7 @@ def best(
     changes: Changed = None,
     *,
     operations: int = OPERATIONS,
-    **options: Unpack[_AllOptions],
+    **options: Unpack[AllOptions],
 ) -> BestResult:
     """Search for the best setting of a model on GPUs.
 

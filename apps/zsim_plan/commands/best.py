@@ -24,6 +24,7 @@ from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:
+    from zsim.cli.progress_bar import Lines
     from zsim_plan.answer.best_question import BestOptions
     from zsim_plan.answer.best_result import BestResult
     from zsim_plan.answer.best_search import SearchOptions
@@ -167,8 +168,6 @@ def best(
 
     del search_time  # its callback rejects it
     _need_files(save, config, report, (picture, figure), or_gpus)
-    if workers is not None and scheduler is not None:
-        raise MistakeError(f"--workers: {workers} stands without --scheduler, which has its own")
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
     many |= {"--reliability": reliability, "--or": or_gpus}
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
@@ -190,13 +189,7 @@ def best(
             among=runtime or (),
             fabrics=fabric or (),
             operations=search_operations,
-            search={
-                "workers": workers,
-                "scheduler": scheduler,
-                "progress": update,
-                "note": update.note,
-                "may_interrupt": True,
-            },
+            search=_search_options(workers, scheduler, update),
         )
     command = _command(model, gpus, many, once)
     _print(found, (save, config, report, picture), figure, command, as_json=json)
@@ -247,6 +240,18 @@ def _drawing(
         return []
     draw = found.picture if figure is None else partial(found.picture, figure=figure)
     return outputs((picture, draw))
+
+
+def _search_options(workers: int | None, scheduler: str | None, lines: "Lines") -> "SearchOptions":
+    if workers is not None and scheduler is not None:
+        raise MistakeError(f"--workers: {workers} cannot be combined with --scheduler; remove one")
+    return {
+        "workers": workers,
+        "scheduler": scheduler,
+        "progress": lines,
+        "note": lines.note,
+        "may_interrupt": True,
+    }
 
 
 def _search(
