@@ -77,9 +77,9 @@ def forecasts(
 ) -> list[RunForecast | str | None]:
     """Return forecasts of runs, using all processors; equal runs are predicted once.
 
-    A string instead of a forecast is the reason why there is none; None stands for a run without
-    scenarios. zsim simulates only as much as the quantity needs. `told` receives the number of runs
-    done and of all runs.
+    A string instead of a forecast is the reason why a run has no forecast; None is for a run
+    without scenarios. zsim simulates only as much as the quantity needs. `told` receives the number
+    of runs done and of all runs.
     """
     keys = [(json.dumps(ways, sort_keys=True), quantity) for ways, quantity in runs]
     asked = {key: each for key, each in zip(keys, runs, strict=True) if each[0]}
@@ -282,7 +282,7 @@ def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
 
 
 def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
-    """Forecast memory; simulate only if it depends on time, else there is no step time."""
+    """Return a forecast of memory, without a step time unless memory depends on timing."""
     from zsim.analysis.memory_footprint import DependsOnTimeError, footprint
 
     try:

@@ -63,7 +63,7 @@ def file_keys() -> tuple[str, ...]:
     """Return the keys of `[zero]` that name files of trainers.
 
     Raises:
-        ValueError: two runtimes read files of one key.
+        ValueError: two runtimes read the same key.
     """
     found: list[str] = []
     for name, runtime in runtimes().items():

@@ -161,6 +161,6 @@ class ExchangeWeaver:
         self.sequence.finish(segment, part, operation)
 
     def after_forward(self, segment: Segment, part: SegmentVisit, operation: str) -> None:
-        """Record `operation` as the producer of the outputs; free the segment's received buffers."""
+        """Record `operation` as the producer of the outputs; free the received buffers."""
         self.sequence.note(part, operation)
         self.sequence.finish(segment, part, operation)
