@@ -47,7 +47,7 @@ class RunFailedError(RuntimeError):
 
 
 class NoWayError(RuntimeError):
-    """No network path connects two ranks that communicate; the message names the failed links."""
+    """No network path connects two ranks that communicate; the message says where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
