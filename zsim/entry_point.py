@@ -18,13 +18,13 @@ class EntryPointError(MistakeError):
 
 @cache
 def entries(group: str) -> tuple[EntryPoint, ...]:
-    """Return what installed packages register under `group`, by name."""
+    """Return the entry points of installed packages in `group`, sorted by name."""
     return tuple(sorted(_selection()(group=group)))
 
 
 @cache
 def _selection() -> Callable[..., EntryPoints]:
-    """Return how to select entry points; reading the metadata of all packages takes 5 ms."""
+    """Return a function that selects entry points; cached, as reading all metadata takes 5 ms."""
     return entry_points().select
 
 
@@ -76,10 +76,10 @@ def referred(reference: str, *, field: str) -> object:
 def registered(
     group: str, kind: type[_Kind], shipped: Mapping[str, _Kind] | None = None
 ) -> dict[str, _Kind]:
-    """Return the objects by name: those of zsim itself, then those registered under `group`.
+    """Return objects by name: first `shipped`, then the objects registered under `group`.
 
     Raises:
-        EntryPointError: a name is taken twice, or what is registered is no `kind`.
+        EntryPointError: a name is used twice, or a registered object is not a `kind`.
     """
     found = dict(shipped or {})
     for entry in entries(group):

@@ -1,9 +1,9 @@
-"""No garbage collection while a schedule is made, proved or simulated.
+"""Pause the garbage collector while a schedule is built, proved or simulated.
 
-All of these make many small values that last until the end, and next to no cycles: the collector
-would go through all of them, and through schedule and model, again and again, and find nothing. Of
-a proof of 1,000 layers that is a fifth of the time, of making and proving 1,000 micro-batches a
-tenth, and of simulating 16,000 operations a third.
+This work makes many small objects that live until the end, and almost no cycles. The collector
+would traverse all of them repeatedly and find nothing. That takes a fifth of the time of a proof of
+1,000 layers, a tenth of building and proving 1,000 micro-batches, and a third of simulating 16,000
+operations.
 """
 
 import gc
@@ -11,26 +11,26 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 UNSEEN_MAX = 2_000_000
-"""Objects that are kept before the collector goes through all there are: some 200 MB at most are of
-cycles that nobody uses any more. The largest schedules that people ask about keep a million, and
-to go through them takes as long as a quarter of making them.
+"""Maximum number of objects kept without a collection, so that unused cycles hold at most about
+200 MB. The largest common schedules keep a million objects; to traverse them takes a quarter of the
+time of building the schedule.
 """
 
 
 class _OldObjects:
-    """Objects kept since the collector went through all of them, unless others froze some."""
+    """Counts objects kept since the last full collection, unless other code called `gc.freeze`."""
 
     def __init__(self) -> None:
         self.unseen = 0
         self.others_froze = False
 
     def add(self) -> None:
-        """Count what is alive now among the old objects, without a look at it.
+        """Move all live objects to the oldest generation without traversing them.
 
-        When the collector is let go on it would first go through all that was made meanwhile, which
-        is a tenth of the time that it takes to make a schedule. Whoever has frozen objects wants
-        them to stay so: there the collector does that. To count what is frozen takes a walk through
-        all of it (54 ms for two million), as long as a small proof: it is found out once.
+        Otherwise the collector, once enabled, would first traverse all new objects, a tenth of the
+        time of building a schedule. If other code has frozen objects, do nothing, since `unfreeze`
+        would release them. Counting frozen objects traverses them (54 ms for two million), so a
+        positive result is remembered.
         """
         self.others_froze = self.others_froze or gc.get_freeze_count() > 0
         if self.others_froze:
@@ -49,10 +49,10 @@ _old_objects = _OldObjects()
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """Pause the collector of cycles, and let it go on afterwards if it was on before.
+    """Pause the cyclic garbage collector; afterwards, enable it if it was enabled before.
 
-    What was made meanwhile counts as old then. The collector is one for the process: other threads
-    wait for it too, and of two at a time the first that ends lets it go on.
+    Objects made inside count as old afterwards. The collector belongs to the process, so it is
+    paused for other threads, too. If two threads are inside, the first to leave enables it.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -286,7 +286,7 @@ def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
 
 
 def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
-    """Forecast memory; simulate only if it depends on time, else there is no step time."""
+    """Return a forecast of memory, without a step time unless memory depends on timing."""
     from zsim.analysis.memory_footprint import DependsOnTimeError, footprint
 
     try:

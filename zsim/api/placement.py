@@ -49,7 +49,7 @@ def placed(
     if node is None and cluster is None:
         return loaded
     if node is not None and cluster is not None:
-        raise MistakeError("--cluster: stands without --node, which says the cluster too")
+        raise MistakeError("--cluster: cannot be combined with --node; remove one")
     with mistakes(BackendError):
         is_real = load_backend(backend).traits.is_real
     if is_real:

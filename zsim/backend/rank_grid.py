@@ -12,11 +12,11 @@ WORLD = "world"
 
 
 class RankGridError(ValueError):
-    """Groups that no grid has, or a rank that a group does not hold."""
+    """Groups do not form a grid of ranks, or a rank is not in its group."""
 
 
 class RankGrid:
-    """A grid of ranks of which every group is a line, or a plane.
+    """A grid of ranks in which every group is a line or a plane.
 
     Attributes:
         mesh: the grid.
@@ -47,7 +47,7 @@ class RankGrid:
         self._line_of = {name: self._line(name, members) for name, members in self._members.items()}
 
     def _line(self, name: str, members: tuple[int, ...]) -> str:
-        """Return what the group is called in the schedule: those along the same axes are one."""
+        """Return the name of the group in the schedule; groups along the same axes share a name."""
         axes = tuple(
             axis.name
             for axis in self.mesh.axes

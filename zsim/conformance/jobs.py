@@ -1,4 +1,4 @@
-"""Jobs that every backend can be held to: what schedules can say, small, and fast to train."""
+"""Small jobs that test every feature of schedules on a backend, and are fast to train."""
 
 from zsim.backend.backend import Job
 from zsim.files.installed import topology
@@ -70,7 +70,7 @@ STRATEGIES = {
 
 
 def by_hand() -> Schedule:
-    """Return what zsim's own stages never say: rings of sends, several at once, all frees."""
+    """Return a job with features that zsim's stages do not use: rings of sends, all free modes."""
     build = ScheduleBuilder.of("by hand", data=2)
     data = build.group("data", "data")
     own = build.buffer("own", 4, persistent=True)

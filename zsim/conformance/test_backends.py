@@ -1,7 +1,7 @@
-"""Tests of what every backend owes: whatever its durations, the same operations, bytes and memory.
+"""Conformance tests: every backend must run the same operations, with the same bytes and memory.
 
-Each test compares a trace with what follows from the schedule alone. A job that a backend refuses
-is skipped.
+Each test compares a trace with values derived from the schedule alone. Durations may differ. A job
+that a backend refuses is skipped.
 """
 
 from collections import defaultdict
@@ -168,7 +168,7 @@ def test_steps_end_after_everything_in_them(backend: str, name: str) -> None:
 
 
 def test_the_suite_has_every_mode_of_free_and_a_branch() -> None:
-    """The jobs above would not notice a backend that lacks what they never use."""
+    """The jobs cover all free modes and a branch, so a backend that misses one is noticed."""
     operations = [
         operation
         for name in NAMES

@@ -1,8 +1,8 @@
-"""Costs of trainers: what the Python around a schedule takes of the host.
+"""Host time that a trainer's Python code adds to a schedule.
 
-A profile says what PyTorch costs a host for each kernel. Trainers of their own modules do more than
-call them: random states of checkpoints, views and casts between kernels, hooks, bookkeeping of a
-pipeline. That is a time for each pass over a block, whatever there is to compute.
+A profile has the host time of PyTorch for each kernel. Trainers run more Python code: random states
+of checkpoints, views and casts between kernels, hooks, bookkeeping of a pipeline. This adds a fixed
+time to each pass over a block, whatever its size.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from zsim.units import parse_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
-    """What a trainer adds to a profile's costs of the host.
+    """Host time that a trainer adds to the host costs of a profile.
 
     Attributes:
         unit_ps: picoseconds of the host for each forward, recompute or backward of a unit.
         segment_ps: the same for each segment of a unit.
-        collective_ps: of the host for each collective; None is what the profile says.
-        rests_on: short names of the publications that they were fitted to.
+        collective_ps: picoseconds of the host for each collective; None for the profile's value.
+        rests_on: short names of the publications that the times were fitted to.
     """
 
     unit_ps: int = 0
@@ -54,4 +54,4 @@ TIMES = ("unit", "segment", "collective")
 """Keys of a file of host costs."""
 
 PLAIN = HostCosts()
-"""PyTorch's own wrappers, and every trainer of which nothing is known."""
+"""Host costs of PyTorch's own wrappers, and of trainers without fitted costs: nothing is added."""

@@ -20,7 +20,7 @@ CHECKPOINTS: Final = {
 
 
 def head_lines(asked: ConfigQuestion, names: list[str]) -> list[str]:
-    """Return how the mesh is made, and what is said of batches and checkpoints in comments."""
+    """Return the lines that make the mesh, with comments on batches and checkpoints."""
     sizes = [
         ("replicate", asked.number("parallel.replicate")),
         ("shard", asked.number("parallel.data")),
@@ -55,7 +55,7 @@ def head_lines(asked: ConfigQuestion, names: list[str]) -> list[str]:
 
 
 def checkpoint_lines(asked: ConfigQuestion) -> list[str]:
-    """Return how blocks are wrapped whose checkpoints are in host memory."""
+    """Return the lines that wrap blocks whose checkpoints are in host memory, or none."""
     if not asked.options.get("offload_wrapper"):
         return []
     return [
@@ -67,7 +67,7 @@ def checkpoint_lines(asked: ConfigQuestion) -> list[str]:
 
 
 def _mesh(sizes: Sequence[tuple[str, int]]) -> str:
-    """Return the call that makes the mesh of such axes."""
+    """Return the call that makes a mesh with axes `sizes`."""
     end = "," if len(sizes) == 1 else ""
     shape = ", ".join(str(size) for _, size in sizes) + end
     words = ", ".join(f'"{name}"' for name, _ in sizes) + end
@@ -75,7 +75,7 @@ def _mesh(sizes: Sequence[tuple[str, int]]) -> str:
 
 
 def _of_shared_sequences(asked: ConfigQuestion, sizes: Sequence[tuple[str, int]]) -> list[str]:
-    """Return how ranks next to each other on the axis of the shards share sequences."""
+    """Return the lines that let neighbouring ranks of the shard axis share sequences, or none."""
     context = asked.number("parallel.context")
     if context == 1:
         return []

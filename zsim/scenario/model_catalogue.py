@@ -137,7 +137,7 @@ def named(scenario: Scenario, catalogue: ModelCatalogue) -> Scenario:
     given = {key: getattr(table, key) for key in table.model_fields_set - {"name"}}
     for other in ("hf_config", "parameters"):
         if given.get(other) is not None:
-            raise ScenarioError(f"model.name: {shown(table.name)} stands without {other}")
+            raise ScenarioError(f"model.name: {shown(table.name)} cannot be combined with {other}")
     if given.keys() >= set(SHAPE):
         keys = ", ".join(SHAPE)
         raise ScenarioError(

@@ -138,11 +138,12 @@ def inspect_place(where: str, buffer: Buffer, pool: Pool) -> None:
     """Raise ScheduleError unless `pool` can hold a buffer.
 
     Raises:
-        ScheduleError: the buffer has not the size of a slot, or is produced in a file.
+        ScheduleError: the buffer does not have the size of a slot, or is produced in a file.
     """
     if pool.slot_bytes not in (None, buffer.size_bytes):
         raise ScheduleError(
-            f"{where}: {buffer.size_bytes} bytes, a slot of pool {pool.name} has {pool.slot_bytes}"
+            f"{where}: {buffer.size_bytes} bytes, but a slot of pool {pool.name} has "
+            f"{pool.slot_bytes}"
         )
     if buffer.produced and pool.place is Place.NVME:
         raise ScheduleError(f"{where}: autograd produces nothing in a file")

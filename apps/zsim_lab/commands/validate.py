@@ -1,4 +1,4 @@
-"""`zsim validate WHAT`."""
+"""The command `zsim validate`."""
 
 import sys
 from pathlib import Path

@@ -70,7 +70,9 @@ def sweep(
     from zsim_study.answer.sweep_result import sweep as run_study
 
     if workers is not None and scheduler is not None:
-        raise MistakeError(f"--workers: {workers} stands without --scheduler, which has its own")
+        raise MistakeError(
+            f"--workers: {workers} cannot be combined with --scheduler, which has its own"
+        )
     need_output("--report", report, FileKind.PAGE)
     need_output("--csv", csv, FileKind.ANY)
     asked = study_of(study)

@@ -17,7 +17,7 @@ class Walker(Protocol):
 class Clock:
     """Simulated time in picoseconds, and alarms, which are functions called at their times.
 
-    Alarms of one time ring in the order in which they were set, late ones after all others.
+    Alarms at the same time ring in the order in which they were set; late alarms ring last.
     """
 
     def __init__(self) -> None:

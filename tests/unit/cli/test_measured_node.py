@@ -97,7 +97,10 @@ def test_what_cannot_be_placed_is_told_in_one_line(ask: Ask, node: str, tmp_path
         (("tiny", "--node", node, "--ranks", "4"), f"--node: {node} has 2 ranks, 4 are asked for"),
         ((path, "--node", node), f"--node: {node} has 2 ranks, the schedule is for 4"),
         (("tiny", "--cluster", "tiny"), "--cluster: tiny is a scenario"),
-        (("tiny", "--node", node, "--cluster", "tiny"), "--cluster: stands without --node"),
+        (
+            ("tiny", "--node", node, "--cluster", "tiny"),
+            "--cluster: cannot be combined with --node",
+        ),
         (("tiny", "--node", "absent.toml"), "--node: absent.toml: no such file"),
         (("tiny", "--node", node, "--backend", "torch"), "--node: backend torch runs on this"),
     ):

@@ -311,7 +311,14 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("sweep", "cut.toml", "--workers", "0"): "'0' must be a whole number, at least 1",
     ("sweep", "cut.toml", "--store", "."): "--store: .: must be a regular file",
     ("sweep", "cut.toml", "--store", "cut.toml"): "--store: cut.toml: file is not a database",
-    ("sweep", "cut.toml", "--workers", "2", "--scheduler", "x"): "--workers: 2 stands without",
+    (
+        "sweep",
+        "cut.toml",
+        "--workers",
+        "2",
+        "--scheduler",
+        "x",
+    ): "--workers: 2 cannot be combined with",
 }
 
 

@@ -132,7 +132,7 @@ def test_promised_bytes_of_files_are_compared_with_what_a_step_moves() -> None:
         ),
         (
             Pool(name="slots", place=Place.HOST, slot_bytes=8, capacity_bytes=16),
-            "16 bytes, a slot of pool slots has 8",
+            "16 bytes, but a slot of pool slots has 8",
         ),
         (
             Pool(name="slots", slot_bytes=0, capacity_bytes=16),

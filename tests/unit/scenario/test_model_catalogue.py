@@ -156,8 +156,8 @@ def test_a_name_that_does_not_ship_is_one_line_that_says_why(setting: str) -> No
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["model.hf_config=config.json"], "model.name: 'gpt2' stands without hf_config"),
-        (["model.parameters=7e9"], "model.name: 'gpt2' stands without parameters"),
+        (["model.hf_config=config.json"], "model.name: 'gpt2' cannot be combined with hf_config"),
+        (["model.parameters=7e9"], "model.name: 'gpt2' cannot be combined with parameters"),
         (
             [
                 "model.layers=1",

@@ -145,7 +145,7 @@ class CollectiveRunner:
         self._takes: dict[tuple[object, ...], Integers] = {}
 
     def row(self, classes: tuple[RankArray, ...], name: str) -> CommunicatorRow:
-        """Return the layout of classes along a group."""
+        """Return how `classes` of ranks are placed in the communicators of group `name`; cached."""
         key = (name, tuple(ranks.index for ranks in classes))
         if key not in self._rows:
             group = self.tensors.schedule.group_by_name[name]

@@ -226,7 +226,7 @@ class Interpreter:
         """Write a view on all ranks of a class.
 
         Raises:
-            UnfollowedError: it has another number of pieces.
+            UnfollowedError: `new` has another number of pieces than the view.
         """
         self._write(ranks, ((view.buffer, self.tensors.index(ranks, view), new),))
 

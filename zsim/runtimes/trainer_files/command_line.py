@@ -10,8 +10,8 @@ def words_by_name(
 ) -> dict[str, list[str]]:
     """Return the values of each argument of a command line by its name.
 
-    If an argument is given twice, the last one counts; `field` is the key that has the command
-    line. Arguments that start with one of `any_value` may have a variable as value.
+    If an argument is given twice, the last one counts. `field` is the scenario key of the command
+    line, for messages. Arguments that start with one of `any_value` may have a variable as value.
 
     Raises:
         TrainerFileError: the text is not a command line, or has other variables.
