@@ -78,8 +78,29 @@ class SearchOptions(TypedDict, total=False):
     may_interrupt: bool
 
 
-class _AllOptions(BestOptions, SearchOptions, total=False):
-    """Options of the question and of the search."""
+class AllOptions(BestOptions, SearchOptions, total=False):
+    """Options of `best`: of the question, and of the search.
+
+    Attributes:
+        tokens: tokens of the whole training, to compute days, money and energy.
+        within_s: limit of the training time in seconds.
+        batch_tokens: tokens of a step; default 4,194,304, or one sequence per GPU if that is more.
+        objective: "time", "cost", "energy" or "gpus"; all but "time" may use fewer GPUs.
+        price: price of a GPU hour.
+        prices: path of a file with the prices of GPUs.
+        among: names of the candidate runtimes; default all.
+        fabrics: names of the candidate fabrics between nodes; default the usual fabric of the
+            node.
+        reliability: failures, checkpoints, restarts and spare nodes by key, as
+            `--reliability`.
+        workers: number of processes; default all cores.
+        scheduler: address of a Dask scheduler whose workers simulate: `host:8786`.
+        stop_s: limit of processor time in seconds, at which the search stops unfinished; default
+            `STOP_S`, and longer for more than the default operations.
+        progress: callback that receives the work done and the total work.
+        note: callback that receives a function, which returns the result so far as text.
+        may_interrupt: return the result so far at Ctrl-C, if there is one.
+    """
 
 
 def best(
@@ -88,7 +109,7 @@ def best(
     changes: Changed = None,
     *,
     operations: int = OPERATIONS,
-    **options: Unpack[_AllOptions],
+    **options: Unpack[AllOptions],
 ) -> BestResult:
     """Search for the best setting of a model on GPUs.
 
@@ -100,7 +121,7 @@ def best(
         gpus: number and name of the GPU or the node: `128xh100`, `dgx2`.
         changes: values by key of a scenario, as in `load`; the search keeps these values fixed.
         operations: limit of the operations of all schedules; no setting is simulated beyond it.
-        options: other options, see `BestOptions` and `SearchOptions`.
+        options: other options, see `AllOptions`.
 
     Raises:
         MistakeError: an argument is unknown, is missing, or contradicts another.
