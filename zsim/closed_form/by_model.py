@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
 from weakref import finalize
 
-from zsim.model.model import Model
+from zsim.model.model import Model, Segment, Unit, Value
 from zsim.model.pipeline_stages import Stage, stages, virtual_stages
 from zsim.strategy.strategy import Strategy
 
@@ -34,3 +34,43 @@ def kept_stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     forms = runtime is not None and runtime.stages_in_v, runtime is not None and runtime.ties_ends
     key = "stages", strategy.parallel.pipeline, tuple(virtual_stages(model, strategy)), forms
     return kept_by_model(model, key, lambda: stages(model, strategy))
+
+
+def alike_units(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
+    """Return the units by kind: of one kind are units whose kernels and values have equal costs.
+
+    A kind is its first unit and the names of all its units, in the order of the model.
+    """
+    return kept_by_model(model, "alike units", lambda: _grouped(model))
+
+
+def _grouped(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
+    kinds: dict[Hashable, tuple[Unit, list[str]]] = {}
+    for unit in model.units:
+        kind = tuple(_kind(model, segment) for segment in unit.segments)
+        kinds.setdefault(kind, (unit, []))[1].append(unit.name)
+    return tuple((first, tuple(names)) for first, names in kinds.values())
+
+
+def _kind(model: Model, segment: Segment) -> Hashable:
+    """Return a key that is equal for segments of equal costs.
+
+    Repeated blocks share the tuples of their kernels, so identity of these is enough.
+    """
+    return (
+        id(segment.forward),
+        id(segment.backward),
+        id(segment.again),
+        segment.begins,
+        segment.ends,
+        segment.saves_input,
+        segment.runs_again,
+        segment.sums_again,
+        model.runs_backward(segment),
+        tuple(_size(model.values[name]) for name in segment.inputs),
+        tuple(_size(value) for value in segment.outputs),
+    )
+
+
+def _size(value: Value) -> Hashable:
+    return value.elements, value.dtype, value.requires_gradient, value.tensor_sharded

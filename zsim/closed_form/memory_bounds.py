@@ -16,9 +16,6 @@ from zsim.model.pipeline_stages import Stage
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
-SHARDED_GRADIENTS = 2
-"""First ZeRO stage whose ranks keep only their shard of the gradients."""
-
 
 def device_bytes(model: Model, strategy: Strategy) -> int:
     """Return a lower bound of the peak bytes of device memory on a rank.
@@ -99,7 +96,7 @@ def _sharded_gradient(strategy: Strategy) -> int:
     """
     runtime, stage, precision = strategy.zero.emulate, strategy.zero.stage, strategy.train.precision
     once = strategy.train.gradient_accumulation_steps == 1
-    if runtime is None or stage < SHARDED_GRADIENTS or once or strategy.parallel.pipeline > 1:
+    if runtime is None or stage < 2 or once or strategy.parallel.pipeline > 1:
         return 0
     if runtime.gradient_bytes(stage=stage, compute=precision.compute, data=strategy.parallel.data):
         return 0

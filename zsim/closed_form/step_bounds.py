@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from zsim.closed_form.alike_units import alike_units
-from zsim.closed_form.by_model import kept_stages
+from zsim.closed_form.by_model import alike_units, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.memory_bounds import host_state_bytes

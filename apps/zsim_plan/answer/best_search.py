@@ -100,7 +100,7 @@ def best(
         gpus: number and name of the GPU or the node: `128xh100`, `dgx2`.
         changes: values by key of a scenario, as in `load`; the search keeps these values fixed.
         operations: limit of the operations of all schedules; no setting is simulated beyond it.
-        options: other options, see `BestOptions` and `SearchOptions`.
+        options: other options, see `AllOptions`.
 
     Raises:
         MistakeError: an argument is unknown, is missing, or contradicts another.
