@@ -87,7 +87,7 @@ def bounded_xml(text: str) -> Element:
 
 
 def need_small(*found: object) -> None:
-    """Raise ValueError unless all of `found` has few values, of few levels and digits.
+    """Raise ValueError if parsed input has too many values, levels or digits.
 
     A list or mapping counts each time it is referenced, since readers visit it as often.
     """

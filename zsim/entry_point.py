@@ -7,7 +7,6 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TypeVar
 
 from zsim.mistake import MistakeError
-from zsim.suggestion import close_name
 
 _Kind = TypeVar("_Kind")
 
@@ -66,6 +65,8 @@ def referred(reference: str, *, field: str) -> object:
         raise EntryPointError(f"{given}: {why}") from None
     for name in filter(None, (match["attr"] or "").split(".")):
         if not hasattr(found, name):
+            from zsim.suggestion import close_name
+
             hint = close_name(name, dir(found))
             meant = f"did you mean {hint}?" if hint else "correct the name"
             raise EntryPointError(f"{given}: {module} has no {name}; {meant}")

@@ -276,7 +276,7 @@ class Read(_FileTransfer, frozen=True, kw_only=True):
 
 
 class Write(_FileTransfer, frozen=True, kw_only=True):
-    """Write bytes of memory to a file on NVMe, on the stream of an I/O handle like a `Read`."""
+    """Write bytes of host memory to a file on NVMe, on a stream of file requests."""
 
 
 class HostWait(Struct, frozen=True, kw_only=True, gc=False):

@@ -236,7 +236,7 @@ class Program:
 
     @property
     def patterns(self) -> tuple[Operation, ...]:
-        """Operations of both parts that touch buffers, without repetitions (`access.distinct`)."""
+        """Operations of setup and step that access buffers; of equal ones only the first."""
         found = self._patterns
         if found is None:
             found = (*distinct(self.setup_work), *self.step_patterns)

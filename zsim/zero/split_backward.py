@@ -51,7 +51,7 @@ class SplitForwardBackward(SlotForwardBackward):
                 self._run_inputs(visit, own, split)
 
     def backward_weights(self, visit: UnitVisit) -> None:
-        """Run the second part of a backward visit, segments in forward order."""
+        """Compute the weight gradients of a unit whose backward is split, segment by segment."""
         parts = [part for part in reversed(visit.segments) if self._segment(visit, part).split]
         if parts:
             self._allocate_transients(visit)

@@ -155,7 +155,7 @@ class Step:
         )
 
     def end_of_step(self, step: OptimizerStep) -> None:
-        """Write the update; a subclass may first set further attributes of `step`."""
+        """Append the optimizer's operations to the schedule; subclasses may change `step`."""
         step.write()
 
     def schedule(

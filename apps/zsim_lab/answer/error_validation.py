@@ -185,7 +185,9 @@ def _validation(
     fresh: int | None = None,
 ) -> ErrorValidation:
     if len({run.publication for run in runs}) < 2:
-        raise MistakeError("--data: has runs of one publication; errors need two")
+        raise MistakeError(
+            "--data: has runs of one publication; two are needed to predict one from the other"
+        )
     kept = scored(runs)
     pipelines = ["with a pipeline" if run.features.pipeline > 1 else "without" for run in kept]
     rows = time_rows(kept)

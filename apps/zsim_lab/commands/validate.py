@@ -53,7 +53,7 @@ def validate(
     from zsim.api.output import FileKind, need_output
 
     if to is not None and (what != ERROR or data is None):
-        raise MistakeError(f"--to: {to}: is for {ERROR} with --data")
+        raise MistakeError(f"--to: {to}: is only for `zsim validate {ERROR} --data FOLDER`")
     if left_out and (what != NETWORK or all_rows):
         raise MistakeError(f"--left-out: is for {NETWORK}")
     if all_rows:

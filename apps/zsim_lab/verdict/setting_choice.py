@@ -100,7 +100,7 @@ class SettingChoice:
 
     @property
     def runs(self) -> bool:
-        """True if the choice among all settings has a result."""
+        """True if the setting chosen among all has a published step time."""
         return self.of_all.step_s is not None
 
 

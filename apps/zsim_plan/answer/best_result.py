@@ -61,7 +61,7 @@ def _no_goodput(_gpus: int) -> Goodput | None:
 
 @dataclass(frozen=True, slots=True)
 class LossReason:
-    """Reason why settings lost, and their number."""
+    """A reason why settings were not chosen, and the number of these settings."""
 
     kind: str
     why: str

@@ -49,7 +49,7 @@ class SearchState(Protocol):
 
     @property
     def gap(self) -> float:
-        """Fraction by which a missed setting may be better."""
+        """Fraction by which a setting that was not simulated may be better."""
         ...
 
     @property

@@ -20,7 +20,7 @@ from zsim.cli.option import (
     completed,
 )
 from zsim.cli.printing import Output, answer_before, outputs, print_answer
-from zsim.cli.progress_bar import Lines, progress
+from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:
@@ -194,22 +194,6 @@ def best(
     command = _command(model, gpus, many, once)
     _print(found, (save, config, report, picture), figure, command, as_json=json)
     return Code.INTERRUPTED if found.is_interrupted else Code(found.best is None)
-
-
-def _need_one_place(workers: int | None, scheduler: str | None) -> None:
-    if workers is not None and scheduler is not None:
-        raise MistakeError(f"--workers: {workers} stands without --scheduler, which has its own")
-
-
-def _how(workers: int | None, scheduler: str | None, told: Lines) -> "SearchOptions":
-    """Return the options of the search that change nothing of its answer."""
-    return {
-        "workers": workers,
-        "scheduler": scheduler,
-        "progress": told,
-        "note": told.note,
-        "may_interrupt": True,
-    }
 
 
 def _print(

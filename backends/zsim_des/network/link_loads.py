@@ -30,7 +30,7 @@ class LoadTable:
 
 @dataclass(frozen=True, slots=True)
 class RingTable:
-    """Loads that the rings of a group put on links: of near bytes, and of far bytes."""
+    """Bytes that the rings of a group put on links: inside nodes (near) and between them (far)."""
 
     near: LoadTable
     far: LoadTable

@@ -23,7 +23,7 @@ VOCABULARY: Final = (TOKENS, "head.weight")
 
 
 class PartBox(NamedTuple):
-    """Rows of a rank's part, from `row` on, as a box of the full parameter."""
+    """Rows of a rank's part of a parameter, and their place in the parameter."""
 
     row: int
     offsets: tuple[int, ...]

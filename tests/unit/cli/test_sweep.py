@@ -297,7 +297,7 @@ def test_a_sweep_whose_workers_die_fails_and_says_how_to_go_on(
     def gone(*_: object) -> Generator[WorkerPool]:
         yield WorkerPool(executor=Gone(), workers=1)
 
-    monkeypatch.setattr("zsim_study.answer.sweep_result.crew", gone)
+    monkeypatch.setattr("zsim_study.answer.sweep_result.worker_pool", gone)
     code, out, error = ask("sweep", "cut.toml")
     assert (code, out, error.count("\n")) == (3, "", 1)
     assert error.startswith(

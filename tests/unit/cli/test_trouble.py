@@ -93,7 +93,8 @@ def test_a_listed_link_that_dies_on_the_way_cuts_off_who_hung_on_it(
     [
         (
             LINK + "rail = 0",
-            "fault.0.rail: unknown key; allowed: start, end, factor, dead, kind, source, target",
+            "fault.0.rail: unknown key; allowed: start, end, factor, dead, probability, links, "
+            "kind, source, target",
         ),
         ('[[fault]]\nkind = "nic"\nnode = 0', "fault.0.nic: missing"),
         (

@@ -124,11 +124,14 @@ def test_the_table_and_the_rules_are_made_again_from_published_rows(
     assert rules.time.quantile > 0
 
 
+ONLY = "is only for `zsim validate error --data FOLDER`"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["error", "--to", "x.json"], "--to: x.json: is for error with --data"),
-        (["memory", "--data", ".", "--to", "x.json"], "--to: x.json: is for error with --data"),
+        (["error", "--to", "x.json"], f"--to: x.json: {ONLY}"),
+        (["memory", "--data", ".", "--to", "x.json"], f"--to: x.json: {ONLY}"),
         (
             ["error", "--picture", "x.svg"],
             "--picture: x.svg: is for training, memory, paper and pipelines",

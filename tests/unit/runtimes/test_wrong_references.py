@@ -61,7 +61,7 @@ WRONG = {
     "a backend": (
         (ENTRIES, "mine = ", "[zsim.backends]\nmine = "),
         ("run", "tiny", "--backend", "mine"),
-        "backend 'mine': traits must be a BackendTraits, it has none",
+        "backend 'mine': its class attribute traits must be a BackendTraits",
     ),
     "a command": (
         (ENTRIES, "[zsim.runtimes]\nmine = mine_runtime:R", "[zsim.commands]\nmine = mine:R"),

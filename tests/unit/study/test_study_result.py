@@ -224,7 +224,7 @@ def test_a_difference_below_the_error_says_so() -> None:
 
 
 def test_a_goal_over_what_has_no_number_is_a_mistake() -> None:
-    with pytest.raises(StudyError, match=r"zero\.stage is None in fast, not a number"):
+    with pytest.raises(StudyError, match=r"zero\.stage is null in fast, not a number"):
         result(GoalTable(minimize="zero.stage"), FAST)
 
 

@@ -212,7 +212,7 @@ def input_course(stretch: Stretch, needed: Container[str]) -> tuple[AllocationEv
 
 
 def weight_course(stretch: Stretch, needed: Container[str]) -> tuple[AllocationEvent, ...]:
-    """Return the allocations of the part for weights, which visits operators in order."""
+    """Return the allocations while weight gradients are computed, after a split backward."""
     # stage_backward_weight of torch 2.13 visits `param_groups`, in the order of parameters
     turns = _TraceBuilder()
     numbers = _numbers(stretch)
