@@ -59,7 +59,7 @@ class RemedyChange:
     """Settings of a scenario, and their effect on its batches.
 
     Attributes:
-        settings: settings such as `zero.stage=3`, without those of batches.
+        settings: settings such as `zero.stage=3`, without the settings of batches.
         parts: number of parts that each micro-batch is split into.
         fewer: factor by which the number of replicas shrinks.
         stages: factor by which the number of pipeline stages grows.
@@ -87,7 +87,7 @@ class RemedyChange:
         return replace(self, fewer=self.fewer * more, shares=self.shares * more)
 
     def all_settings(self, subject: TightScenario, *, fewest: bool = False) -> tuple[str, ...]:
-        """Return the settings, including those of batches that keep the sequences of a step.
+        """Return the settings, including settings of batches that keep the sequences of a step.
 
         `fewest` limits the micro-batches to two per pipeline stage: more of them make a step
         longer, but do not raise its peak memory.

@@ -77,7 +77,7 @@ def forecasts(
 ) -> list[RunForecast | str | None]:
     """Return forecasts of runs, using all processors; equal runs are predicted once.
 
-    A string instead of a forecast is the reason why there is none; None stands for a run without
+    A string instead of a forecast is the reason why there is none; None means a run without
     scenarios. zsim simulates only as much as the quantity needs. `progress` receives the number of
     runs done and of all runs.
     """

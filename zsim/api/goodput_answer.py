@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureModel:
-    """Failures of GPUs, and how a training recovers; None stands for a default.
+    """Failures of GPUs, and how a training recovers; None means a default.
 
     Attributes:
         failures: failures per GPU and hour.

@@ -114,7 +114,7 @@ def compare_with_real(
     Args:
         scenario: scenario as in `load`.
         changes: values by key, as in `load`.
-        ranks: number of ranks; default those of the node.
+        ranks: number of ranks; default all of the node.
         node: node file of `measure`; without it, the machine is measured first.
         steps: steps of the real run; the first two are ignored.
 

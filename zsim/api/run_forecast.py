@@ -20,7 +20,7 @@ class RunForecast:
     Attributes:
         usable_bytes: memory that a rank may reserve: that of its GPU minus that of CUDA and NCCL.
         fits: True if every rank has the memory that it reserves.
-        alternative: index of the predicted scenario among those of the run.
+        alternative: index of the predicted scenario in the list of the run.
         kept_bytes: lower bound of the peak of a rank without the buffers of collectives.
     """
 

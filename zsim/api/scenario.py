@@ -255,7 +255,7 @@ def load(
 
     Args:
         scenario: name, path or tables; a loaded scenario is changed further.
-        changes: values by key that replace those of the scenario; or settings as on the
+        changes: values by key that replace values of the scenario; or settings as on the
             command line (`["zero.stage=3"]`).
         ranks: number of ranks; default that of the cluster.
         steps: optimizer steps of a run.

@@ -101,6 +101,13 @@ class TopologyResult(AnswerInFacts):
         }
 
 
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long, or a null character
+        return False
+
+
 COUNTED_FILE = re.compile(r"[0-9]+[xX].+\.(?:toml|xml)", re.ASCII | re.IGNORECASE)
 """A number of GPUs of a file, such as "8xmine.toml"."""
 
@@ -109,8 +116,7 @@ def _named_by_gpus(name: str, nodes: int) -> tuple[str, int]:
     """Return the node and number of nodes of GPUs such as "8xh100"; other names are unchanged."""
     if name in (*part_names(Part.SYSTEM), *part_names(Part.NODE)):
         return name, nodes
-    counted = COUNTED_FILE.fullmatch(name)
-    if Path(name).suffix and (Path(name).exists() or counted is None):
+    if Path(name).suffix and (COUNTED_FILE.fullmatch(name) is None or _exists(name)):
         return name, nodes
     try:
         fleet = gpu_fleet(name)

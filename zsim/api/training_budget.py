@@ -102,7 +102,7 @@ class TrainingBudget:
 
     @property
     def gpu_hours(self) -> float:
-        """Hours of all GPUs together, those of spare nodes included."""
+        """Hours of all GPUs together, spare nodes included."""
         return (self.gpus + self.spare_gpus) * self.passing_s / SECONDS_PER_HOUR
 
     @property

@@ -83,7 +83,7 @@ def options(
 
 
 def commands() -> dict[str, EntryPoint]:
-    """Return the commands by name: those of the core, then those of installed apps.
+    """Return the commands by name: first the core, then installed apps.
 
     Raises:
         EntryPointError: two commands have one name.

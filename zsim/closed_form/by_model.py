@@ -29,7 +29,7 @@ def kept_by_model(model: Model, key: Hashable, compute: Callable[[], Result]) ->
 
 
 def kept_stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
-    """Return the stages of a model under a strategy; settings that split it alike share them."""
+    """Return the stages of a model under a strategy; settings with the same split share them."""
     runtime = strategy.zero.emulate
     forms = runtime is not None and runtime.stages_in_v, runtime is not None and runtime.ties_ends
     key = "stages", strategy.parallel.pipeline, tuple(virtual_stages(model, strategy)), forms

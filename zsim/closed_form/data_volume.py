@@ -22,7 +22,7 @@ class CopiedBytes:
 
     Attributes:
         compute: of copies between the kernels of forward and backward, on their stream.
-        beside: of copies on other streams.
+        beside: bytes of copies on other streams.
     """
 
     compute: int = 0

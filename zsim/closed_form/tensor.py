@@ -82,7 +82,7 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def _bytes(values: Iterable[Value], *, narrow: bool = False) -> int:
-    """Return the bytes of values on a rank; with `narrow` those of 8-bit floats."""
+    """Return the bytes of values on a rank; with `narrow` of 8-bit floats."""
     if narrow:
         return sum(value.elements for value in values) * DType.FP8.size_bytes
     return sum(value.size_bytes for value in values)

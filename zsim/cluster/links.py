@@ -160,7 +160,7 @@ def rail_count(cluster: Cluster) -> int:
 
 
 def edges_in_use(cluster: Cluster) -> list[FabricEdge]:
-    """Return the edges of the fabric, except those of nodes beyond the cluster."""
+    """Return the edges of the fabric, except edges of nodes beyond the cluster."""
     return [
         edge
         for edge in cluster.fabric.edges

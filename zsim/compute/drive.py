@@ -19,7 +19,7 @@ SECONDS_PER_DAY = 86_400
 
 
 class DriveAccess(Struct, frozen=True, kw_only=True):
-    """How a read or write is issued; the defaults are those of DeepSpeed's `aio` table.
+    """How a read or write is issued; the defaults are from DeepSpeed's `aio` table.
 
     Attributes:
         block_bytes, queue_depth: size of the blocks into which a thread cuts its part, and number

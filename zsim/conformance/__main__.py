@@ -24,7 +24,7 @@ def main() -> int:
         parser.error(str(error))
     folder = Path(__file__).parent
     chosen = (f"--backend={name}" for name in names)
-    # No configuration of the folder that it is called from, and nothing written beside the suite.
+    # No configuration of the folder that it is called from, and nothing written next to the suite.
     alone = ("-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider")
     return int(pytest.main([str(folder), "--import-mode=importlib", *alone, *chosen]))
 

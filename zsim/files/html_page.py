@@ -84,7 +84,7 @@ def _in_script(value: object) -> str:
 
 
 def html_template(name: str, package: str = "zsim.files") -> "Template":
-    """Return the Jinja template `name` of `package`; it may include those of `zsim.files`.
+    """Return the Jinja template `name` of `package`; it may include templates of `zsim.files`.
 
     Raises:
         ImportError: jinja2 is not installed.

@@ -1,6 +1,6 @@
 """Memory that a pool reserves from its device, if its allocator serves the ledger of a rank.
 
-Requests are those of `zsim.memory.service`. A block with a deferred free waits for its uses until
+Requests come from `zsim.memory.service`. A block with a deferred free waits for its uses until
 the ledger returns it, or until memory runs out; the allocator then waits for all uses before it
 fails, as in PyTorch.
 """

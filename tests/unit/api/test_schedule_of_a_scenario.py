@@ -66,6 +66,8 @@ VARIANTS: tuple[dict[str, object], ...] = (
         "model.norm": "rms",
         "model.activation": "geglu",
         "model.qkv_bias": False,
+        "model.output_bias": False,
+        "model.embedding_norm": True,
         "model.norm_bias": False,
         "model.norm_placement": "both",
         "model.qk_norm": "head",

@@ -22,8 +22,9 @@ EXAMPLE = DOCS / "reference" / "scenario_example.md"
 SHORT = [DOCS / "reference" / "names.md", EXAMPLE, PAPER]
 """Pages whose commands take little time."""
 
-VARYING = {"predict", "release", "train"}
-"""Pages without commands to run: output of real ranks varies, and a release writes a tag."""
+VARYING = {"predict", "release", "serve", "train"}
+"""Pages without commands to run: output of real ranks varies, a release writes a tag, and a server
+answers until it is ended."""
 
 PAPER_TFLOPS = 38.7
 """Rajbhandari et al. 2020 (arXiv 1910.02054v3), figure 2, 100B."""

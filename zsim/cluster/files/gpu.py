@@ -115,7 +115,7 @@ class GpuTable(FileTable):
         )
 
     def _launch(self, *, is_measured: bool) -> LaunchCosts:
-        """Return launch costs; those of other GPUs if only a data sheet is known."""
+        """Return launch costs; from other GPUs if only a data sheet is known."""
         if self._launch_is_absent and not is_measured:
             return EAGER
         return LaunchCosts(

@@ -10,7 +10,7 @@
 
 RCCL writes the same with <xgmi> for <nvlink>. The XML lacks the GPU's memory and rates: zsim uses
 those of the packaged GPU with the same PCI device, or of a GPU named by the user. It also lacks
-latencies: zsim uses those of packaged nodes.
+latencies: zsim uses the latencies of packaged nodes.
 """
 
 from collections import Counter

@@ -44,8 +44,8 @@ class LaunchCosts:
         wait_ps: for each dependency of an operation: an event recorded and waited for by a stream
             or by the host.
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
-            unit, beside its kernels: the Python of the trainer. No profile has them, since they are
-            not the host's (`zsim.runtimes.host_costs`).
+            unit, besides its kernels: the Python of the trainer. No profile has them: they are not
+            the host's (`zsim.runtimes.host_costs`).
     """
 
     forward_ps: int = 0

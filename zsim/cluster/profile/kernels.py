@@ -1,7 +1,7 @@
 """Fitted constants of kernels: fractions of a GPU's peaks, by kind of kernel and shape.
 
 `zsim calibrate` fits these constants and writes them to a file. They are fractions of the peaks
-of each GPU, so those of one GPU are also estimates for similar GPUs.
+of each GPU, so constants of one GPU are also estimates for similar GPUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class KernelProfile:
         product_memory: fraction of the bandwidth of memory-bound products.
         attention_forward, attention_backward: fractions of the peak of fused attention.
         launch: host time to issue operations.
-        flash2, cudnn: constants of these attention kernels; None to use those of earlier kernels.
+        flash2, cudnn: constants of these attention kernels; None uses earlier kernels'.
         alignment: slowdown of products with unaligned rows; None for none.
         training: factors of the same kernels in training.
         gpu: kind of GPU that they were fitted to, or scaled for.
@@ -91,7 +91,7 @@ class KernelProfile:
     def published_attention(self, version: int) -> FusedAttention | None:
         """Return the published constants of attention kernels of `version`; None if unpublished.
 
-        Without constants of cuDNN, those of FlashAttention-2 are used.
+        Without constants of cuDNN, FlashAttention-2 gives them.
         """
         if version == 1:
             return None
