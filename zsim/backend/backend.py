@@ -141,7 +141,7 @@ def load_backend(name: str) -> type[Backend]:
         BackendError: two backends are registered as `name`, or its class has no `BackendTraits`.
         EntryPointError: its entry point names nothing.
     """
-    found = tuple(entry for entry in entries(GROUP) if entry.name == name)
+    found = [entry for entry in entries(GROUP) if entry.name == name]
     if not found:
         raise UnknownBackendError(f"backend: {one_of(name, names())}")
     if len(found) > 1:

@@ -55,7 +55,7 @@ def _watch(name: str, spent_s: Callable[[], float]) -> None:
     waited_s = 0.0
     while not _ended.wait(LOOK_S):
         waited_s += LOOK_S if _delegates.is_set() else 0.0
-        if max(waited_s, spent_s()) >= LONG_S:
+        if max(waited_s, spent_s()) >= LONG_S and not _ended.is_set():
             with suppress(OSError, ValueError):  # nobody reads it
                 print(f"zsim {name}: still working; Ctrl-C ends it", file=sys.stderr, flush=True)
             return

@@ -316,7 +316,8 @@ def best_clusters(
         raise MistakeError("--price, --prices: cannot be combined with a price after @; remove one")
     if len(prices) > 1:
         raise MistakeError("--or: give a price after @ to all GPUs or to none")
-    of_search = SearchOptions(**{**(search or {}), "may_interrupt": False})
+    of_search: SearchOptions = {} if search is None else search.copy()
+    of_search["may_interrupt"] = False
     answers: list[ClusterAnswer] = []
     for text, (gpus, price) in zip(clusters, quotes, strict=True):
         asked = options.copy()

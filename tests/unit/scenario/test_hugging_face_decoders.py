@@ -30,7 +30,7 @@ OLD: Config = {"vocab_size": 208, "n_embd": 64, "n_layer": 3, "n_head": 8, "n_po
 BLOOM: Config = {"vocab_size": 208, "hidden_size": 64, "n_layer": 3, "n_head": 8}
 OF_GPT = {"gpt_bigcode": OLD, "gptj": OLD | {"rotary_dim": 4}, "bloom": BLOOM}
 OF_GPT["codegen"] = OF_GPT["gptj"]
-OF_GPT |= dict.fromkeys(("hunyuan_v1_dense", "ministral"), SIZES | {"head_dim": 8})
+OF_GPT.update(dict.fromkeys(("hunyuan_v1_dense", "ministral"), SIZES | {"head_dim": 8}))
 OF_GPT["helium"] = SIZES | {"hidden_size": 1024}  # 8 heads of 128 elements
 CHANGES: dict[str, list[Config]] = {
     "llama": [{"attention_bias": True}],
