@@ -45,7 +45,7 @@ def load(entry: EntryPoint) -> object:
 
 
 def referred(reference: str, *, field: str) -> object:
-    """Return the object of the text `module:name` or `module`; messages begin with `field`.
+    """Return the object of the text `module:name` or `module`; messages start with `field`.
 
     Raises:
         EntryPointError: there is no such module, or no such name in it; one line.

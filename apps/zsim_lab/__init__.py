@@ -1,1 +1,1 @@
-"""Predictions beside published measurements: `zsim validate` and `zsim calibrate`."""
+"""Predictions compared with published measurements: `zsim validate` and `zsim calibrate`."""

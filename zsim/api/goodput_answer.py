@@ -45,7 +45,7 @@ DRAWS_MAX: Final = 1_000_000
 """Maximum number of failures in all simulated trainings; with more, their spread is small."""
 
 LEAST: Final = 0.01
-"""Minimum goodput; below, a training is said not to end."""
+"""Goodput below which the answer is that the training does not end."""
 
 NAMES: Final = (
     *("failures", "checkpoint", "storage", "restart", "interval"),
@@ -69,7 +69,7 @@ class FailureModel:
         storage: bytes per second with which all GPUs together write and read a checkpoint.
         restart_s: seconds from a failure until steps run again.
         interval_s: seconds of steps between checkpoints.
-        repair_s: seconds until a node that failed works again; None: a node is always at hand.
+        repair_s: seconds until a node that failed works again; None: a spare node is always ready.
         spares: number of spare nodes.
         goodput: goodput to reach with spare nodes.
     """
@@ -187,7 +187,7 @@ class Goodput:
         gpus: number of GPUs that train.
         gpus_per_node: GPUs of a node, which fail together.
         bytes: bytes of a checkpoint.
-        given: the reliability that was asked.
+        given: options of `--reliability`.
     """
 
     gpus: int

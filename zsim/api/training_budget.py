@@ -125,7 +125,7 @@ class TrainingBudget:
     def text(self) -> str:
         """Return the whole budget as one line."""
         tokens = format_count(self.tokens)
-        passing, steps = _days(self.days), _days(self.seconds / SECONDS_PER_DAY)
+        passing, steps = days_text(self.days), days_text(self.seconds / SECONDS_PER_DAY)
         time = f"{passing} on {self.gpus:,} GPUs"
         time += f" ({steps} of steps alone)" if passing != steps else ""
         hours = f"{_count(self.gpu_hours)} GPU hours"
@@ -160,7 +160,8 @@ class TrainingBudget:
         }
 
 
-def _days(days: float) -> str:
+def days_text(days: float) -> str:
+    """Return a time with its unit: hours below a day, years from a year on."""
     if days >= DAYS_PER_YEAR:
         return f"{days / DAYS_PER_YEAR:,.1f} years"
     return f"{days:,.1f} days" if days >= 1 else f"{days * 24:.1f} hours"

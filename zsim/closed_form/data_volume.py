@@ -22,7 +22,7 @@ class CopiedBytes:
 
     Attributes:
         compute: of copies between the kernels of forward and backward, on their stream.
-        beside: bytes of copies on other streams.
+        beside: bytes copied on other streams.
     """
 
     compute: int = 0

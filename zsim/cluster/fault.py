@@ -149,7 +149,7 @@ class Jitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaky:
-    """A fault that some steps have: each of `links` links alike has it with `probability`.
+    """A fault of some steps: each of `links` equal links has it with `probability`.
 
     Steps and links are independent. Several links with the fault cost as much as one, since all
     ranks wait for the slowest link.

@@ -106,7 +106,8 @@ class ModelCatalogue:
         near = list(dict.fromkeys(self._known[each][1].name for each in close))[:NEAREST]
         meant = f"; did you mean {' or '.join(near)}?" if near else ";"
         raise ScenarioError(
-            f"model.name: {shown(name)} is no model that ships{meant} zsim list models has all"
+            f"model.name: {shown(name)} is not the name of a model{meant} "
+            "zsim list models prints all"
         )
 
     def text(self, name: str) -> str:

@@ -237,7 +237,7 @@ class BestResult(BestPages, AnswerInFacts):
         return config_text(asked, suffix=suffix)
 
     def launch(self, setting: TriedSetting) -> SettingLaunch:
-        """Return what a script needs to start a setting."""
+        """Return the values from which a start script is written."""
         cluster = self.tables.get("cluster", {})
         return SettingLaunch(
             name=setting.name(),

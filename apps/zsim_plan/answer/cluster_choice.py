@@ -31,7 +31,7 @@ MOST: Final = 8
 
 
 def quoted(text: str) -> tuple[str, float | None]:
-    """Return the GPUs that `text` names, and their price if it has one.
+    """Return the GPUs that `text` names, and the price after @, or None.
 
     Raises:
         MistakeError: the price is 0.

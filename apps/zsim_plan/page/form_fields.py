@@ -180,7 +180,7 @@ def _training_fields() -> tuple[FormField, ...]:
         _chosen("precision", "Precision", "", _plain(PRECISIONS)),
         _chosen("compile", "Compiled blocks", "", _plain({"": "no", "yes": "yes"})),
         _typed("tokens", "Tokens of the training", "15T", "300B", "1T", "2T", "15T"),
-        _typed("price", "Price of a GPU hour", "", hint="yours: none ships"),
+        _typed("price", "Price of a GPU hour", "", hint="for example 2.50"),
     )
 
 

@@ -310,7 +310,7 @@ def _once(given: Given) -> dict[str, str]:
 
 
 def _sides(given: Given) -> tuple[dict[str, str], dict[str, str] | None]:
-    """Return the values of the setting, and those of the kept one; None if there is none.
+    """Return the values of the setting, and of the kept setting or None.
 
     Raises:
         MistakeError: a key is repeated.

@@ -45,7 +45,7 @@ GPU_NUMBERS: Final = {
 """The six numbers of a GPU: key in its file by field of the form, and an example."""
 
 OPTIONAL: Final = ("gpu_fp8", "gpu_power")
-"""Numbers that a GPU may lack."""
+"""Optional numbers of a GPU."""
 
 
 @cache
@@ -92,7 +92,7 @@ def gpu_text(numbers: Mapping[str, str], labels: Mapping[str, str]) -> str:
     """Return the file of a GPU with `numbers` by field; empty if all are empty.
 
     Raises:
-        MistakeError: some numbers are given, but not all that a GPU needs.
+        MistakeError: a required number of the GPU is missing.
     """
     given = {field: numbers[field] for field in GPU_NUMBERS if numbers[field]}
     if not given:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from zsim.analysis.run_comparison import counts, ratio_error
 from zsim.api.run_result import RunResult
+from zsim.api.training_budget import days_text
 from zsim.units import format_bytes, format_count, format_seconds
 from zsim_plan.page.form_fields import OWN, form_fields
 from zsim_plan.page.own_files import without_folder
@@ -51,10 +52,10 @@ def _cards(result: RunResult) -> Generator[tuple[str, str, str]]:
     budget = result.training
     if budget is None:
         return
-    yield f"{format_count(budget.tokens)} tokens", f"{budget.days:,.1f} days", "failures included"
+    yield f"{format_count(budget.tokens)} tokens", days_text(budget.days), "failures included"
     hours = format_count(round(budget.gpu_hours))
     if budget.cost is None:
-        yield "GPU hours", hours, "say a price to see money"
+        yield "GPU hours", hours, "enter a price to see the cost"
     else:
         yield "money", format_count(round(budget.cost)), f"{hours} GPU hours"
 
@@ -103,7 +104,7 @@ def _shown(field: FormField, asked: ChosenSetting) -> str:
 
 
 def _verdict(first: RunResult | None, second: RunResult | None) -> str:
-    """Return how the speed of the second run compares with that of the first."""
+    """Return the ratio of the speeds of both runs as a sentence."""
     for name, each in (("A", first), ("B", second)):
         if each is None:
             return f"{name} has no answer, so the two cannot be compared."

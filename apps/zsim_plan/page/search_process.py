@@ -1,4 +1,4 @@
-"""Searches of the page, each in a process of its own; a few wait for the one that runs.
+"""Searches of the page: one runs in a child process, and a few wait in a queue.
 
 The process has limits on memory and time. It ends with the request: when the answer is there, when
 the client disconnects, or when the server ends.
@@ -50,7 +50,7 @@ FULL: Final = (
 
 
 class SearchQueue:
-    """The running search, and those that wait, in the order in which they came."""
+    """The running search, then the waiting ones in order of arrival."""
 
     def __init__(self) -> None:
         self._lock = Lock()

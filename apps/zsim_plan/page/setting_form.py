@@ -50,7 +50,7 @@ OWN_OFFLOADS: Final[Mapping[str, Changes]] = {
 
 
 def offloads(runtime: str) -> Mapping[str, Changes]:
-    """Return the changes of a runtime for each choice that it has."""
+    """Return the scenario changes of each choice of a runtime."""
     if runtime == ZERO:
         return OWN_OFFLOADS
     return {
@@ -183,7 +183,7 @@ class ChosenSetting:
         """Key and value that give the model: its name, or the path of the pasted config.json.
 
         Raises:
-            MistakeError: a config.json is missing, too large, or given besides another model.
+            MistakeError: a config.json is missing, too large, or another model is chosen too.
         """
         config, name = self.values["config"], self.values["model"]
         if name != OWN and config:

@@ -3,7 +3,7 @@
 If at most one activity is in flight at any time, and neither kernels nor links change their speed,
 then no time depends on the order of events. The pass follows the hosts of all rank classes
 together and stops them only at collectives. Every dependency of an entry was issued before it, so
-its end is known. The results are the same as those of the streams.
+its end is known. The streams give the same results.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -24,7 +24,7 @@ class NotAheadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TapedCollective:
-    """A collective of a tape. Those of equal `kind` take equally long."""
+    """A collective of a tape. Collectives of equal `kind` take the same time."""
 
     member: CollectiveOperation
     size_bytes: int
@@ -195,7 +195,7 @@ class AheadRun:
         return number, size_bytes, taken_ps
 
     def _count(self, counts: dict[int, int], step: int) -> None:
-        """Add the bytes of the collectives of `step` to those that the network moved."""
+        """Add the bytes of the collectives of `step` to the bytes moved on the network."""
         for kind, times in counts.items():
             number, size_bytes, _ = self._costs[kind]
             if size_bytes:
@@ -203,7 +203,7 @@ class AheadRun:
 
 
 class _Track:
-    """The host of one rank class, and when each of its streams is free.
+    """The host of one rank class, and the times at which its streams are free.
 
     `_could_ps` is when a stream could have run more; waits without an operation are not work.
     """

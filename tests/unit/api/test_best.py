@@ -344,7 +344,7 @@ def test_the_best_of_several_fabrics_is_that_of_the_best_one() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "model": ({"model": "llama9"}, "model.name: 'llama9' is no model that ships"),
+    "model": ({"model": "llama9"}, "model.name: 'llama9' is not the name of a model"),
     "gpu": ({"gpus": "8xh900"}, "--gpus: 'h900': did you mean h800? It must be a file, a name "),
     "count": ({"gpus": "eight h100"}, "--gpus: 'eight h100' must be a number and a name"),
     "nodes": ({"gpus": "12xh100"}, "--gpus: 12 must be at most 8, or a multiple of it"),

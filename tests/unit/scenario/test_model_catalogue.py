@@ -133,9 +133,9 @@ def test_a_setting_of_the_name_replaces_the_shape_of_the_file() -> None:
 
 
 WRONG = {
-    "model.name=llama3.1-71b": "model.name: 'llama3.1-71b' is no model that ships; did you mean "
-    "llama3.1-70b",
-    "model.name=#": "model.name: '#' is no model that ships; zsim list models has all",
+    "model.name=llama3.1-71b": "model.name: 'llama3.1-71b' is not the name of a model; did you "
+    "mean llama3.1-70b",
+    "model.name=#": "model.name: '#' is not the name of a model; zsim list models prints all",
     "model.name=google-t5/t5-11b": "model.name: 'google-t5/t5-11b' is an encoder and a decoder",
     "model.name=google/flan-t5-xl": "model.name: 'google/flan-t5-xl' is an encoder and a decoder",
     "model.name=mistralai/Mixtral-8x7B-v0.1": "model.name: 'mistralai/Mixtral-8x7B-v0.1' is a "
