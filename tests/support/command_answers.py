@@ -47,6 +47,12 @@ def refused(asked: tuple[int, str, str]) -> str:
     return error.removeprefix("zsim: ").strip()
 
 
+def without_notice(error: str) -> str:
+    """Standard error of a process without the line that a long command prints while it works."""
+    lines = error.splitlines(keepends=True)
+    return "".join(line for line in lines if "still working; Ctrl-C" not in line)
+
+
 def answered(asked: tuple[int, str, str]) -> dict[str, Json]:
     """The one object that `--json` prints."""
     code, out, error = asked

@@ -218,6 +218,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:]
     name = _command(words)
-    with nullcontext() if name in TALKING else noticed(name):
+    is_first = os.environ.get("RANK", "0") == "0"  # torchrun starts this command on each rank
+    with noticed(name) if is_first and name not in TALKING else nullcontext():
         code = answer(words)
     sys.exit(code)

@@ -1,5 +1,6 @@
 """Commands that take long say so on standard error."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,13 +71,20 @@ def test_a_progress_bar_takes_the_place_of_the_notice(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.one_commit_in(12)
-def test_a_piped_command_says_on_standard_error_that_it_works() -> None:
+@pytest.mark.parametrize(("rank", "printed"), [("0", 1), ("3", 0)])
+def test_a_piped_command_says_once_that_it_works_also_under_torchrun(
+    rank: str, printed: int
+) -> None:
     program = (
         "import sys, zsim.cli.main as main, zsim.cli.notice as notice; notice.LONG_S = 0.01;"
         "notice.LOOK_S = 0.01; sys.argv = ['zsim', 'plan', 'tiny']; main.main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"RANK": rank},
     )
-    assert done.stderr == "zsim plan: still working; Ctrl-C ends it\n"
+    assert done.stderr == printed * "zsim plan: still working; Ctrl-C ends it\n"
     assert done.stdout.startswith("Tiny: ")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_answers import without_notice
 from kept_losses import kept_losses
 
 from zsim.backend.backend import BackendTraits, Job, RunFailedError
@@ -19,9 +20,6 @@ from zsim.cli.main import answer
 from zsim_torch.supervise.progress_record import ProgressRecord
 
 ZSIM = Path(sys.executable).parent / "zsim"
-
-WORKING = "zsim run: still working; Ctrl-C ends it\n"
-"""Printed if the ranks take more than three seconds."""
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Iterator[str]:
@@ -129,7 +127,7 @@ def test_an_interrupted_run_leaves_no_rank_behind_and_says_where_its_losses_are(
     assert running.returncode == 130
     steps = len({step for step, _, _ in kept_losses(tmp_path)})
     (path,) = tmp_path.glob("zsim-losses-*.csv")
-    told = error.removeprefix(WORKING)
+    told = without_notice(error)
     assert told == f"zsim: losses of {steps} steps are in {path}\nzsim: interrupted\n"
     need_none_left(running.pid)
 
@@ -145,7 +143,7 @@ def test_a_run_whose_rank_is_killed_leaves_nothing_and_says_where_its_losses_are
     assert running.returncode == 3
     (path,) = tmp_path.glob("zsim-losses-*.csv")
     steps = len({step for step, _, _ in kept_losses(tmp_path)})
-    told = error.removeprefix(WORKING)
+    told = without_notice(error)
     assert told.startswith("zsim: rank 1: killed by SIGKILL")
     assert told.endswith(f"; losses of {steps} steps are in {path}\n")
     assert told.count("\n") == 1
