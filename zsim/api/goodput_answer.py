@@ -12,7 +12,7 @@ from zsim.strategy.strategy import Strategy
 from zsim.suggestion import one_of
 from zsim.units import UnitError, format_bytes, parse_bandwidth, parse_duration
 
-SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86_400
+SECONDS_PER_HOUR, SECONDS_PER_DAY, SECONDS_PER_YEAR = 3600, 86_400, 31_557_600
 
 FAILURES: Final = 419 / (54 * 24 * 16_384)
 """Default failures per GPU and hour: 419 unexpected interruptions in 54 days on 16,384 H100.
@@ -412,9 +412,9 @@ UNITS: Final = (("days", SECONDS_PER_DAY), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def _time(seconds: float) -> str:
-    """Return a time with three digits, in days, hours, minutes or seconds."""
-    if seconds >= 1000 * SECONDS_PER_DAY:
-        return f"{seconds / SECONDS_PER_DAY / 365.25:,.3g} years"
+    """Return a time with three digits, in years, days, hours, minutes or seconds."""
+    if seconds >= SECONDS_PER_YEAR:
+        return f"{seconds / SECONDS_PER_YEAR:,.3g} years"
     for unit, size in UNITS:
         if seconds >= 2 * size or size == 1:
             return f"{seconds / size:.3g} {unit}"

@@ -275,7 +275,7 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
     if what == "scenario" and models and not any(each.startswith(name) for each in shipped):
         shown = ", ".join(models[:3])
         raise MistakeError(
-            f"{what}: {name!r} begins the names of models: {shown}; "
+            f"{what}: {name!r} is the start of names of models: {shown}; "
             "zsim best MODEL --gpus 8xh100 finds a setting for one"
         )
     why = one_of(name, shipped, or_else="a file, or ", listed_by=listed_by)

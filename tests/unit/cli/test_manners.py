@@ -91,7 +91,7 @@ def test_a_node_that_is_nearly_right_is_suggested(ask: Ask) -> None:
 
 HINTS = {
     "run llama3.1-8b": "scenario: 'llama3.1-8b' is a model: zsim best llama3.1-8b --gpus 8xh100 ",
-    "run qwen": "scenario: 'qwen' begins the names of models: qwen2.",
+    "run qwen": "scenario: 'qwen' is the start of names of models: qwen2.",
     "run nofile.toml": "scenario: 'nofile.toml': there is no such file",
     "run tiny --set stage=3": "tiny: stage: unknown key; did you mean zero.stage? allowed: title, ",
     "best llama3.1-8b --gpus 8h100": "--gpus: '8h100': did you mean 8xh100?",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command_answers import without_notice
 from kept_losses import kept_losses
 from rank_jobs import strike, sum_of_ranks
 
@@ -258,7 +259,7 @@ class Running:
         assert out == ""
         until(lambda: not processes_with(self.mark))
         until(lambda: not list(self.folder.glob("zsim-ranks-*")))
-        return self.process.returncode, error
+        return self.process.returncode, without_notice(error)
 
 
 @pytest.mark.parametrize(
