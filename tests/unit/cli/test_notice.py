@@ -62,8 +62,8 @@ def test_waiting_counts_once_other_processes_work(
 
 
 def test_a_progress_bar_takes_the_place_of_the_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    silenced = False
     with noticed("check", lambda: 10.0 if silenced else 0.0):
-        silenced = False
         silence()
         silenced = True
         sleep(0.02)

@@ -20,6 +20,6 @@ def test_an_interrupted_block_ends_its_processes_without_waiting_for_them() -> N
     others = {*active_children()}
     with pytest.raises(KeyboardInterrupt):
         interrupt()
-    for each in {*active_children()} - others:
-        each.join(60)
-    assert {*active_children()} <= others
+    # The pool's own thread may collect a process, so one look can find it ended and not collected.
+    while {*active_children()} - others:
+        time.sleep(0.01)
