@@ -324,7 +324,7 @@ def _compile(options: SectionOptions) -> None:
         raise options.wrong("model.converters", others[0], "is not modelled, only float8")
     name = "quantize.linear.float8.recipe_name"
     has_recipe = name in options.left
-    recipe = options.word(name, "tensorwise", tuple(Float8))
+    recipe = options.word(name, "tensorwise", (Float8.TENSORWISE, Float8.ROWWISE))
     if converters:
         options.set_field("train.float8", recipe, "model.converters")
         _float8_gathers(options, has_recipe=has_recipe)
