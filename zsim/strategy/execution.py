@@ -228,6 +228,11 @@ class Execution:
         return self.recipe is not None and first <= layer < layers - last
 
     @property
+    def shares_scales(self) -> bool:
+        """True if ranks that have parts of one weight must agree on its scale."""
+        return self.quantizer is Quantizer.TORCHAO
+
+    @property
     def passes_keys(self) -> bool:
         """True if ranks that share sequences pass keys and values around a ring."""
         return self.context > 1 and self.exchange is ContextExchange.RING
