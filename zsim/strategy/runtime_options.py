@@ -183,6 +183,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def keeps_float8(self) -> bool:
+        """True if weights of linear layers with 8-bit GEMMs are kept in 8 bits alone."""
+        return False
+
+    @property
     def gathers_float8_tokens(self) -> bool:
         """True if input tokens of float8 linear layers are cast before they are gathered."""
         return False

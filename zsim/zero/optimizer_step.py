@@ -5,7 +5,6 @@ reduced (scaled, with fp16), cast to the optimizer's dtype, unscaled, clipped, t
 """
 
 from collections.abc import Callable, Sequence
-
 from dataclasses import replace as replaced
 
 from msgspec.structs import replace
@@ -25,7 +24,6 @@ from zsim.zero.names import WORLD
 from zsim.zero.parameter_groups import RuledPart, ruled
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim.zero.updated_tensor import UpdatedTensor
-
 
 SCALED_PASSES = 9
 """Reads and writes of fp32 of an element of a scaled state, besides those of the state itself: cast

@@ -84,8 +84,9 @@ class Megatron(RuntimeOptions):
             does so (`allreduce_no_retain` of Aleph-Alpha/scaling at 737f8558,
             src/scaling/core/optimizer/allreduce.py).
         allreduce_bucket_size: with it, elements above which such a bucket is closed.
-        fp8_param_gather: in stage 1, parameters of linear layers with 8-bit GEMMs are kept in 8
-            bits and gathered so; not with mxfp8, whose gathers stay in 16 bits.
+        fp8_param_gather: in stage 1, weights of linear layers with 8-bit GEMMs are kept in 8 bits
+            alone, and gathered so. With mxfp8 they are gathered in 16 bits, then cast along both
+            axes (`--reuse-grad-buf-for-mxfp8-param-ag`).
         use_precision_aware_optimizer: Transformer Engine's FusedAdam, with states in the formats
             of the next four options. With fp32 masters of bf16 parameters it keeps only the lower
             16 bits of each (`store_param_remainders`), unless GEMMs are scaled otherwise than
@@ -207,6 +208,11 @@ class Megatron(RuntimeOptions):
     def split_options(self) -> tuple[str, ...]:
         """Return the options in use that split layers over stages."""
         return tuple(name for name in SPLITS if getattr(self, name) not in (None, False))
+
+    @property
+    def keeps_float8(self) -> bool:
+        """True if weights of linear layers with 8-bit GEMMs are kept in 8 bits alone."""
+        return self.fp8_param_gather
 
     @property
     def cuts_tokens(self) -> bool:
