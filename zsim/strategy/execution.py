@@ -239,6 +239,11 @@ class Execution:
         return self.recipe is not None and first <= layer < layers - last
 
     @property
+    def measures_tokens(self) -> bool:
+        """True if tokens are measured, over all ranks that have some, before they are cast."""
+        return self.recipe in (Float8.TENSORWISE, Float4.NVFP4)
+
+    @property
     def keeps_cast_weights(self) -> bool:
         """True if cast copies of weights persist from step to step."""
         return self.recipe is not None and self.quantizer is Quantizer.TRANSFORMER_ENGINE

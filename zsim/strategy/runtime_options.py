@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from zsim.dtype import DType
 from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Table
-from zsim.strategy.execution import ContextExchange, Quantizer, Recipe, TokenFusion
+from zsim.strategy.execution import ContextExchange, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 
@@ -87,6 +87,7 @@ class RuntimeOptions(Table):
         stored_least: least elements of a tensor of such a layer to be moved.
         execution_options: options with their values by the flag of an `Execution` that they set.
         quantizer: library that casts operands of narrow GEMMs.
+        casts_tokens_with: scalings of tokens that can be cast before they are gathered.
         receives_separately: True if a pipeline stage receives each micro-batch into separate
             memory.
     """
@@ -108,6 +109,7 @@ class RuntimeOptions(Table):
     stored_least: ClassVar[int] = 0
     execution_options: ClassVar[Mapping[str, str]] = {}
     quantizer: ClassVar[Quantizer] = Quantizer.TORCHAO
+    casts_tokens_with: ClassVar[tuple[Recipe, ...]] = (Float8.TENSORWISE,)
     receives_separately: ClassVar[bool] = False
 
     @staticmethod

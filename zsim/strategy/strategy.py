@@ -155,9 +155,6 @@ class Strategy(Table):
             # validate_args (megatron/training/arguments.py) turns sequence_parallel off, then
             # requires it
             yield refusal(field, None, "true needs parallel.tensor of at least 2")
-        if self.train.recipe is not None:
-            key = "float8" if self.train.float8 else "float4"
-            yield refusal(field, None, f"true is not modelled with train.{key}")
         if self.activations.checkpointing is Checkpointing.FULL:
             # without autograd, TE gathers first, then multiplies (`is_grad_enabled` in
             # `_LayerNormLinear.forward`): other kernels than in recompute
@@ -333,9 +330,10 @@ class Strategy(Table):
     @property
     def casts_tokens(self) -> bool:
         """True if such tokens are cast to float8 before linear layers gather them."""
-        runtime, one_scale = self.zero.emulate, self.train.float8 is Float8.TENSORWISE
-        casts = runtime is not None and runtime.gathers_float8_tokens
-        return self.cuts_tokens and one_scale and casts
+        runtime = self.zero.emulate
+        if runtime is None or not (self.cuts_tokens and runtime.gathers_float8_tokens):
+            return False
+        return self.train.recipe in runtime.casts_tokens_with
 
     @property
     def keeps_gathered(self) -> bool:

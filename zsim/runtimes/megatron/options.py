@@ -10,7 +10,7 @@ from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.runtimes.megatron.layer_split import LayerSplit, stages_in
 from zsim.strategy.config_table import Count, Flag, Whole
-from zsim.strategy.execution import ContextExchange, Float8, Quantizer, Recipe, TokenFusion
+from zsim.strategy.execution import ContextExchange, Float4, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 from zsim.strategy.runtime_options import Formats, KeptFormats, RuntimeOptions
 
@@ -144,6 +144,7 @@ class Megatron(RuntimeOptions):
     )  # _check_if_offload of Transformer Engine 2.20, pytorch/cpu_offload.py
     context_exchange = ContextExchange.RING  # cp_comm_type of TransformerConfig is p2p
     quantizer = Quantizer.TRANSFORMER_ENGINE
+    casts_tokens_with = (Float8.DELAYED, Float8.TENSORWISE, Float4.NVFP4)
 
     bucket_size: Count | None = None
     overlap_grad_reduce: Flag = False
@@ -208,6 +209,11 @@ class Megatron(RuntimeOptions):
     def split_options(self) -> tuple[str, ...]:
         """Return the options in use that split layers over stages."""
         return tuple(name for name in SPLITS if getattr(self, name) not in (None, False))
+
+    @property
+    def gathers_float8_tokens(self) -> bool:
+        """True if tokens are cast before they are gathered, unless userbuffers gather them."""
+        return not self.tp_comm_overlap
 
     @property
     def keeps_float8(self) -> bool:
