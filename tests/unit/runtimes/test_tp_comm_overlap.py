@@ -222,7 +222,6 @@ def test_each_product_is_as_its_method_says() -> None:
     ("changes", "why"),
     [
         ({"parallel.tensor": 1}, "true needs parallel.tensor of at least 2"),
-        ({"train.float8": Float8.TENSORWISE}, "true is not modelled with train.float8"),
         (
             {"activations.checkpointing": Checkpointing.FULL},
             "true is not modelled with activations.checkpointing = full",
