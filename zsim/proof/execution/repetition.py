@@ -66,16 +66,19 @@ class NumberedNames(dict[str, Named]):
         found = []
         for name, (family, number) in apart.items():
             size = sizes.get(family, 0)
-            if number is None or size < least:
-                continue
-            every = round(size / blocks) if blocks else 1
-            if every > 1:
-                number, first = divmod(number, every)
-                split = f"{family}#{first}/{every}"  # no name has a family with two "#"
-                self._splits[split] = family, every, first
-                family = split
-            found.append((name, (family, number)))
+            if number is not None and size >= least:
+                every = round(size / blocks) if blocks else 1
+                found.append((name, self._split(family, number, every)))
         super().__init__(found)
+
+    def _split(self, family: str, number: int, every: int) -> Named:
+        """Return the family of every so many names of `family`, and the number in it."""
+        if every <= 1:
+            return family, number
+        number, first = divmod(number, every)
+        split = f"{family}#{first}/{every}"  # no name has a family with two "#"
+        self._splits[split] = family, every, first
+        return split, number
 
     def __missing__(self, name: str) -> Named:
         """Return a name without a number."""
