@@ -89,7 +89,7 @@ class NarrowPassage(NamedTuple):
     why: str
 
 
-class _Edge(NamedTuple):
+class BufferEdge(NamedTuple):
     """An operation of a role that fills a buffer, and its source buffer.
 
     Attributes:
@@ -158,7 +158,7 @@ class _BufferGraph:
     """The edges between buffers, and the buffers from which they are followed backwards."""
 
     several: bool
-    into: dict[Node, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
+    into: dict[Node, list[BufferEdge]] = field(default_factory=lambda: defaultdict(list))
     starts: dict[_Need, dict[Node, None]] = field(default_factory=lambda: defaultdict(dict))
     sent: dict[_Channel, dict[Node, None]] = field(default_factory=lambda: defaultdict(dict))
     received: dict[Node, dict[_Channel, tuple[str, str]]] = field(
@@ -176,7 +176,7 @@ class _BufferGraph:
                 ends = operation.source.buffer, operation.target.buffer
                 if (*ends, added) not in known:
                     known.add((*ends, added))
-                    edge = _Edge((index, ends[0]), role, operation.id, added)
+                    edge = BufferEdge((index, ends[0]), role, operation.id, added)
                     self.into[index, ends[1]].append(edge)
                 if self.several and isinstance(operation, CollectiveOperation):
                     self._meets(operation, (index, ends[0]), (index, ends[1]), role)
@@ -208,7 +208,7 @@ class _BufferGraph:
         self.sent[channel][source] = None
         self.received[target].setdefault(channel, (role, operation.id))
 
-    def edges(self, target: Node, met: set[_Channel]) -> Iterator[_Edge]:
+    def edges(self, target: Node, met: set[_Channel]) -> Iterator[BufferEdge]:
         """Yield the edges into a buffer: of its own role, then from the data of other roles.
 
         Sources of a channel are yielded for the first buffer that receives from it; `met` has the
@@ -219,4 +219,4 @@ class _BufferGraph:
             if channel not in met:
                 met.add(channel)
                 for source in self.sent.get(channel, ()):
-                    yield _Edge(source, role, operation)
+                    yield BufferEdge(source, role, operation)

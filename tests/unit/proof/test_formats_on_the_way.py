@@ -17,7 +17,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.proof import check
 from zsim.proof.context import Context
-from zsim.proof.format_paths import WORDS, _Edge, is_narrower
+from zsim.proof.format_paths import WORDS, BufferEdge, is_narrower
 from zsim.proof.formats import examine
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
@@ -251,7 +251,7 @@ def test_twice_the_micro_batches_of_a_pipeline_take_twice_the_work(
 
     def counted(*arguments: object) -> object:
         made.append(arguments)
-        return _Edge(*arguments)  # type: ignore[arg-type]  # the arguments of its caller
+        return BufferEdge(*arguments)  # type: ignore[arg-type]  # the arguments of its caller
 
     def work(micro_batches: int) -> int:
         schedule, model = pipeline_of_four_stages(micro_batches)
@@ -259,7 +259,7 @@ def test_twice_the_micro_batches_of_a_pipeline_take_twice_the_work(
         assert examine(Context.of(schedule, model)) == []
         return len(made)
 
-    monkeypatch.setattr("zsim.proof.format_paths._Edge", counted)
+    monkeypatch.setattr("zsim.proof.format_paths.BufferEdge", counted)
     assert work(32) < 2.5 * work(16)
 
 
