@@ -36,7 +36,6 @@ from zsim.schedule.operation import (
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule, ScheduleError
 from zsim.strategy.activations import Checkpointing
-from zsim.strategy.execution import Float8
 from zsim.strategy.overlap_methods import ByKernel, OverlapMethods, RingExchange
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
