@@ -80,9 +80,18 @@ def layer(
             forward=_in_parts(size, frozen.forward, _PARTS[scatters][0]),
             backward=_in_parts(size, frozen.backward, _PARTS[scatters][1]),
         )
-    lora = size.shape.lora
-    if not adapted or lora is None:
+    if not adapted or size.shape.lora is None:
         return (frozen,)
+    return (frozen, *_adapter(size, source, base, target, name=name))
+
+
+def _adapter(
+    size: Size, source: Tensor, base: Tensor, target: Tensor, *, name: str
+) -> tuple[Operator, ...]:
+    """Return the operators of an adapter, which adds its output to `base`."""
+    lora = size.shape.lora
+    assert lora is not None
+    rows, columns = (each.elements // size.tokens for each in (target, source))
     low, delta = size.rows(f"{name}/lora_A", lora.rank), size.rows(f"{name}/lora_B", rows)
     down = size.copied(f"{name}.lora_A.weight", lora.rank, columns)
     up = size.copied(f"{name}.lora_B.weight", rows, lora.rank)
@@ -95,7 +104,7 @@ def layer(
         forward=(streaming(kind, area, size.dtype, streams=3),),
     )
     if size.shape.execution.compiled:  # scaled in the same kernel
-        return (frozen, *adapter, added)
+        return (*adapter, added)
     scaled = size.rows(f"{name}/lora_scaled", rows)
     scale = Operator(
         reads=(delta,),
@@ -103,7 +112,7 @@ def layer(
         forward=(streaming(kind, area, size.dtype, streams=2),),
         backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
     )
-    return (frozen, *adapter, scale, replace(added, reads=(base, scaled)))
+    return (*adapter, scale, replace(added, reads=(base, scaled)))
 
 
 def linear(
