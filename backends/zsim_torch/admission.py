@@ -102,7 +102,10 @@ def _states(schedule: Schedule) -> str | None:
     strategy = schedule.contract.strategy
     if strategy is None or strategy.keeps_plain_states:
         return None
-    return "zero.megatron.use_precision_aware_optimizer: true is simulated only"
+    runtime = strategy.zero.emulate
+    assert runtime is not None  # zsim's own stages keep all states in one format
+    table = runtime.table()
+    return f"zero.{table}.use_precision_aware_optimizer: true is simulated only"
 
 
 def _execution(asked: Execution) -> str | None:
