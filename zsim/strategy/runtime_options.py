@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 from zsim.dtype import DType
 from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Table
+from zsim.strategy.cuda_graphs import CudaGraphs
 from zsim.strategy.execution import ContextExchange, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
@@ -120,6 +121,11 @@ class RuntimeOptions(Table):
     def layers_on_host(self) -> int:
         """Return the number of first layers whose activations are kept in host memory."""
         return 0 if self.layers_option is None else int(getattr(self, self.layers_option))
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """Return the parts of a step in CUDA graphs; None if there are none."""
+        return None
 
     @property
     def cuts_tokens(self) -> bool:

@@ -204,6 +204,11 @@ class Strategy(Table):
             yield from self._against_moved("true needs activations.checkpointing = full")
         if self.layers_on_host:
             yield from self._against_layers_on_host()
+        graphs = None if self.zero.emulate is None else self.zero.emulate.cuda_graphs
+        full = activations.checkpointing is Checkpointing.FULL
+        if graphs is not None and full and not graphs.iteration:
+            why = "full needs a CUDA graph of the whole iteration, or none (cuda_graph_impl)"
+            yield refusal("activations.checkpointing", None, why)
         if activations.partition and pipeline > 1:
             why = f"true is not modelled for pipeline = {pipeline}"
             yield refusal("activations.partition", None, why)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import assert_never
 
+from zsim.cluster.profile.graph_launch import GraphedWork
 from zsim.schedule.operation import (
     BACKWARDS,
     Action,
@@ -46,6 +47,8 @@ class LaunchCosts:
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
             unit, besides its kernels: the Python of the trainer. No profile has them: they are not
             the host's (`zsim.runtimes.host_costs`).
+        graphs: the operations in CUDA graphs, which the host launches together; None if there are
+            none.
     """
 
     forward_ps: int = 0
@@ -55,6 +58,7 @@ class LaunchCosts:
     wait_ps: int = 0
     segment_ps: int = 0
     unit_ps: int = 0
+    graphs: GraphedWork | None = None
 
     def __post_init__(self) -> None:
         for name in (*NAMES, *OF_TRAINER):
@@ -63,6 +67,10 @@ class LaunchCosts:
 
     def issue_ps(self, operation: Operation) -> int:
         """Return the picoseconds in which the host issues `operation`, without waiting."""
+        if self.graphs is not None:
+            captured = self.graphs.issue_ps(operation, self.operation_ps)
+            if captured is not None:
+                return captured
         match operation:
             case Compute():
                 each = self._kernel_ps(operation.action)
@@ -100,7 +108,9 @@ class LaunchCosts:
 OF_TRAINER = ("segment_ps", "unit_ps")
 """Costs of the trainer's own Python, which no file of a host has."""
 
-NAMES = tuple(field.name for field in fields(LaunchCosts) if field.name not in OF_TRAINER)
+NAMES = tuple(
+    field.name for field in fields(LaunchCosts) if field.name not in (*OF_TRAINER, "graphs")
+)
 """Names of all costs of a host, in the order of a file."""
 
 FREE = LaunchCosts()
