@@ -54,7 +54,16 @@ CUDNN_BLACKWELL = FusedAttention(
     backward_fill=280,
 )
 
-HOPPERS = ("h100", "h100_2025", "h100_2026", "h100_hbm2e", "h100_hbm2e_2025", "h200", "gh200")
+HOPPERS = (
+    "h100",
+    "h100_2025",
+    "h100_2026",
+    "h100_nemo_2025",
+    "h100_hbm2e",
+    "h100_hbm2e_2025",
+    "h200",
+    "gh200",
+)
 
 FLASH2: Mapping[str, FusedAttention] = {
     "a100": FLASH2_AMPERE,
@@ -106,6 +115,7 @@ OF_AMPERE = (
     "h100",
     "h100_2025",
     "h100_2026",
+    "h100_nemo_2025",
     "h100_hbm2e",
     "h100_hbm2e_2025",
     "h200",
@@ -129,6 +139,7 @@ TRAINING_SIBLINGS = {
     "h100_hbm2e_2025": "h100_hbm2e",
     "h200": "h100",
     "h100_2026": "h200",
+    "h100_nemo_2025": "h100",
     "gh200": "h100",
     "b200": "h100",
 }

@@ -58,6 +58,7 @@ CHIPS = {
 OF_LATER_SOFTWARE = {
     "h100_2025": "h100",
     "h100_2026": "h100",
+    "h100_nemo_2025": "h100",
     "h100_hbm2e_2025": "h100_hbm2e",
 }
 """Profiles with newer software on the same chip as another profile, and that profile."""

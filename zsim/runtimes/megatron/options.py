@@ -255,6 +255,8 @@ class Megatron(RuntimeOptions):
         impl, scopes = self.cuda_graph_impl, self.cuda_graph_scope
         whole = GraphScope.FULL_ITERATION in scopes
         name = "cuda_graph_scope"
+        if scopes and impl is GraphImpl.NONE:
+            refuse([refusal(name, None, "needs cuda_graph_impl")])
         if whole and len(scopes) > 1:
             refuse([refusal(name, None, "full_iteration allows no other scope")])
         if whole and impl is GraphImpl.TRANSFORMER_ENGINE:
