@@ -30,3 +30,16 @@ SIZE_BYTES = {
     DType.INT64: 8,
 }
 assert set(SIZE_BYTES) == set(DType)
+
+
+class BlockFormat(StrEnum):
+    """Format of operands of matrix products whose blocks have scales; no tensor is added in it."""
+
+    MXFP8 = "mxfp8"
+    """Elements of 8 bits; 32 of them share a scale of 8 bits (OCP Microscaling Formats 1.0)."""
+    NVFP4 = "nvfp4"
+    """Elements of 4 bits (E2M1); 16 of them share a scale of 8 bits, a tensor one of 32 bits."""
+
+
+Multiplied = DType | BlockFormat
+"""Format of the operands of a kernel."""

@@ -8,7 +8,7 @@ from zsim.model.architecture import Activation, Attention, Positions, Transforme
 from zsim.model.model import Model
 from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
-from zsim.strategy.execution import ContextExchange, Execution, Loss
+from zsim.strategy.execution import ContextExchange, Execution, Float8, Loss
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.units import format_bytes
 from zsim.zero.names import PIPELINE, TENSOR
@@ -105,8 +105,9 @@ def _execution(asked: Execution) -> str | None:
         return "activations.checkpointing: operations is simulated only"
     if asked.compiled:
         return "train.compile: true is simulated only"
-    if asked.float8 is not None:
-        return f"train.float8: {asked.float8} is simulated only"
+    if asked.recipe is not None:
+        key = "float8" if isinstance(asked.recipe, Float8) else "float4"
+        return f"train.{key}: {asked.recipe} is simulated only"
     if asked.loss is not Loss.TORCH:
         return f"train.loss: {asked.loss} is simulated only"
     if asked.metrics:

@@ -10,7 +10,7 @@ from zsim.analysis.exposed_time import HostSide, step_parts
 from zsim.analysis.tier_fit import TierUse, tier_uses_of_run
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
-from zsim.dtype import DType
+from zsim.dtype import Multiplied
 from zsim.memory import Peak, peak, peak_bytes, reservations
 from zsim.model.kernel import Kernel
 from zsim.schedule.operation import OF_SEGMENTS, Action, Communication, Compute, Together
@@ -139,7 +139,7 @@ class StepWork:
     hardware_flops: int
     causal_model_flops: int
     causal_hardware_flops: int
-    dtype: DType | None
+    dtype: Multiplied | None
     tokens: int
     written_bytes: int = 0
 
@@ -294,9 +294,9 @@ def _program(job: Job, rank: RankTrace) -> Program:
     return next(program for program in job.schedule.programs if program.role == rank.role)
 
 
-def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
+def _executed(job: Job, trace: Trace) -> tuple[dict[Multiplied, int], int]:
     """Return matrix-product FLOPs of the last step by format, and the FLOPs hidden by masks."""
-    totals: dict[DType, int] = {}
+    totals: dict[Multiplied, int] = {}
     masked = 0
     last = trace.steps - 1
     for rank in trace.ranks:
@@ -315,7 +315,7 @@ def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
     return totals, masked
 
 
-def _peak_rate(job: Job, dtype: DType | None) -> int:
+def _peak_rate(job: Job, dtype: Multiplied | None) -> int:
     """Return the GPU's peak rate in the format `dtype`; 0 if it has none."""
     try:
         return 0 if dtype is None else job.cluster.gpu.rate(dtype).peak

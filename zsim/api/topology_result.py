@@ -18,6 +18,7 @@ from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.cluster.links import LinkClass, link_classes, summed_up
 from zsim.config_error import line
+from zsim.dtype import BlockFormat
 from zsim.files.installed import part_names, topology, usual_nodes
 from zsim.files.picture import need_format, write_picture
 from zsim.mistake import MistakeError, mistakes
@@ -191,7 +192,8 @@ def _changed(settings: tuple[str, ...]) -> _ClusterSettings:
 def _facts(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]]:
     gpu = cluster.gpu
     yield "nodes", f"{cluster.nodes:,} of {cluster.gpus_per_node} GPUs: {cluster.ranks:,} in all"
-    peak = max(gpu.rates, key=lambda each: each.peak)
+    plain = [each for each in gpu.rates if each.dtype not in tuple(BlockFormat)]
+    peak = max(plain, key=lambda each: each.peak)
     memory = f"{format_bytes(gpu.memory_bytes)} at {rate(gpu.memory_bytes_per_s)}"
     yield "GPU", f"{gpu.name}: {memory}, {format_rate(peak.peak)} in {peak.dtype}"
     yield from host_facts(cluster)

@@ -11,7 +11,7 @@ from zsim.cluster.profile.host_launch import FREE, LaunchCosts
 from zsim.cluster.profile.kernels import KernelProfile
 from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.cluster.profile.network import NetworkProfile
-from zsim.dtype import DType
+from zsim.dtype import Multiplied
 
 __all__ = [
     "Cluster",
@@ -35,7 +35,7 @@ class Rate:
     multiples of `multiple`.
     """
 
-    dtype: DType
+    dtype: Multiplied
     peak: int
     matmul: int
     elementwise: int
@@ -87,7 +87,8 @@ class Gpu:
     `collective_share` is the fraction of its multiprocessors that the kernel of one collective
     occupies, also while it waits for its peers; 0 if not measured. With `kernels` (fitted
     constants), kernel times follow from these constants and the peaks in `rates`. With
-    `measured`, all times come from measurements on such ranks.
+    `measured`, all times come from measurements on such ranks. With `fp8_any_layout`, products of
+    8-bit floats with one scale need no transposed copies.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Gpu:
     visible_bytes: int | None = None
     overheads: Overheads = Overheads()
     measured: MeasuredTimes | None = None
+    fp8_any_layout: bool = False
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bytes_per_s", "visible_bytes"):
@@ -126,7 +128,7 @@ class Gpu:
         """Return this GPU with the fitted constants `kernels`."""
         return replace(self, kernels=kernels)
 
-    def rate(self, dtype: DType) -> Rate:
+    def rate(self, dtype: Multiplied) -> Rate:
         """Return the rates of `dtype`.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import assert_never
 from zsim.cluster.cluster import Gpu
 from zsim.cluster.profile.measured import MeasuredTimes
 from zsim.compute.fitted_model import Peaks, fitted_s
-from zsim.dtype import DType
+from zsim.dtype import BlockFormat, DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import BACKWARDS, Action, Compute, Copy, Fill, View
@@ -64,11 +64,11 @@ def peaks_of(kernel: Kernel, gpu: Gpu) -> Peaks:
 def _peak(kernel: Kernel, gpu: Gpu) -> float:
     """Return the peak to which fitted constants are relative.
 
-    They were fitted to 16-bit formats. 8-bit floats reach a smaller share of their peak; it is
+    They were fitted to 16-bit formats. Narrower floats reach a smaller share of their peak; it is
     scaled by the ratio of the largest achieved rates.
     """
     rate = gpu.rate(kernel.dtype)
-    if kernel.dtype is not DType.FP8:
+    if kernel.dtype is not DType.FP8 and not isinstance(kernel.dtype, BlockFormat):
         return rate.peak_of(kernel.shape)
     half = gpu.rate(DType.BF16)
     return half.peak * rate.matmul / half.matmul

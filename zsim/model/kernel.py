@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import gcd, prod
+from fractions import Fraction
+from math import ceil, gcd, prod
 
-from zsim.dtype import DType
+from zsim.dtype import BlockFormat, DType, Multiplied
 
 CUDNN = 3
 """Version number of cuDNN's attention kernels."""
@@ -103,7 +104,7 @@ class Kernel:
     kind: KernelKind
     flops: int
     bytes: int
-    dtype: DType
+    dtype: Multiplied
     shape: tuple[int, ...] = ()
     causal: bool = False
     backward: bool = False
@@ -128,7 +129,7 @@ class Kernel:
         The second value is the greatest common divisor if rows and columns of the result are both
         contiguous. 0 if no operand is contiguous in that direction, or the layout is not known.
         """
-        if self.layout is None:
+        if self.layout is None or isinstance(self.dtype, BlockFormat):
             return 0, 0
         _, m, n, k = self.shape
         size = self.dtype.size_bytes
@@ -181,24 +182,43 @@ def matmul(
     m: int,
     n: int,
     k: int,
-    dtype: DType,
+    dtype: Multiplied,
     *,
     batch: int = 1,
     causal: bool = False,
     backward: bool = False,
     layout: OperandLayout | None = None,
 ) -> Kernel:
-    """Return `batch` products of m x k with k x n; operands are read and results written once."""
+    """Return `batch` products of m x k with k x n; operands are read and results written once.
+
+    Results of products in narrow formats have two bytes an element.
+    """
     return Kernel(
         kind=KernelKind.MATMUL,
         flops=2 * batch * m * n * k,
-        bytes=batch * (m * k + k * n + m * n) * dtype.size_bytes,
+        bytes=batch * _product_bytes(m, n, k, dtype),
         dtype=dtype,
         shape=(batch, m, n, k),
         causal=causal,
         backward=backward,
         layout=layout,
     )
+
+
+BLOCK_BITS = {
+    BlockFormat.MXFP8: Fraction(8 * 32 + 8, 32),
+    BlockFormat.NVFP4: Fraction(4 * 16 + 8, 16),
+}
+"""Bits of an element, with its part of the scale of its block."""
+
+
+def _product_bytes(m: int, n: int, k: int, dtype: Multiplied) -> int:
+    """Return the bytes of the operands and of the result of m x k with k x n."""
+    read, written = m * k + k * n, m * n
+    if isinstance(dtype, BlockFormat):
+        return ceil(read * BLOCK_BITS[dtype] / 8) + written * DType.BF16.size_bytes
+    result = DType.BF16 if dtype is DType.FP8 else dtype
+    return read * dtype.size_bytes + written * result.size_bytes
 
 
 def resized(product: Kernel, m: int, n: int, k: int) -> Kernel:

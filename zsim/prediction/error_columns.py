@@ -4,7 +4,8 @@ from math import log2
 
 from zsim.prediction.run_features import DEVICE, RunFeatures
 
-FLOAT8 = "float8"
+NARROW = ("float8", "float4")
+"""Names of formats of narrow GEMMs in `RunFeatures.precision`."""
 
 OF_RUNTIME = "a pipeline of "
 """Beginning of the names of columns for pipelines of one runtime."""
@@ -21,7 +22,7 @@ def time_columns(run: RunFeatures) -> Columns:
         "several nodes": float(run.nodes > 1),
         "doublings of the nodes": log2(run.nodes),
         "tensor ranks": float(run.tensor > 1),
-        "8-bit floats": float(FLOAT8 in run.precision),
+        "8-bit floats": float(any(each in run.precision for each in NARROW)),
         "states off the device": float(run.states != DEVICE),
         "context ranks": float(run.context > 1),
         "compiled blocks": float(run.compiled),

@@ -11,6 +11,7 @@ from zsim.cluster.profile.in_training import ALONE, SHARES
 from zsim.model.model import Model
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
+from zsim.strategy.train import Train
 
 PICOSECONDS_PER_MS = 10**9
 
@@ -86,6 +87,11 @@ def features_of(job: Job) -> RunFeatures | str:
     return features(strategy, job.model, job.cluster)
 
 
+def _width(train: Train) -> str:
+    """Return the name of the number format of narrow GEMMs."""
+    return "float8" if train.float8 is not None else "float4"
+
+
 def features(strategy: Strategy, model: Model, cluster: Cluster) -> RunFeatures | str:
     """Return the features of a run, or the reason why no published run is comparable."""
     shape = model.architecture
@@ -96,12 +102,12 @@ def features(strategy: Strategy, model: Model, cluster: Cluster) -> RunFeatures 
     if model.frozen:
         return "frozen parameters"
     parallel, train = strategy.parallel, strategy.train
-    float8 = f" with {train.float8} float8" if train.float8 is not None else ""
+    products = f" with {train.recipe} {_width(train)}" if train.recipe is not None else ""
     domain = cluster.gpus_per_node * cluster.nodes_per_domain
     return RunFeatures(
         runtime=_runtime(strategy),
         stage=strategy.zero.stage,
-        precision=f"{train.precision.compute}{float8}",
+        precision=f"{train.precision.compute}{products}",
         constants=_constants(cluster),
         network=cluster.network is not None,
         states=_states(strategy),

@@ -64,6 +64,8 @@ Proves = Callable[[Schedule], str | None]
 def _cast(schedule: Schedule) -> bool:
     """Return True if weights or tokens are cast to 8-bit floats before they are gathered."""
     strategy = schedule.contract.strategy
+    if strategy is not None and not strategy.execution.shares_scales:
+        return False
     tokens = strategy is not None and strategy.casts_tokens
     return tokens or any(each.float8 for each in schedule.contract.parameters)
 

@@ -12,6 +12,7 @@ from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.config_error import line
 from zsim.limits import limits
 from zsim.model.equal_units import EQUAL_UNITS
+from zsim.model.narrow_products import format_of
 from zsim.network.link_load import Decision
 from zsim.runtimes.host_costs import PLAIN
 from zsim.runtimes.lookup import host_costs_of
@@ -34,7 +35,7 @@ from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy
-from zsim.strategy.train import TrainKnobs
+from zsim.strategy.train import Train, TrainKnobs
 from zsim.strategy.zero_knobs import ZeroKnobs
 
 Constants = Callable[[str], NetworkProfile]
@@ -219,6 +220,7 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
         cluster.gpu.rate(precision.compute)
     except ClusterError as error:
         raise ScenarioError(f"train.precision: {precision}: {error}") from None
+    _need_products(strategy.train, cluster.gpu)
     offload = strategy.offload
     has_host = cluster.host is not None and cluster.pcie_link is not None
     wanted = {
@@ -243,6 +245,18 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
             if missing:
                 why = f"{tier} needs a node with {what}, {cluster.name} describes none"
                 raise ScenarioError(f"{name}: {why}")
+
+
+def _need_products(train: Train, gpu: Gpu) -> None:
+    """Raise ScenarioError unless the GPU multiplies in the format of narrow GEMMs."""
+    if train.recipe is None:
+        return
+    try:
+        gpu.rate(format_of(train.recipe))
+    except ClusterError as error:
+        key = "float8" if train.float8 else "float4"
+        why = f"{error}; remove it or take another GPU"
+        raise ScenarioError(f"train.{key}: {train.recipe}: {why}") from None
 
 
 def _decision(table: NetworkTable) -> Decision | None:

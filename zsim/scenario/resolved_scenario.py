@@ -4,7 +4,7 @@ Runs that differ only in their cluster share one model and one schedule.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
@@ -24,6 +24,7 @@ from zsim.scenario.tables import ModelTable, ScenarioError
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.cuda_graphs import CudaGraphs
+from zsim.strategy.execution import Execution
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
@@ -158,8 +159,13 @@ class ResolvedScenario:
             given["lora"] = LoRA(rank=table.lora.rank, targets=table.lora.targets or ())
         again = self.strategy.activations.checkpointing is Checkpointing.SELECTIVE
         return FAMILIES[table.architecture](
-            **given, recompute_attention=again, execution=self.strategy.execution
+            **given, recompute_attention=again, execution=self._execution()
         )
+
+    def _execution(self) -> Execution:
+        """Return how blocks are executed on GPUs of the cluster."""
+        any_layout = self.cluster.gpu.fp8_any_layout
+        return replace(self.strategy.execution, any_layout=any_layout)
 
     def _parameters_alone(self, parameters: int) -> int:
         fields = [name for name in ModelTable.model_fields if name != "parameters"]

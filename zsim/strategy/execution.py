@@ -1,6 +1,7 @@
 """Execution of a model by a runtime: compilation, recompute, narrow dtypes, fusion."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
@@ -11,12 +12,53 @@ class ExecutionError(ValueError):
 
 
 class Float8(StrEnum):
-    """Granularity of the scales of float8 GEMMs of linear layers inside blocks."""
+    """Scaling of 8-bit GEMMs of linear layers inside blocks."""
 
     TENSORWISE = "tensorwise"
-    """One scale for a whole operand."""
+    """One scale for a whole operand, of its largest magnitude (`Float8CurrentScaling` of
+    Transformer Engine, torchao's default)."""
     ROWWISE = "rowwise"
-    """One scale for each row."""
+    """One scale for each row (torchao)."""
+    DELAYED = "delayed"
+    """One scale for a whole operand, of its magnitudes in earlier steps (`DelayedScaling` of
+    Transformer Engine)."""
+    BLOCKWISE = "blockwise"
+    """One scale for 128 elements of activations and gradients, or 128 x 128 of weights
+    (DeepSeek-AI 2024, "DeepSeek-V3 technical report", section 3.3; `Float8BlockScaling`)."""
+    MXFP8 = "mxfp8"
+    """One scale for 32 elements along the inner extent (`MXFP8BlockScaling`, torchao's `mx`)."""
+
+
+class Float4(StrEnum):
+    """Scaling of 4-bit GEMMs of linear layers inside blocks."""
+
+    NVFP4 = "nvfp4"
+    """One scale for 16 elements along the inner extent, or 16 x 16 of weights, and one for the
+    operand. Operands of weight gradients pass a random Hadamard transform, and gradients are
+    rounded stochastically (NVIDIA 2025, arXiv 2509.25149; `NVFP4BlockScaling`)."""
+
+
+Recipe = Float8 | Float4
+"""Scaling of narrow GEMMs."""
+
+
+class Quantizer(StrEnum):
+    """Library that casts the operands of narrow GEMMs."""
+
+    TORCHAO = "torchao"
+    """Saves activations in the compute dtype and casts operands before each GEMM (torchao 0.19)."""
+    TRANSFORMER_ENGINE = "Transformer Engine"
+    """Casts an operand once for both GEMMs that read it, and saves the cast input (2.20)."""
+
+
+RECIPES: Mapping[Quantizer, tuple[Recipe, ...]] = {
+    Quantizer.TORCHAO: (Float8.TENSORWISE, Float8.ROWWISE, Float8.MXFP8),
+    Quantizer.TRANSFORMER_ENGINE: (
+        *(Float8.DELAYED, Float8.TENSORWISE, Float8.BLOCKWISE, Float8.MXFP8),
+        Float4.NVFP4,
+    ),
+}
+"""Scalings of each library that are modelled."""
 
 
 class Loss(StrEnum):
@@ -97,13 +139,16 @@ class Execution:
             torch.utils.checkpoint, since PyTorch 2.1 if not reentrant).
         compiled: blocks are compiled: elementwise operations are fused with adjacent ones into one
             kernel and save no tensors (Ansel et al. 2024, "PyTorch 2", section 4).
-        float8: scaling of float8 GEMMs of the linear layers of blocks, with dynamic scales
-            (Micikevicius et al. 2022, "FP8 formats for deep learning"); None for GEMMs in the
-            compute dtype.
-        float8_gathers: with `float8`, weights of these layers are cast before they are gathered
+        recipe: scaling of 8-bit or 4-bit GEMMs of the linear layers of blocks (Micikevicius et al.
+            2022, "FP8 formats for deep learning"); None for GEMMs in the compute dtype.
+        quantizer: library that casts operands for these GEMMs.
+        wide_layers: number of first and of last layers whose GEMMs are in the compute dtype.
+        any_layout: 8-bit GEMMs with one scale read operands in any layout, so they need no
+            transposed copies. It depends on the GPU and not on the strategy.
+        float8_gathers: with 8-bit GEMMs, weights of these layers are cast before they are gathered
             over the ranks that shard them (torchao's `enable_fsdp_float8_all_gather`).
-        float8_tokens: with `float8`, input tokens of these layers are cast before they are gathered
-            over the tensor axis, and so are gradients of scattered outputs (torchao's
+        float8_tokens: with 8-bit GEMMs, input tokens of these layers are cast before they are
+            gathered over the tensor axis, and so are gradients of scattered outputs (torchao's
             `PrepareFloat8ModuleInput` and `Float8RowwiseParallel`).
         fuses_tokens: with sequence parallelism, the mechanism that fuses GEMMs of linear layers
             with gathers of their inputs and reduce-scatters of their outputs; None for no fusion.
@@ -147,7 +192,10 @@ class Execution:
     operations: bool = False
     early_stop: bool = False
     compiled: bool = False
-    float8: Float8 | None = None
+    recipe: Recipe | None = None
+    quantizer: Quantizer = Quantizer.TORCHAO
+    wide_layers: tuple[int, int] = (0, 0)
+    any_layout: bool = field(default=False, compare=False)
     float8_gathers: bool = False
     float8_tokens: bool = False
     fuses_tokens: TokenFusion | None = None
@@ -173,6 +221,16 @@ class Execution:
     def __post_init__(self) -> None:
         if self.context < 1:
             raise ExecutionError(f"context: {self.context} must be at least 1")
+
+    def quantizes(self, layer: int, layers: int) -> bool:
+        """Return True if the GEMMs of `layer`, one of `layers`, are narrow."""
+        first, last = self.wide_layers
+        return self.recipe is not None and first <= layer < layers - last
+
+    @property
+    def shares_scales(self) -> bool:
+        """True if ranks that have parts of one weight must agree on its scale."""
+        return self.quantizer is Quantizer.TORCHAO
 
     @property
     def passes_keys(self) -> bool:

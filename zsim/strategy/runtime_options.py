@@ -14,7 +14,7 @@ from zsim.dtype import DType
 from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Table
 from zsim.strategy.cuda_graphs import CudaGraphs
-from zsim.strategy.execution import ContextExchange, TokenFusion
+from zsim.strategy.execution import ContextExchange, Quantizer, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 
@@ -73,6 +73,7 @@ class RuntimeOptions(Table):
             None if there is none.
         stored_least: least elements of a tensor of such a layer to be moved.
         execution_options: options with their values by the flag of an `Execution` that they set.
+        quantizer: library that casts operands of narrow GEMMs.
         receives_separately: True if a pipeline stage receives each micro-batch into separate
             memory.
     """
@@ -93,6 +94,7 @@ class RuntimeOptions(Table):
     layers_option: ClassVar[str | None] = None
     stored_least: ClassVar[int] = 0
     execution_options: ClassVar[Mapping[str, str]] = {}
+    quantizer: ClassVar[Quantizer] = Quantizer.TORCHAO
     receives_separately: ClassVar[bool] = False
 
     @staticmethod

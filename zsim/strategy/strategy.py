@@ -21,7 +21,7 @@ from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.overlap_methods import DEFAULT_METHODS
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.train import Train
+from zsim.strategy.train import Train, quantizer_of
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, ZeroKnobs
 
 STAGES = (0, 1, 2, 3)
@@ -140,7 +140,7 @@ class Strategy(Table):
         field = f"zero.{table}.enable_async_tensor_parallel"
         if not self.train.compile:  # maybe_enable_async_tp of torchtitan
             yield refusal(field, None, "true needs train.compile = true")
-        if self.train.float8 is not None and not self.casts_tokens:
+        if self.train.recipe is not None and not self.casts_tokens:
             why = "true is not modelled where tokens are cast to 8-bit floats behind their gather"
             yield refusal(field, None, why)
 
@@ -151,8 +151,9 @@ class Strategy(Table):
             # validate_args (megatron/training/arguments.py) turns sequence_parallel off, then
             # requires it
             yield refusal(field, None, "true needs parallel.tensor of at least 2")
-        if self.train.float8 is not None:
-            yield refusal(field, None, "true is not modelled with train.float8")
+        if self.train.recipe is not None:
+            key = "float8" if self.train.float8 else "float4"
+            yield refusal(field, None, f"true is not modelled with train.{key}")
         if self.activations.checkpointing is Checkpointing.FULL:
             # without autograd, TE gathers first, then multiplies (`is_grad_enabled` in
             # `_LayerNormLinear.forward`): other kernels than in recompute
@@ -272,7 +273,9 @@ class Strategy(Table):
             operations=self.activations.checkpointing is Checkpointing.OPERATIONS,
             early_stop=self.activations.early_stop,
             compiled=self.train.compile,
-            float8=self.train.float8,
+            recipe=self.train.recipe,
+            quantizer=quantizer_of(runtime),
+            wide_layers=self.train.wide_layers,
             float8_gathers=runtime is not None and runtime.gathers_float8,
             float8_tokens=self.casts_tokens,
             fuses_tokens=None if runtime is None else runtime.fuses_tokens,

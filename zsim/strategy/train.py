@@ -8,12 +8,17 @@ from pydantic_core import InitErrorDetails
 
 from zsim.config_error import refusal, refuse
 from zsim.strategy.config_table import Count, Flag, Positive, Repeat, Table, Whole
-from zsim.strategy.execution import Float8, Loss, Norms
+from zsim.strategy.execution import RECIPES, Float4, Float8, Loss, Norms, Quantizer, Recipe
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
+
+
+def quantizer_of(runtime: RuntimeOptions | None) -> Quantizer:
+    """Return the library whose narrow GEMMs a runtime runs; torchao's without a runtime."""
+    return Quantizer.TORCHAO if runtime is None else runtime.quantizer
 
 
 class LossScale(Table):
@@ -39,14 +44,22 @@ class LossScale(Table):
         return self
 
 
+NAMED_FORMATS = {"mxfp8": "float8", "nvfp4": "float4"}
+"""Names of `precision` that are formats of GEMMs, and the keys that they set."""
+
+
 class TrainKnobs(Table):
     """Keys of `[train]` that files and `Strategy` have in common.
 
     Attributes:
-        precision: precision of forward and backward.
+        precision: precision of forward and backward. The names of two formats of GEMMs are short
+            for bf16 with them: "mxfp8" and "nvfp4".
         compile: blocks are compiled (see `zsim.strategy.execution`).
-        float8: scaling of float8 GEMMs in the linear layers of blocks; None for GEMMs in the
+        float8: scaling of 8-bit GEMMs in the linear layers of blocks; None for GEMMs in the
             compute dtype.
+        float4: the same of 4-bit GEMMs.
+        num_layers_at_start_in_bf16, num_layers_at_end_in_bf16: with either, first and last layers
+            whose GEMMs are in the compute dtype.
         loss: implementation of the loss.
         metrics: number of additional cross entropies that the training loop computes to report them
             (see `zsim.strategy.execution`).
@@ -59,12 +72,36 @@ class TrainKnobs(Table):
     precision: Precision = Precision.FP32
     compile: Flag = False
     float8: Float8 | None = None
+    float4: Float4 | None = None
+    num_layers_at_start_in_bf16: Whole = 0
+    num_layers_at_end_in_bf16: Whole = 0
     loss: Loss = Loss.TORCH
     metrics: Whole = 0
     norms: Norms = Norms.FUSED
     holds_logits: Flag = False
     clip_norm: Positive | None = None
     loss_scale: LossScale = LossScale()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_its_products(cls, given: object) -> object:
+        """Replace the name of a format of GEMMs as `precision` by bf16 with that format."""
+        if not isinstance(given, dict) or given.get("precision") not in NAMED_FORMATS:
+            return given
+        key = NAMED_FORMATS[given["precision"]]
+        if given.get(key, given["precision"]) != given["precision"]:
+            return given
+        return {**given, "precision": Precision.BF16, key: given["precision"]}
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """Scaling of narrow GEMMs; None if all are in the compute dtype."""
+        return self.float8 or self.float4
+
+    @property
+    def wide_layers(self) -> tuple[int, int]:
+        """Numbers of first and of last layers whose GEMMs are in the compute dtype."""
+        return self.num_layers_at_start_in_bf16, self.num_layers_at_end_in_bf16
 
 
 class Train(TrainKnobs):
@@ -87,6 +124,7 @@ class Train(TrainKnobs):
         self, runtime: RuntimeOptions | None, offload: Offload, stage: int
     ) -> Iterator[InitErrorDetails]:
         """Yield an error if the precision is not modeled for the runtime or the offload tiers."""
+        yield from self._against_recipe(runtime)
         if self.precision is not Precision.PURE_BF16:
             return
         if runtime is not None and not runtime.trains_narrow:
@@ -98,6 +136,21 @@ class Train(TrainKnobs):
         if offload.optimizer is not MemoryTier.DEVICE:
             why = f"is not modelled for offload.optimizer = {offload.optimizer}"
             yield refusal("train.precision", self.precision, why)
+
+    def _against_recipe(self, runtime: RuntimeOptions | None) -> Iterator[InitErrorDetails]:
+        """Yield an error if a narrow GEMM contradicts another key, or the runtime's library."""
+        if self.float8 is not None and self.float4 is not None:
+            yield refusal("train.float4", self.float4, f"contradicts float8 = {self.float8}")
+        for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+            if (count := getattr(self, name)) and self.recipe is None:
+                yield refusal(f"train.{name}", count, "needs train.float8 or train.float4")
+            elif count and self.recipe is Float8.DELAYED:  # TransformerConfig.__post_init__
+                yield refusal(f"train.{name}", count, "does not go with train.float8 = delayed")
+        library = quantizer_of(runtime)
+        if self.recipe is not None and self.recipe not in RECIPES[library]:
+            key = "float8" if self.float8 else "float4"
+            why = f"is not in {library}, which has {', '.join(RECIPES[library])}"
+            yield refusal(f"train.{key}", self.recipe, why)
 
     @model_validator(mode="after")
     def _rules_fit_together(self) -> Self:

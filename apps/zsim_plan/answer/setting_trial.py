@@ -310,6 +310,7 @@ class Bounder:
             strategy.parallel.tensor,
             strategy.parallel.pipeline > 1,
             strategy.execution,
+            found.cluster.gpu.fp8_any_layout,
             strategy.train.precision,
             (strategy.cuts_tokens, strategy.keeps_gathered, strategy.in_place_loss),
         )

@@ -15,7 +15,7 @@ from zsim.cluster.fabric_kind import RAIL_OPTIMIZED
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.cluster.files.gpu import GpuTable
 from zsim.cluster.foreign_profile import is_for
-from zsim.dtype import DType
+from zsim.dtype import BlockFormat, DType
 
 GB = 10**9
 NODES, FABRICS = zsim_topologies.names(Part.NODE), zsim_topologies.names(Part.FABRIC)
@@ -83,6 +83,10 @@ def test_every_gpu_that_ships_is_plausible(name: str) -> None:
         if rate.dtype is DType.FP8:
             assert rate.peak >= half
             assert rate.peak <= 2.05 * half  # dense: with sparsity it would be four times
+        if rate.dtype is BlockFormat.MXFP8:
+            assert rate.peak == gpu.rate(DType.FP8).peak
+        if rate.dtype is BlockFormat.NVFP4:
+            assert 3.9 * half <= rate.peak <= 6.1 * half
     assert 300 * GB <= gpu.memory_bytes_per_s <= 10_000 * GB
     assert 16 * GB <= gpu.memory_bytes <= 512 * GB
     assert 5 <= gpu.memory_bytes_per_s / gpu.memory_bytes <= 60  # all of it, times a second
@@ -291,7 +295,8 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "a format that does not exist": (
         "gpu.rates.fp17",
         {},
-        "wrong: gpu.rates: 'fp17' must be 'int8', 'fp8', 'fp16', 'bf16', 'fp32', 'fp64' or 'int64'",
+        "wrong: gpu.rates: 'fp17' must be 'int8', 'fp8', 'fp16', 'bf16', 'fp32', 'fp64', 'int64', "
+        "'mxfp8' or 'nvfp4'",
     ),
 }
 

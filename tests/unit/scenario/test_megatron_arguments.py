@@ -352,7 +352,11 @@ def test_both_names_of_one_argument_contradict_each_other() -> None:
     [
         ("--deepspeed --zero-stage 1", "--deepspeed: Megatron-DeepSpeed (write a scenario with"),
         ("--zero-stage 1", "--zero-stage: 1 is not modelled; remove it to run without it"),
-        ("--fp8-format hybrid", "--fp8-format: hybrid is not modelled"),
+        ("--fp8-format e5m2", "--fp8-format: 'e5m2' must be e4m3 or hybrid"),
+        ("--fp8-format e4m3 --fp8-recipe custom", "--fp8-recipe: custom is not modelled"),
+        ("--fp8-format e4m3 --fp4-format e2m1", "--fp4-format: contradicts --fp8-format"),
+        ("--fp8-format e4m3 --no-fp8-wgrad", "--no-fp8-wgrad: not modelled; remove it"),
+        ("--fp8-format e4m3 --fp8-output-proj", "--fp8-output-proj: not modelled; remove it"),
         ("--glu-activation reglu", "--glu-activation: 'reglu' must be swiglu or geglu"),
         ("--position-embedding-type alibi", "'alibi' must be learned_absolute or rope"),
         ("--no-position-embedding", "--no-position-embedding: a model without positions"),
@@ -446,3 +450,28 @@ def test_a_bucket_without_a_size_has_a_million_elements_for_each_rank_and_at_lea
     assert found == {1: 40_000_000, 40: 40_000_000, 41: 41_000_000, 512: 512_000_000}
     assert overlapped.but(bucket_size=1000).bucket_elements(data=512) == 1000
     assert Megatron(overlap_grad_reduce=False).bucket_elements(data=512) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "float8", "float4"),
+    [
+        ("--fp8-format hybrid", "delayed", None),
+        ("--fp8-hybrid --fp8-interval 1 --fp8-amax-history-len 1024", "delayed", None),
+        ("--fp8-format hybrid --fp8-recipe tensorwise", "tensorwise", None),
+        ("--fp8-format e4m3 --fp8-recipe blockwise --tp-only-amax-red", "blockwise", None),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", "mxfp8", None),
+        ("--fp4-format e2m1 --fp4-recipe nvfp4", None, "nvfp4"),
+        ("--fp8-recipe mxfp8", None, None),
+    ],
+)
+def test_formats_of_products_are_read(words: str, float8: str | None, float4: str | None) -> None:
+    found = read(f"{SHAPE} {words}").train
+    assert (found.float8, found.float4) == (float8, float4)
+
+
+def test_first_and_last_layers_may_stay_in_16_bits() -> None:
+    words = f"{SHAPE} --fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16"
+    found = read(f"{words} --num-layers-at-end-in-bf16 2").train
+    assert (found.num_layers_at_start_in_bf16, found.num_layers_at_end_in_bf16) == (1, 2)
+    found = read(f"{words} --num-layers-at-start-in-bf16 0").train
+    assert (found.num_layers_at_start_in_bf16, found.num_layers_at_end_in_bf16) == (0, 1)

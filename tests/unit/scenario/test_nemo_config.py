@@ -226,11 +226,19 @@ def test_words_of_nemo_are_read(
 
 
 def test_every_key_that_nobody_follows_is_refused_at_once() -> None:
-    text = LLAMA2_7B.replace("fp8: False", "fp8: True")
+    text = LLAMA2_7B.replace("fp8: False", "use_emha: True")
     assert refusal(text + "  cpu_offloading: True\n") == (
-        "zero.nemo_config: model.fp8: true is not modelled; remove it to run without it; also "
+        "zero.nemo_config: model.use_emha: true is not modelled; remove it to run without it; also "
         "zero.nemo_config: model.cpu_offloading: true is not modelled; remove it to run without it"
     )
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_hybrid"])
+def test_fp8_in_nemo_has_delayed_scaling(kind: str) -> None:
+    text = LLAMA2_7B.replace("fp8: False", f"fp8: True\n  {kind}: True\n  fp8_margin: 0")
+    assert read(text).train.float8 == "delayed"
+    why = "zero.nemo_config: model.fp8: true needs one of model.fp8_e4m3 and model.fp8_hybrid"
+    assert refusal(LLAMA2_7B.replace("fp8: False", "fp8: True")) == why
 
 
 @pytest.mark.parametrize(

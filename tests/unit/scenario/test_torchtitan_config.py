@@ -274,7 +274,7 @@ def test_what_would_change_the_step_and_is_not_modelled_is_refused_at_once() -> 
         ('optimizer.name = "Muon"', '"Muon" must be AdamW'),
         ('activation_checkpoint.mode = "memory_budget"', "only selective, full and none"),
         ('activation_checkpoint.selective_ac_option = "all"', 'must be "op" or a whole number'),
-        ('model = {flavor = "8B", converters = ["mx"]}', '"mx" is not modelled, only float8'),
+        ('model = {flavor = "8B", converters = ["nf4"]}', '"nf4" is not modelled, only float8'),
         ("training.max_norm = 0", "training.max_norm: 0 must be more than 0"),
         ("fault_tolerance.enable = true", "is not modelled"),
         ("[model", "not TOML: "),
@@ -383,3 +383,20 @@ def test_the_default_flavor_of_llama_is_its_debugging_model() -> None:
     found = read("[training]\nseq_len = 256\n").model
     assert (found.layers, found.hidden_size, found.vocab_size) == (6, 256, 2048)
     assert found.sequence_length == 256
+
+
+@pytest.mark.parametrize("section", ["mx", "quantize.linear.mx"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8_cublas"])
+def test_the_converter_mx_multiplies_in_mxfp8(section: str, recipe: str) -> None:
+    text = f"""
+    model = {{flavor = "8B", converters = ["mx"]}}
+    [{section}]
+    recipe_name = "{recipe}"
+    mxfp8_dim1_cast_kernel_choice = "cuda"
+    """
+    assert left(text) == ()
+    assert read(text).train.float8 == "mxfp8"
+    with_output = f"{text}filter_fqns = []"
+    assert "quantize.linear.mx.filter_fqns: a list is not modelled" in refusal(with_output)
+    other = text.replace(recipe, "mxfp4_cutlass")
+    assert '"mxfp4_cutlass" must be mxfp8_cublas or mxfp8' in refusal(other)

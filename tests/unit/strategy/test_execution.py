@@ -9,14 +9,17 @@ from zsim.dtype import DType
 from zsim.model.architecture import GPT, ArchitectureError, Attention, Llama
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Model, Segment
+from zsim.model.narrow_products import format_of
 from zsim.model.transformer import transformer
 from zsim.strategy.execution import (
     ContextExchange,
     Execution,
     ExecutionError,
+    Float4,
     Float8,
     Loss,
     Norms,
+    Recipe,
 )
 from zsim.strategy.precision import Precision
 
@@ -125,11 +128,11 @@ def test_compiled_blocks_move_and_keep_less_and_multiply_the_same() -> None:
     assert eager.saved_bytes - compiled.saved_bytes == TOKENS * 96 * 2  # what the curve gives
 
 
-@pytest.mark.parametrize("kind", Float8)
-def test_float8_is_for_the_linear_layers_of_blocks_alone(kind: Float8) -> None:
-    model = made(Execution(float8=kind))
+@pytest.mark.parametrize("kind", [*Float8, *Float4])
+def test_narrow_formats_are_for_the_linear_layers_of_blocks_alone(kind: Recipe) -> None:
+    model = made(Execution(recipe=kind))
     for way in (block(model).forward, block(model).backward):
-        assert {kernel.dtype for kernel in products(way)} == {DType.FP8}
+        assert {kernel.dtype for kernel in products(way)} == {format_of(kind)}
     (head,) = model.units[-1].segments
     assert {kernel.dtype for kernel in products(head.forward)} == {DType.BF16}
     assert model.forward_flops == made(Execution()).forward_flops

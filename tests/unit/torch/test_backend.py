@@ -191,7 +191,7 @@ def test_what_is_refused_is_not_started() -> None:
     [
         (Execution(operations=True), "activations.checkpointing"),
         (Execution(compiled=True), "train.compile"),
-        (Execution(float8=Float8.ROWWISE), "train.float8"),
+        (Execution(recipe=Float8.ROWWISE), "train.float8"),
     ],
 )
 def test_what_no_module_does_is_refused_by_its_field(asked: Execution, field: str) -> None:

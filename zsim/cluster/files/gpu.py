@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PlainValidator
 
 from zsim.cluster.cluster import Gpu, Overheads, Rate
 from zsim.cluster.files.table import Bandwidth, Count, FileTable, FlopRate, Power, Size, Time
 from zsim.cluster.profile.host_launch import EAGER, LaunchCosts
-from zsim.dtype import DType
+from zsim.dtype import BlockFormat, DType, Multiplied
 from zsim.units import parse_ratio
 
 RULE: Final = "a rule of zsim, no figure at hand"
@@ -50,8 +50,22 @@ OVERHEADS_RULE: Final = f"{RULE}: context and communicator of A100, the workspac
 
 LAUNCH_RULE: Final = f"{RULE}: PyTorch on the host of an A100, as of every GPU with timed kernels"
 
-MATRIX_FORMATS: Final = (DType.FP8, DType.INT8, DType.FP16, DType.BF16)
+MATRIX_FORMATS: Final = (DType.FP8, DType.INT8, DType.FP16, DType.BF16, *BlockFormat)
 """Formats of matrix units, whose products reach a smaller fraction of the peak."""
+
+
+FORMATS: Final[dict[str, Multiplied]] = {str(each): each for each in (*DType, *BlockFormat)}
+
+
+def _format(value: object) -> Multiplied:
+    if value not in FORMATS:
+        *others, last = map(repr, FORMATS)
+        raise ValueError(f"must be {', '.join(others)} or {last}")
+    return FORMATS[str(value)]
+
+
+RateFormat = Annotated[Multiplied, PlainValidator(_format)]
+"""Format of operands of kernels, by its name."""
 
 
 class RatesTable(FileTable):
@@ -71,7 +85,9 @@ class GpuTable(FileTable):
 
     `link` is the bandwidth to other GPUs of a node, the sum of all links, and `pcie` that of its
     slot; both are for nodes that lack these numbers. `power` is the power limit; no time depends
-    on it. `evidence` marks a GPU without measured kernels or training runs.
+    on it. `fp8_any_layout` marks matrix units that multiply fp8 operands in any layout; others need
+    both of them contiguous along the inner extent. `evidence` marks a GPU without measured kernels
+    or training runs.
     """
 
     name: str
@@ -85,6 +101,8 @@ class GpuTable(FileTable):
     power: Power | None = None
     power_source: str | None = None
     evidence: Literal["data sheet only"] | None = None
+    fp8_any_layout: bool = False
+    fp8_any_layout_source: str | None = None
     launch: Time = 0
     launch_source: str | None = None
     collective_share: Annotated[Fraction, BeforeValidator(parse_ratio)] = Fraction(0)
@@ -99,7 +117,7 @@ class GpuTable(FileTable):
     communicator_source: str | None = None
     pci_devices: tuple[str, ...] = ()
     pci_devices_source: str | None = None
-    rates: dict[DType, RatesTable]
+    rates: dict[RateFormat, RatesTable]
 
     def gpu(self, *, is_measured: bool = False) -> Gpu:
         """Return the GPU that the table describes; a measured GPU gets no assumed overheads."""
@@ -111,6 +129,7 @@ class GpuTable(FileTable):
             launch=self._launch(is_measured=is_measured),
             collective_share=self.collective_share,
             visible_bytes=self.visible_memory,
+            fp8_any_layout=self.fp8_any_layout,
             overheads=self._overheads(is_measured=is_measured),
         )
 
@@ -161,7 +180,7 @@ class GpuTable(FileTable):
         fastest = max((rate.peak for rate in self.rates.values()), default=1)
         return max(1, int((half.peak if half else fastest) * FP32_SHARE))
 
-    def _rate(self, dtype: DType, table: RatesTable) -> Rate:
+    def _rate(self, dtype: Multiplied, table: RatesTable) -> Rate:
         matmul, elementwise = table.matmul, table.elementwise
         if matmul is None:
             share = MATMUL_SHARE if dtype in MATRIX_FORMATS else Fraction(1)

@@ -14,7 +14,7 @@ from itertools import pairwise, product
 from math import exp, inf, isfinite, log, prod
 from typing import TypeVar
 
-from zsim.dtype import DType
+from zsim.dtype import DType, Multiplied
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.operation import Communication, Compute, Copy, Fill, Operation, Together
 
@@ -264,7 +264,7 @@ class MeasuredTimes:
             return self.moving_s(kernel.bytes, kernel.dtype)
         return curve.at(size)
 
-    def moving_s(self, size_bytes: int, dtype: DType = DType.FP32) -> float:
+    def moving_s(self, size_bytes: int, dtype: Multiplied = DType.FP32) -> float:
         """Return the seconds of an elementwise kernel that moves `size_bytes`."""
         curve = self._curve(KernelKind.ELEMENTWISE, dtype, backward=False)
         assert curve is not None  # checked in __post_init__
@@ -314,7 +314,7 @@ class MeasuredTimes:
         side = max(1, round((kernel.flops / 2) ** (1 / 3)))  # unknown shape
         return times.at(1, side, side, side)
 
-    def _curve(self, kind: KernelKind, dtype: DType, *, backward: bool) -> TimeCurve | None:
+    def _curve(self, kind: KernelKind, dtype: Multiplied, *, backward: bool) -> TimeCurve | None:
         alike = [each for each in self.kernels if each.kind is kind]
         return _nearest(alike, dtype, backward=backward).curve if alike else None
 
@@ -322,7 +322,7 @@ class MeasuredTimes:
 _Times = TypeVar("_Times", ProductTimes, KernelTimes)
 
 
-def _nearest(times: Sequence[_Times], dtype: DType, *, backward: bool) -> _Times:
+def _nearest(times: Sequence[_Times], dtype: Multiplied, *, backward: bool) -> _Times:
     """Return the times that match the direction and format best."""
     return min(times, key=lambda each: (each.backward is not backward, each.dtype is not dtype))
 

@@ -88,8 +88,9 @@ def _products(kernels: Sequence[Kernel]) -> int:
 
 def _blocks(size: Size, source: Value) -> Iterator[Unit]:
     """Yield all units of all blocks; equivalent blocks are built once and renamed."""
-    cut = tiled_block if size.shape.execution.tiles > 1 else _as_one
-    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}  # by window and gradients
+    execution = size.shape.execution
+    cut = tiled_block if execution.tiles > 1 else _as_one
+    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}  # by window, GEMMs and gradients
     names = [
         parameter.name.removeprefix("block0")
         for unit in cut(size, "block0", source)
@@ -99,14 +100,16 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
         module = size.shape.module_of(layer)
         own = f"block{module}"
         local = size.shape.is_local(layer)
+        stays_wide = not execution.quantizes(module, size.shape.layers)
         kind = (
             local,
+            stays_wide,
             source.requires_gradient,
             *(size.is_frozen(f"{own}{each}") for each in names),
         )
         if kind not in alike:
             given = replace(source, name="given")  # a name that no block computes
-            made = cut(size, own, given, local=local)
+            made = cut(replace(size, stays_wide=stays_wide), own, given, local=local)
             alike[kind] = like(made, own, "block", given)
         calls = own if module != layer else None
         units = like(alike[kind], "block", f"block{layer}", source, calls=calls)
@@ -165,6 +168,13 @@ def _need_dividing(
         raise ModelError(
             f"model.qk_norm: width is not modelled with tensor {tensor}, whose ranks hold a part "
             "of each row; say head, or parallel.tensor 1"
+        )
+    first, last = shape.execution.wide_layers
+    if first + last > shape.layers:
+        name = "num_layers_at_end_in_bf16" if last else "num_layers_at_start_in_bf16"
+        raise ModelError(
+            f"train.{name}: {last or first} must be at most {shape.layers - (last and first)}, the "
+            "other layers of the model"
         )
     for name, extent in (
         ("attention_heads", shape.attention_heads),

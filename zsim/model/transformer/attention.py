@@ -105,7 +105,15 @@ def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operat
     whole, kept, biased = size.whole(source), size.kept_in_block(source), size.shape.biased_qkv
     for part, width in projections(size).items():
         target = size.rows(f"{name}/{part}", width)
-        found[part] = layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
+        found[part] = layer(
+            size,
+            whole,
+            target,
+            f"{name}.{part}",
+            biased=biased,
+            kept=kept,
+            shares=bool(found),
+        )
         if size.shape.qk_norm is not None and part != "v":
             by_head = size.shape.qk_norm is QKNorm.HEAD
             normed = size.rows(f"{name}/{part}/normed", width)

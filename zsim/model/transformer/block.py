@@ -165,7 +165,11 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Str
     for part in ("gate", "up") if gated else ("up",):
         rows = size.rows(f"{name}/{part}", wide)
         biased = size.shape.bias
-        layers.append(layer(size, normed, rows, f"{name}.{part}", biased=biased, kept=kept))
+        layers.append(
+            layer(
+                size, normed, rows, f"{name}.{part}", biased=biased, kept=kept, shares=bool(layers)
+            )
+        )
     up = size.rows(f"{name}/up", wide)
     core = activate(size, size.rows(f"{name}/gate", wide) if gated else None, up, name)
     core += layer(size, core[-1].makes, size.whole(target), f"{name}.down", scatters=True)

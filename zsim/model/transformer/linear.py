@@ -15,13 +15,14 @@ from zsim.model.kernel import (
     streaming,
 )
 from zsim.model.model import Parameter
+from zsim.model.narrow_products import NarrowProducts
+from zsim.model.transformer.casts import GRADIENT, SAVED, SOURCE, Casts, kept_cast
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Float8, TokenFusion
 
-SOURCE, SAVED, GRADIENT = "source", "saved", "gradient"
-"""Operands that may be in 8-bit floats: the input of a layer, the saved input, the gradient of
-the output."""
+OUTPUT = "proj"
+"""Name of the last layer of attention."""
 
 _CAST_BEFORE = {False: frozenset({SOURCE, SAVED}), True: frozenset({SAVED, GRADIENT})}
 """Operands that are cast before they are gathered over the tensor axis, or are saved so, by
@@ -45,23 +46,33 @@ def layer(
     biased: bool = False,
     kept: Tensor | None = None,
     scatters: bool = False,
+    shares: bool = False,
 ) -> tuple[Operator, ...]:
     """Return the linear layer `name` of a block, with its adapter if any (Hu et al. 2021).
 
-    A layer that does not `scatter` its output over the tensor axis reads gathered input. The
+    A layer that does not `scatter` its output over the tensor axis reads gathered input. One that
+    `shares` its input is part of the same layer in Transformer Engine as an earlier one. The
     adapter is as in peft (`lora.Linear.forward`): A and B are linear layers, whose output is
     scaled and added.
     """
     rows, columns = (each.elements // size.tokens for each in (target, source))
     weight = size.part(f"{name}.weight", rows, columns)
-    weight = replace(weight, float8=size.shape.execution.float8_gathers)
+    narrow, part = size.narrow, name.rpartition(".")[2]
+    casts_weights = size.shape.execution.float8_gathers or (narrow and narrow.joins_casts)
+    weight = replace(weight, float8=bool(narrow and casts_weights))
     bias = size.part(f"{name}.bias", rows) if biased else None
-    adapted = name.rpartition(".")[2] in size.shape.adapted
+    adapted = part in size.shape.adapted
     base = size.rows(f"{target.name}/base", rows) if adapted else target
     if size.float8_tokens and scatters:  # saved in 8 bits (Float8RowwiseParallel)
         kept = Tensor(name=f"{source.name}/narrow", elements=source.elements, dtype=DType.FP8)
     came = _CAST_BEFORE[scatters] if size.float8_tokens else frozenset[str]()
-    frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8, came=came)
+    if narrow and narrow.joins_casts:
+        came = came | ({SOURCE} if shares else set())
+        if part == OUTPUT and narrow.recipe is not Float8.DELAYED:
+            kept = source
+        elif scatters or not size.sequence:
+            kept = kept_cast(narrow, size, source)
+    frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=narrow, came=came)
     if size.fused_by is TokenFusion.COMPILER:
         frozen = replace(
             frozen,
@@ -102,22 +113,21 @@ def linear(
     *,
     bias: Parameter | None = None,
     kept: Tensor | None = None,
-    narrow: Float8 | None = None,
+    narrow: NarrowProducts | None = None,
     came: Container[str] = (),
 ) -> Operator:
     """Return `source` times the transpose of `weight` (rows x columns), plus `bias` (rows).
 
     Backward is two products, one per operand, and reads the source or its saved form `kept`; the
     gradient of the bias is a sum over tokens. A frozen weight has no product and saves no source.
-    With `narrow`, products are in 8-bit floats. Operands are cast first, unless they already are in
-    8 bits: the weight, and those of `SOURCE`, `SAVED` and `GRADIENT` in `came`. Such an operand is
-    transposed for a product that needs it by columns. A bias that is not fused is written to the
+    With `narrow`, operands of products are cast first, unless they already are: the weight, and
+    those of `SOURCE`, `SAVED` and `GRADIENT` in `came`. A bias that is not fused is written to the
     target, to which the product is added.
     """
     rows, columns = weight.shape
     tokens = size.tokens
-    dtype = size.dtype if narrow is None else DType.FP8
-    # No rates of 8-bit products with odd rows were published; torch.compile pads other formats
+    dtype = size.dtype if narrow is None else narrow.dtype
+    # No rates of narrow products with odd rows were published; torch.compile pads other formats
     # (`shape_padding` of torch/_inductor/config.py, on in PyTorch 2.13).
     rounds = narrow is not None or size.shape.execution.compiled
     nt, nn, tn = (None, None, None) if rounds else tuple(OperandLayout)
@@ -125,18 +135,10 @@ def linear(
     backward: tuple[Kernel, ...] = (matmul(tokens, columns, rows, dtype, backward=True, layout=nn),)
     trains: tuple[Kernel, ...] = (matmul(rows, columns, tokens, dtype, backward=True, layout=tn),)
     if narrow is not None:
-        of_source, of_weight = (tokens, columns), (rows, columns)
-        gradient = _cast(tokens, rows, backward=True)
-        casts = () if SOURCE in came else (_cast(*of_source),)
-        forward = (*casts, *(() if weight.float8 else (_cast(*of_weight),)), *forward)
-        # preprocess_addmm (torchao 0.19, torchao/float8/float8_ops.py): by rows times by columns
-        turned = _turned(*of_weight) if weight.float8 else _cast(*of_weight)
-        backward = (*(() if GRADIENT in came else (gradient,)), turned, *backward)
-        # A row of one product is a column of the other.
-        again = (gradient,) if narrow is Float8.ROWWISE else ()
-        if GRADIENT in came:
-            again = (_turned(tokens, rows),)
-        trains = (*again, _turned(*of_source) if SAVED in came else _cast(*of_source), *trains)
+        casts = Casts(size, narrow, weight, came=came, keeps_source=kept == source)
+        forward = (*casts.forward, *forward)
+        backward = (*casts.backward, *backward)
+        trains = (*casts.trains, *trains)
     if bias is not None and not size.shape.fused:
         added = streaming(KernelKind.ELEMENTWISE, (tokens, rows), size.dtype, streams=2)
         forward = (added, *forward)
@@ -164,19 +166,6 @@ def _in_parts(
     _, _, rows, columns = product.shape
     own = resized(product, size.own_tokens, rows, columns)
     return (*before, *(replace(own, part=part),) * size.tensor)
-
-
-def _cast(rows: int, columns: int, *, backward: bool = False) -> Kernel:
-    """Return the cast of a two-byte operand: it is read for its maximum and to write bytes."""
-    return streaming(
-        KernelKind.ELEMENTWISE, (rows, columns), DType.FP8, streams=5, backward=backward
-    )
-
-
-def _turned(rows: int, columns: int) -> Kernel:
-    """Return the transposing copy of an operand in 8-bit floats."""
-    kind = KernelKind.ELEMENTWISE
-    return streaming(kind, (rows, columns), DType.FP8, streams=2, backward=True)
 
 
 def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel:

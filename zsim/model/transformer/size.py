@@ -7,9 +7,10 @@ from zsim.dtype import DType
 from zsim.model.architecture import Architecture, Norm
 from zsim.model.generator import Draws
 from zsim.model.model import Parameter, Value
+from zsim.model.narrow_products import NarrowProducts
 from zsim.model.segment_exchange import SegmentExchange, gather_tokens, sum_outputs
 from zsim.model.transformer.operator import Tensor
-from zsim.strategy.execution import Float8, Norms, TokenFusion
+from zsim.strategy.execution import Norms, TokenFusion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class Size:
     `sequence`, values between attention and MLP are sharded by tokens over the tensor axis. With
     `keeps_gathered`, gathered values are kept for backward instead of gathered again. With
     `in_place_loss`, the gradient of the logits replaces their softmax in memory, as in a
-    vocabulary-parallel cross entropy.
+    vocabulary-parallel cross entropy. In a layer that `stays_wide`, all GEMMs are in `dtype`.
     """
 
     shape: Architecture
@@ -31,6 +32,7 @@ class Size:
     sequence: bool = False
     keeps_gathered: bool = False
     in_place_loss: bool = False
+    stays_wide: bool = False
 
     @property
     def tokens(self) -> int:
@@ -48,9 +50,16 @@ class Size:
         return self.shape.sequence_length // self.shape.execution.context
 
     @property
-    def float8(self) -> Float8 | None:
-        """The 8-bit recipe of linear layers inside blocks; None if there is none."""
-        return self.shape.execution.float8
+    def narrow(self) -> NarrowProducts | None:
+        """Casts of narrow GEMMs of linear layers inside blocks; None if these are in `dtype`."""
+        execution = self.shape.execution
+        if execution.recipe is None or self.stays_wide:
+            return None
+        return NarrowProducts(
+            recipe=execution.recipe,
+            quantizer=execution.quantizer,
+            any_layout=execution.any_layout,
+        )
 
     @property
     def hidden(self) -> int:
@@ -109,7 +118,8 @@ class Size:
     @property
     def float8_tokens(self) -> bool:
         """Return True if linear layers of a block gather tokens in 8-bit floats."""
-        return self.cut and self.sequence and self.shape.execution.float8_tokens
+        casts = self.shape.execution.float8_tokens and not self.stays_wide
+        return self.cut and self.sequence and casts
 
     @property
     def token_gather(self) -> SegmentExchange | None:

@@ -87,7 +87,7 @@ class _TilingBlock:
                 tensor_of(target),
                 size.part(f"{layer}.{number}.weight", rows, columns),
                 bias=size.part(f"{layer}.{number}.bias", rows) if biased else None,
-                narrow=size.float8,
+                narrow=size.narrow,
             )
             stretch = Stretch(inputs=(source.name,), outputs=(target,), operators=(operator,))
             made.append(self._unit(f"{part}.{number}", stretch, (source,)))

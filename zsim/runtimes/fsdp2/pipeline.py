@@ -161,8 +161,8 @@ def _need_splittable_segments(strategy: Strategy) -> None:
         wrong.append(("activations.checkpointing", activations, why))
     if parallel.context > 1:
         wrong.append(("parallel.context", str(parallel.context), "is not modelled"))
-    if train.float8 is not None:
-        wrong.append(("train.float8", train.float8, "is not modelled"))
+    if train.recipe is not None:
+        wrong.append(("train.float8", train.recipe, "is not modelled"))
     reduced, own = strategy.options(FSDP2).reduce_dtype, train.precision.compute
     if reduced is not None and reduced is not own and reduced.size_bytes == own.size_bytes:
         why = f"sums in it and in {own} are not modelled"

@@ -8,7 +8,7 @@ micro-batches, as in `distributed/pipeline_parallel.py`. The options set `[model
 that change a step and are not modelled are refused.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from zsim.bounded_text import bounded_toml
 from zsim.runtimes.fsdp2.options import PipelineSchedule
@@ -51,6 +51,10 @@ DEBUG: Mapping[str, object] = {
 }
 """Shape of `debugmodel` of llama3, the default flavor."""
 
+IN_FLOAT8 = ("float8", "quantize.linear.float8")
+IN_MX = ("mx", "quantize.linear.mx")
+"""Names of the converters of linear layers, of 0.1.0 and later."""
+
 OLD_NAMES = {
     "training.compile": "compile.enable",
     "training.deterministic": "debug.deterministic",
@@ -60,6 +64,9 @@ OLD_NAMES = {
     ),
     "float8.recipe_name": "quantize.linear.float8.recipe_name",
     "float8.filter_fqns": "quantize.linear.float8.filter_fqns",
+    "mx.recipe_name": "quantize.linear.mx.recipe_name",
+    "mx.filter_fqns": "quantize.linear.mx.filter_fqns",
+    "mx.mxfp8_dim1_cast_kernel_choice": "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice",
 }
 """Options of 0.1.0, with their current names."""
 
@@ -86,7 +93,7 @@ WITHOUT_EFFECT = (
     *("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion"),
     *("training.dataset", "training.dataloader.", "training.steps", "training.gc_"),
     *("parallelism.pipeline_parallel_expert_parallel_overlap", "parallelism.pp_"),
-    *("parallelism.expert_", "quantize.grouped_mm.", "quantize.linear.mx.", "float8.", "mx."),
+    *("parallelism.expert_", "quantize.grouped_mm.", "float8.", "mx."),
     *("parallelism.context_parallel_", "compile.backend", "debug.moe_", "fault_tolerance."),
     *("activation_checkpoint.visualize_", "activation_checkpoint.memory_budget"),
     *("activation_checkpoint.determinism_check", "activation_checkpoint.preserve_rng_state"),
@@ -107,6 +114,7 @@ SILENT: Mapping[str, object] = {
     "parallelism.enable_async_tensor_parallel": False,  # by row in 8 bits
     "parallelism.enable_compiled_autograd": False,
     "quantize.linear.float8.filter_fqns": ["output"],
+    "quantize.linear.mx.filter_fqns": ["output"],
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
     "activation_checkpoint.debug": False,
     "debug.deterministic": False,
@@ -319,20 +327,35 @@ def _compile(options: SectionOptions) -> None:
     loss = Loss.FUSED if "loss" in compiled else Loss.TORCH
     options.set_field("train.loss", loss, "compile.components")
     converters = options.words("model.converters", ())
-    others = [each for each in converters if each not in ("float8", "quantize.linear.float8")]
+    others = [each for each in converters if each not in (*IN_FLOAT8, *IN_MX)]
     if others:
-        raise options.wrong("model.converters", others[0], "is not modelled, only float8")
+        raise options.wrong("model.converters", others[0], "is not modelled, only float8 and mx")
+    if any(each in IN_MX for each in converters):
+        _mx(options, converters)
+        return
     name = "quantize.linear.float8.recipe_name"
     has_recipe = name in options.left
-    recipe = options.word(name, "tensorwise", tuple(Float8))
+    recipe = options.word(name, "tensorwise", (Float8.TENSORWISE, Float8.ROWWISE))
     if converters:
         options.set_field("train.float8", recipe, "model.converters")
         _float8_gathers(options, has_recipe=has_recipe)
         # Without a filter the output layer is also converted, which is not modelled.
         options.left.setdefault("quantize.linear.float8.filter_fqns", [])
     else:
-        options.drop(("quantize.linear.float8.",))
+        options.drop(("quantize.linear.float8.", "quantize.linear.mx."))
     _fused_tokens(options, by_row=bool(converters) and recipe != Float8.TENSORWISE)
+
+
+def _mx(options: SectionOptions, converters: Sequence[str]) -> None:
+    """Set MXFP8, the recipe of the converter `mx`."""
+    if any(each in IN_FLOAT8 for each in converters):
+        raise options.wrong("model.converters", converters[-1], f"contradicts {converters[0]}")
+    name, section = "quantize.linear.mx.recipe_name", "quantize.linear.mx"
+    options.word(name, "mxfp8_cublas", ("mxfp8_cublas", "mxfp8"))  # MXLinearConfig of torchao
+    options.set_field("train.float8", Float8.MXFP8, "model.converters")
+    options.drop((f"{section}.mxfp8_dim1_cast_kernel_choice", "quantize.linear.float8."))
+    options.left.setdefault(f"{section}.filter_fqns", ["output"])
+    _fused_tokens(options, by_row=True)
 
 
 def _fused_tokens(options: SectionOptions, *, by_row: bool) -> None:

@@ -8,6 +8,7 @@ tokenizer defines it. Names of recomputation arguments from before 2023 are also
 without a reader is refused, unless it does not change a step or is reported with the difference.
 """
 
+from zsim.runtimes.megatron.format_arguments import read_formats
 from zsim.runtimes.megatron.graph_arguments import graph_options
 from zsim.runtimes.megatron.stage_arguments import stage_options
 from zsim.runtimes.trainer_files.command_line import words_by_name
@@ -313,6 +314,7 @@ def _train(arguments: Arguments) -> None:
     if len(formats) > 1:
         raise arguments.wrong("bf16", f"contradicts {arguments.called('fp16')}")
     precision = Precision(formats[0]) if formats else Precision.FP32
+    read_formats(arguments)
     arguments.set_field("train.precision", precision, formats[0] if formats else "fp32")
     clip = arguments.number("clip-grad", 1.0)
     arguments.set_field("train.clip_norm", clip or None, "clip-grad")

@@ -128,6 +128,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
     ranks = _world(options)
     taken = _Taken(options)
     _precision(taken)
+    _formats(taken)
     _shape(taken)
     _optimizer(taken)
     taken.values()
@@ -231,6 +232,22 @@ def _precision(taken: _Taken) -> None:
         taken.put(formats[plain], key)
     # Without a limit, NeMo does not clip, and Megatron-LM clips at 1.
     taken.options.left.setdefault("trainer.gradient_clip_val", 0)
+
+
+def _formats(taken: _Taken) -> None:
+    """Take the format of 8-bit GEMMs, whose scaling is delayed in NeMo 1."""
+    options, key = taken.options, "model.fp8"
+    kinds = {"model.fp8_e4m3": "e4m3", "model.fp8_hybrid": "hybrid"}
+    asked = [kind for name, kind in kinds.items() if options.flag(name)]
+    taken.names |= {"fp8-format": key, "fp8-param-gather": "model.fp8_params"}
+    if not options.flag(key):
+        return
+    if len(asked) != 1:
+        why = f"needs one of {' and '.join(kinds)}"
+        raise options.wrong(key, value=True, why=why)
+    taken.put("fp8-format", key, asked[0])
+    if options.flag("model.fp8_params"):
+        taken.put("fp8-param-gather", "model.fp8_params")
 
 
 def _shape(taken: _Taken) -> None:

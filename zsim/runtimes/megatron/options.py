@@ -11,7 +11,7 @@ from zsim.dtype import DType
 from zsim.runtimes.megatron.layer_split import LayerSplit, stages_in
 from zsim.strategy.config_table import Count, Flag, Whole
 from zsim.strategy.cuda_graphs import CudaGraphs, GraphImpl, GraphScope
-from zsim.strategy.execution import ContextExchange, TokenFusion
+from zsim.strategy.execution import ContextExchange, Quantizer, TokenFusion
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 from zsim.strategy.runtime_options import Formats, RuntimeOptions
 
@@ -125,6 +125,7 @@ class Megatron(RuntimeOptions):
         256 * 1024
     )  # _check_if_offload of Transformer Engine 2.20, pytorch/cpu_offload.py
     context_exchange = ContextExchange.RING  # cp_comm_type of TransformerConfig is p2p
+    quantizer = Quantizer.TRANSFORMER_ENGINE
 
     bucket_size: Count | None = None
     overlap_grad_reduce: Flag = False

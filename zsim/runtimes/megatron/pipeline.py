@@ -147,6 +147,9 @@ class MegatronStage(MegatronStep):
             held=self.held,
             counts=in_flight(self.order, len(stage.chunks)),
         )
+        for own in slots:
+            for slot in own:
+                slot.passes.elsewhere = self.casts.places
         self.messages = MessageParts(self.writer, slots, strategy)
         self._reduced: set[int] = set()
         self._under_way: dict[tuple[Task, bool], str] = {}

@@ -21,6 +21,7 @@ from math import lcm
 
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
+from zsim.runtimes.megatron.cast_weights import CastWeights
 from zsim.runtimes.megatron.layers_on_host import OFFLOAD, OffloadedPasses
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.volume import VOLUME
@@ -168,6 +169,10 @@ class MegatronStep(Step):
             self.passes = OffloadedPasses(
                 self.writer, model, strategy, buckets=buckets, held=self.held
             )
+        self.casts = CastWeights(
+            self.writer, model, strategy, buckets=buckets.all, states=self.states
+        )
+        self.passes.elsewhere = self.casts.places
         self.overlaps = overlaps
         self.shards = strategy.zero.stage == 1
         self.options = strategy.options(Megatron)
@@ -188,7 +193,8 @@ class MegatronStep(Step):
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """Every layout of the buffers of this step."""
-        return (*self.buckets.layouts, *([self.copied] if self.copied.pieces else []))
+        copied = [self.copied] if self.copied.pieces else []
+        return (*self.buckets.layouts, *self.casts.layouts, *copied)
 
     def write_setup(self) -> None:
         """Allocate persistent memory for gradients."""
@@ -209,7 +215,14 @@ class MegatronStep(Step):
         first = [bucket for bucket in needed if bucket not in self._waited]
         self._waited.update(first)
         self.passes.checkpoints.enter(visit)
-        self.passes.forward(visit, tuple(map(self.arrival, first)))
+        self.passes.forward(visit, self._arrivals(first))
+
+    def _arrivals(self, first: Sequence[int]) -> tuple[Edge, ...]:
+        """Return the edges that the first reads of buckets wait for; cast their weights."""
+        found: list[Edge] = []
+        for number in first:
+            found += self.casts.write(self.buckets.all[number], (self.arrival(number),))
+        return tuple(found)
 
     def arrival(self, number: int) -> Edge:
         """Return the edge that the first reads of a bucket wait for."""
