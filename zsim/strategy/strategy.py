@@ -151,9 +151,8 @@ class Strategy(Table):
             # validate_args (megatron/training/arguments.py) turns sequence_parallel off, then
             # requires it
             yield refusal(field, None, "true needs parallel.tensor of at least 2")
-        if self.train.recipe is not None:
-            key = "float8" if self.train.float8 else "float4"
-            yield refusal(field, None, f"true is not modelled with train.{key}")
+        if self.train.float4 is not None:  # the recipes turn it off
+            yield refusal(field, None, "true is not modelled with train.float4")
         if self.activations.checkpointing is Checkpointing.FULL:
             # without autograd, TE gathers first, then multiplies (`is_grad_enabled` in
             # `_LayerNormLinear.forward`): other kernels than in recompute

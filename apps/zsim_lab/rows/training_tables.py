@@ -13,6 +13,7 @@ and the scenario of a row. A string that starts with "= " is an expression
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
 - `unmodelled`: conditions under which a row is not modelled, and why.
 - `scenario`, `way`: the tables of the scenario, and changes of which the first that fits ran.
+- `once`: names whose values must differ between rows; a row that repeats them is not predicted.
 - `run`: fields of `Published`.
 """
 
@@ -87,13 +88,23 @@ class RunTable:
         """
         model = _row_model(self.form["columns"])
         found: list[Published] = []
+        seen: dict[tuple[object, ...], int] = {}
         for line, cells in enumerate(rows, start=2):
             try:
                 scope = _Scope(self.form, parsed(self.file, model, cells).model_dump())
-                found.append(self._run(line, scope))
+                run = self._run(line, scope)
+                self._need_new(line, scope, seen)
+                found.append(run)
             except NotModelledError as error:
                 found.append(self._unmodelled(line, cells, error))
         return found
+
+    def _need_new(self, line: int, scope: "_Scope", seen: dict[tuple[object, ...], int]) -> None:
+        """Raise NotModelledError if an earlier row has the same settings of `once`."""
+        if names := self.form.get("once"):
+            first = seen.setdefault(tuple(scope[name] for name in names), line)
+            if first != line:
+                raise NotModelledError(f"the settings of line {first} again")
 
     def _run(self, line: int, scope: "_Scope") -> Published:
         for each in self.form.get("unmodelled", ()):
