@@ -50,7 +50,13 @@ def with_training(
     """
     found: dict[str, FittedKernels] = {}
     for each in sorted(kernels, key=lambda each: each.gpu in TRAINING_SIBLINGS):
-        own = [run for run in runs if _profile(run) == each.gpu and run.step_time_s is not None]
+        own = [
+            run
+            for run in runs
+            if _profile(run) == each.gpu
+            and run.step_time_s is not None
+            and TABLES[run.file].fits(each.gpu)
+        ]
         sibling = found.get(TRAINING_SIBLINGS.get(each.gpu, ""))
         start = start_of(each.gpu, sibling)
         report(f"{each.gpu}: {len(own)} runs of training")

@@ -8,7 +8,7 @@ and the scenario of a row. A string that starts with "= " is an expression
 
 - `files`, `publication`: names of the CSV files without suffix, and of the publication.
 - `judges`: files whose rows are never used in a fit. With `fits_kernels = true`, `zsim calibrate`
-  fits the speed of kernels in training to the others. `reserved = false`: peaks are of allocated
+  fits the speed of kernels in training to the others; a list names the fitted profiles. `reserved = false`: peaks are of allocated
   memory.
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
 - `unmodelled`: conditions under which a row is not modelled, and why.
@@ -79,6 +79,11 @@ class RunTable:
     def fits_kernels(self) -> bool:
         """True if constants of kernels in training are fitted to the rows that do not judge."""
         return bool(self.form.get("fits_kernels", False))
+
+    def fits(self, profile: str) -> bool:
+        """Return True if constants of a profile are fitted to rows of this table."""
+        fitted = self.form.get("fits_kernels", False)
+        return profile in fitted if isinstance(fitted, list) else bool(fitted)
 
     def read(self, rows: Iterable[Cells]) -> list[Published]:
         """Return every row of the file; an unmodelled row has a reason.
