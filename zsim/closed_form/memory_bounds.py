@@ -84,9 +84,18 @@ def _states(model: Model, strategy: Strategy) -> int:
     if _leaves_device(strategy):
         return parameters
     parameters += trained // strategy.parallel.data * _sharded_gradient(strategy)
-    kept = strategy.moments + (1 if strategy.keeps_master or stage == 3 else 0)
+    kept = sum(each.size_bytes for each in strategy.kept_formats.moments)
+    if strategy.keeps_master or stage == 3:
+        kept += strategy.kept_formats.master.size_bytes
     shard = trained // strategy.parallel.data if stage else trained
-    return parameters + kept * shard * precision.optimizer.size_bytes
+    return parameters + kept * shard + _cast_weights(model, strategy)
+
+
+def _cast_weights(model: Model, strategy: Strategy) -> int:
+    """Return a lower bound of the bytes of weights of narrow GEMMs that persist as cast copies."""
+    if not strategy.execution.keeps_cast_weights:
+        return 0
+    return sum(each.elements for each in model.parameters if each.float8)
 
 
 def _sharded_gradient(strategy: Strategy) -> int:

@@ -73,6 +73,16 @@ def is_narrower(one: DType, other: DType) -> bool:
     return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))
 
 
+def updated_format(wanted: Formats, role: Role) -> DType:
+    """Return the format in which an update reads operands of `role`."""
+    narrow = {
+        Role.GRADIENT: wanted.applied,
+        Role.MASTER: wanted.master,
+        Role.MOMENT: wanted.moment,
+    }
+    return narrow.get(role) or wanted.optimizer
+
+
 class Narrower(Protocol):
     """Returns True if a buffer is narrower than a format; some may be `gathered` in 8 bits."""
 
@@ -120,7 +130,7 @@ def passages(
     least = min(wanted.compute, wanted.reduction, key=lambda each: each.size_bytes)
     found: set[tuple[str, str]] = set()
     for need in sorted(graph.starts, key=lambda each: each.gathered):  # states, then casts
-        dtype = least if need.role is Role.GRADIENT else wanted.optimizer
+        dtype = least if need.role is Role.GRADIENT else updated_format(wanted, need.role)
         dtype = wanted.compute if need.gathered else dtype
         seen = set(graph.starts[need])
         ahead = list(seen)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from zsim.dtype import DType
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.format_paths import is_narrower, passages
+from zsim.proof.format_paths import is_narrower, passages, updated_format
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     Action,
@@ -168,16 +168,16 @@ class _Narrow:
 
     def _update(self, update: Compute) -> str:
         for each in update.operands:
-            dtype = self._dtype(each.view.buffer)
-            if each.role in UPDATED and is_narrower(dtype, self.wanted.optimizer):
-                return f"updates with {each.role} in {dtype}, and not in {self.wanted.optimizer}"
+            dtype, wanted = self._dtype(each.view.buffer), updated_format(self.wanted, each.role)
+            if each.role in UPDATED and is_narrower(dtype, wanted):
+                return f"updates with {each.role} in {dtype}, and not in {wanted}"
         return ""
 
     def _scaled(self, compute: Compute) -> str:
         """Return the fault in gradients that are unscaled or clipped, or in their norm."""
-        verb, wanted = f"{compute.action}s", self.wanted.optimizer
+        verb = f"{compute.action}s"
         for each in compute.operands:
-            dtype = self._dtype(each.view.buffer)
+            dtype, wanted = self._dtype(each.view.buffer), updated_format(self.wanted, each.role)
             if is_narrower(dtype, wanted):
                 what = "gradients" if each.role is Role.GRADIENT else "by a norm"
                 return f"{verb} {what} in {dtype}, and not in {wanted}"

@@ -232,6 +232,11 @@ class Execution:
         return self.recipe is not None and first <= layer < layers - last
 
     @property
+    def keeps_cast_weights(self) -> bool:
+        """True if cast copies of weights persist from step to step."""
+        return self.recipe is not None and self.quantizer is Quantizer.TRANSFORMER_ENGINE
+
+    @property
     def shares_scales(self) -> bool:
         """True if ranks that have parts of one weight must agree on its scale."""
         return self.quantizer is Quantizer.TORCHAO

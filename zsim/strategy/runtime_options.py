@@ -14,7 +14,7 @@ from zsim.dtype import DType
 from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Table
 from zsim.strategy.cuda_graphs import CudaGraphs
-from zsim.strategy.execution import ContextExchange, Quantizer, TokenFusion
+from zsim.strategy.execution import ContextExchange, Quantizer, Recipe, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 
@@ -41,6 +41,8 @@ class Formats:
         whole: of sums of gradients over micro-batches before their reduction.
         reduced: of sums of gradients over micro-batches after their reduction.
         optimizer: of the tensors that the update reads and writes.
+        applied, master, moment: of its gradients, masters and moments, if narrower; None is that
+            of the optimizer.
     """
 
     compute: DType
@@ -48,6 +50,18 @@ class Formats:
     whole: DType
     reduced: DType
     optimizer: DType
+    applied: DType | None = None
+    master: DType | None = None
+    moment: DType | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFormats:
+    """Formats of the states of an optimizer, and of the gradients that it reads."""
+
+    gradient: DType
+    master: DType
+    moments: tuple[DType, ...]
 
 
 class RuntimeOptions(Table):
@@ -266,6 +280,13 @@ class RuntimeOptions(Table):
             reduced=compute,
             optimizer=optimizer,
         )
+
+    def kept_formats(
+        self, *, compute: DType, optimizer: DType, moments: int, recipe: Recipe | None
+    ) -> KeptFormats:
+        """Return the formats of masters, of `moments` moments, and of gradients to apply."""
+        del compute, recipe
+        return KeptFormats(gradient=optimizer, master=optimizer, moments=(optimizer,) * moments)
 
     def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
         """Return the bytes of permanent gradient buffers for each element of a parameter."""

@@ -20,7 +20,7 @@ from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.overlap_methods import DEFAULT_METHODS
 from zsim.strategy.parallel_axes import ParallelAxes
-from zsim.strategy.runtime_options import RuntimeOptions
+from zsim.strategy.runtime_options import KeptFormats, RuntimeOptions
 from zsim.strategy.train import Train, quantizer_of
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, ZeroKnobs
 
@@ -366,6 +366,17 @@ class Strategy(Table):
         """Return the rule that updates the parameter of that name."""
         rules = (group.rule for group in self.train.groups if group.holds(parameter))
         return next(rules, self.train.optimizer)
+
+    @property
+    def kept_formats(self) -> KeptFormats:
+        """Formats of the states of the optimizer, and of the gradients that it reads."""
+        runtime, precision = self.zero.emulate or RuntimeOptions(), self.train.precision
+        return runtime.kept_formats(
+            compute=precision.compute,
+            optimizer=precision.optimizer,
+            moments=self.moments,
+            recipe=self.train.recipe,
+        )
 
     @property
     def moments(self) -> int:

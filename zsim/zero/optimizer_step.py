@@ -5,9 +5,11 @@ reduced (scaled, with fp16), cast to the optimizer's dtype, unscaled, clipped, t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replaced
 
 from msgspec.structs import replace
 
+from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
@@ -22,6 +24,10 @@ from zsim.zero.names import WORLD
 from zsim.zero.parameter_groups import RuledPart, ruled
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim.zero.updated_tensor import UpdatedTensor
+
+SCALED_PASSES = 9
+"""Reads and writes of fp32 of an element of a scaled state, besides those of the state itself: cast
+1, unscaled 2, updated 2, measured 1, scaled 2, cast back 1."""
 
 
 def _of(part: RuledPart, operand: Operand, layout: Layout, writer: ScheduleWriter) -> Operand:
@@ -213,7 +219,7 @@ class OptimizerStep:
 
     def apply_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> str:
         """Cast, unscale, clip and apply the gradient of a tensor; return the last operation."""
-        optimizer = self.strategy.train.precision.optimizer
+        optimizer = self.strategy.kept_formats.gradient
         gradient, after = item.gradient, item.after
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
         cast = None
@@ -325,13 +331,38 @@ class OptimizerStep:
     ) -> tuple[Kernel, ...]:
         """Return the kernels that update a part, for the mean number of elements over ranks."""
         moments = len(item.moments)
-        return self.kernels(
+        made = self.kernels(
             -(-gradient.size * part.size // max(1, item.layout.elements)),
             [item.layout],
             reads=2 + moments,
             writes=1 + moments,
             each=part.rule.flops,
         )
+        return made if self._is_plain else tuple(map(self._in_kept_formats, made))
+
+    @property
+    def _is_plain(self) -> bool:
+        """Return True if all states and gradients are in the optimizer's format."""
+        kept = self.strategy.kept_formats
+        dtype = self.strategy.train.precision.optimizer
+        return {kept.gradient, kept.master, *kept.moments} == {dtype}
+
+    def _in_kept_formats(self, kernel: Kernel) -> Kernel:
+        """Return an update kernel that reads and writes states in their own formats.
+
+        Scaled states (fp16 and fp8) are in fp32 while they are updated: they are cast, multiplied
+        by their scale, and after the update measured, multiplied and cast back, each in a pass
+        (`get_unscaled_state` and `_apply_scale` of Transformer Engine, optimizers/fused_adam.py).
+        """
+        kept, wide = self.strategy.kept_formats, self.strategy.train.precision.optimizer
+        states = (kept.master, *kept.moments)
+        moments = len(states)
+        elements = kernel.bytes // ((1 + 2 * moments) * wide.size_bytes)
+        moved = kept.gradient.size_bytes + sum(2 * each.size_bytes for each in states)
+        for each in states:
+            if each in (DType.FP16, DType.FP8) and each is not wide:
+                moved += SCALED_PASSES * wide.size_bytes
+        return replaced(kernel, bytes=elements * moved)
 
     def kernels(
         self,

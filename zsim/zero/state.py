@@ -124,7 +124,7 @@ def declare(
             return bucket.shard_buffer(writer, name, dtype, kind, pool=pool, home=home)
         return bucket.buffer(writer, name, dtype, kind, layout=bucket.plain, pool=pool, home=home)
 
-    sharded, optimizer = holding.optimizer_sharded, strategy.train.precision.optimizer
+    sharded, kept = holding.optimizer_sharded, strategy.kept_formats
     at, updated_at = holding.parameter_tier, holding.optimizer_tier
     if bucket.index in holding.device_optimizer:
         updated_at = MemoryTier.DEVICE
@@ -138,10 +138,10 @@ def declare(
         return BucketState(parameter=name, master=None, moments=(), tier=updated_at)
     master = None
     if holding.has_master:
-        master = buffer("master", optimizer, Kind.MASTER, sharded=sharded, tier=updated_at)
+        master = buffer("master", kept.master, Kind.MASTER, sharded=sharded, tier=updated_at)
     moments = tuple(
-        buffer(f"moment{number}", optimizer, Kind.MOMENT, sharded=sharded, tier=updated_at)
-        for number in range(1, strategy.moments + 1)
+        buffer(f"moment{number}", dtype, Kind.MOMENT, sharded=sharded, tier=updated_at)
+        for number, dtype in enumerate(kept.moments, 1)
     )
     return BucketState(parameter=name, master=master, moments=moments, tier=updated_at)
 

@@ -8,8 +8,8 @@ and the scenario of a row. A string that starts with "= " is an expression
 
 - `files`, `publication`: names of the CSV files without suffix, and of the publication.
 - `judges`: files whose rows are never used in a fit. With `fits_kernels = true`, `zsim calibrate`
-  fits the speed of kernels in training to the others; a list names the fitted profiles. `reserved = false`: peaks are of allocated
-  memory.
+  fits the speed of kernels in training to the others; a list names the fitted profiles.
+  `reserved = false`: peaks are of allocated memory.
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
 - `unmodelled`: conditions under which a row is not modelled, and why.
 - `scenario`, `way`: the tables of the scenario, and changes of which the first that fits ran.

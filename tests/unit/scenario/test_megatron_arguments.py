@@ -368,7 +368,11 @@ def test_both_names_of_one_argument_contradict_each_other() -> None:
             "--no-masked-softmax-fusion: stores more of attention",
         ),
         ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion: not modelled; remove it"),
-        ("--use-precision-aware-optimizer", "--use-precision-aware-optimizer: not modelled"),
+        ("--main-params-dtype bf16", "--main-params-dtype: 'bf16' must be fp32 or fp16"),
+        (
+            "--reuse-grad-buf-for-mxfp8-param-ag",
+            "--reuse-grad-buf-for-mxfp8-param-ag: needs --fp8-param-gather",
+        ),
         ("--data-parallel-random-init", "--data-parallel-random-init: not modelled"),
         ("--logits-load-dir /x", "--logits-load-dir: /x is not modelled"),
         ("--attention-dropout 0.0", "--attention-dropout: 0.0 must be 0.1, as --hidden-dropout"),

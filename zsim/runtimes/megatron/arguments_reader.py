@@ -8,7 +8,7 @@ tokenizer defines it. Names of recomputation arguments from before 2023 are also
 without a reader is refused, unless it does not change a step or is reported with the difference.
 """
 
-from zsim.runtimes.megatron.format_arguments import read_formats
+from zsim.runtimes.megatron.format_arguments import read_formats, state_options
 from zsim.runtimes.megatron.graph_arguments import graph_options
 from zsim.runtimes.megatron.stage_arguments import stage_options
 from zsim.runtimes.trainer_files.command_line import words_by_name
@@ -346,9 +346,6 @@ def _train(arguments: Arguments) -> None:
 
 def _optimizer(arguments: Arguments) -> None:
     arguments.word("DDP-impl", "local", ("local",))  # before 2023; torch is PyTorch's
-    for name in ("main-params", "main-grads", "exp-avg", "exp-avg-sq"):
-        # of the precision-aware optimizer, whose formats are fp32 by default
-        arguments.word(f"{name}-dtype", "fp32", ("fp32",))
     kind = arguments.word("optimizer", "adam", ("adam", "sgd"))
     arguments.set_field("train.optimizer", kind, "optimizer")
     if "lr" in arguments.given:
@@ -392,8 +389,10 @@ def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
     arguments.set_field("zero.emulate", "megatron", "use-distributed-optimizer")
     arguments.set_field("zero.stage", 1 if shards else 0, "use-distributed-optimizer")
     is_bf16 = arguments.origins["train.precision"].value is Precision.BF16
+    states = state_options(arguments)
+    is_wide = is_bf16 and states["main_grads_dtype"][1] == "fp32"
     in_bf16 = arguments.flag("grad-reduce-in-bf16")
-    in_fp32 = arguments.flag("accumulate-allreduce-grads-in-fp32") or is_bf16
+    in_fp32 = arguments.flag("accumulate-allreduce-grads-in-fp32") or is_wide
     options: dict[str, tuple[str, object]] = {
         "bucket_size": ("ddp-bucket-size", arguments.whole("ddp-bucket-size")),
         "cpu_offloading_num_layers": (
@@ -416,7 +415,7 @@ def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
     whole = "no-scatter-gather-tensors-in-pipeline"
     if arguments.flag(whole):  # otherwise the version decides: see the option
         options["scatter_gather_tensors_in_pipeline"] = (whole, False)
-    options |= dict(stage_options(arguments))
+    options |= states | dict(stage_options(arguments))
     options |= graph_options(arguments)
     for field, (name, value) in options.items():
         arguments.set_field(f"zero.megatron.{field}", value, name)

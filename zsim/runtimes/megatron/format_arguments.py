@@ -52,3 +52,32 @@ def _wide_layers(arguments: Arguments, *, is_narrow: bool) -> None:
             raise arguments.wrong(name, f"{count} must be a whole number of at least 0")
         if has_some and is_narrow:
             arguments.set_field(f"train.{name.replace('-', '_')}", int(count), name)
+
+
+def state_options(arguments: Arguments) -> dict[str, tuple[str, object]]:
+    """Return options of weights in 8 bits and of the precision-aware optimizer, with their names.
+
+    Raises:
+        TrainerFileError: a format is none of `validate_args`.
+    """
+    gathers, aware = "fp8-param-gather", "use-precision-aware-optimizer"
+    gathered = arguments.flag(gathers)
+    if arguments.flag("reuse-grad-buf-for-mxfp8-param-ag") and not gathered:
+        raise arguments.wrong("reuse-grad-buf-for-mxfp8-param-ag", f"needs --{gathers}")
+    found: dict[str, tuple[str, object]] = {
+        "fp8_param_gather": (gathers, gathered),
+        "use_precision_aware_optimizer": (aware, arguments.flag(aware)),
+    }
+    for name, allowed in STATES.items():
+        option = f"{name}-dtype"
+        found[option.replace("-", "_")] = (option, arguments.word(option, "fp32", allowed))
+    return found
+
+
+STATES = {
+    "main-grads": ("fp32", "bf16"),
+    "main-params": ("fp32", "fp16"),
+    "exp-avg": ("fp32", "fp16", "bf16", "fp8"),
+    "exp-avg-sq": ("fp32", "fp16", "bf16", "fp8"),
+}
+"""Tensors of the precision-aware optimizer, and their formats."""

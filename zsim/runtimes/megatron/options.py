@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from math import gcd
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.runtimes.megatron.layer_split import LayerSplit, stages_in
 from zsim.strategy.config_table import Count, Flag, Whole
 from zsim.strategy.cuda_graphs import CudaGraphs, GraphImpl, GraphScope
-from zsim.strategy.execution import ContextExchange, Quantizer, TokenFusion
+from zsim.strategy.execution import ContextExchange, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
-from zsim.strategy.runtime_options import Formats, RuntimeOptions
+from zsim.strategy.runtime_options import Formats, KeptFormats, RuntimeOptions
 
 VIRTUAL_STAGES = "num_virtual_stages_per_pipeline_rank"
 ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
@@ -51,6 +51,28 @@ def _listed(value: object) -> object:
 Scopes = Annotated[tuple[GraphScope, ...], BeforeValidator(_listed)]
 
 
+def _one_of(*allowed: DType) -> AfterValidator:
+    """Return a validator that accepts these formats alone."""
+
+    def check(value: DType) -> DType:
+        if value not in allowed:
+            *others, last = (str(each) for each in allowed)
+            raise ValueError(f"must be {', '.join(others)} or {last}")
+        return value
+
+    return AfterValidator(check)
+
+
+GradientFormat = Annotated[DType, _one_of(DType.FP32, DType.BF16)]
+MasterFormat = Annotated[DType, _one_of(DType.FP32, DType.FP16)]
+MomentFormat = Annotated[DType, _one_of(DType.FP32, DType.FP16, DType.BF16, DType.FP8)]
+"""Formats of the optimizer: the choices of `--main-grads-dtype`, `--exp-avg-dtype` and kin."""
+
+ADAM_MOMENTS = 2
+
+OF_STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
+
 class Megatron(RuntimeOptions):
     """Options of the model's wrapper; stage 1 is with `use_distributed_optimizer`.
 
@@ -71,6 +93,16 @@ class Megatron(RuntimeOptions):
             does so (`allreduce_no_retain` of Aleph-Alpha/scaling at 737f8558,
             src/scaling/core/optimizer/allreduce.py).
         allreduce_bucket_size: with it, elements above which such a bucket is closed.
+        fp8_param_gather: in stage 1, parameters of linear layers with 8-bit GEMMs are kept in 8
+            bits and gathered so; not with mxfp8, whose gathers stay in 16 bits.
+        use_precision_aware_optimizer: Transformer Engine's FusedAdam, with states in the formats
+            of the next four options. With fp32 masters of bf16 parameters it keeps only the lower
+            16 bits of each (`store_param_remainders`), unless GEMMs are scaled otherwise than
+            delayed.
+        main_grads_dtype: of gradients that the update reads; bf16 needs grad_reduce_in_fp32 =
+            false.
+        main_params_dtype: of masters: fp32 or fp16.
+        exp_avg_dtype, exp_avg_sq_dtype: of moments: fp32, fp16, bf16 or fp8.
         sequence_parallel: with a tensor axis, hidden states between attention and MLP are sharded
             by tokens (`TransformerConfig.sequence_parallel`).
         async_tensor_model_parallel_allreduce: with a tensor axis, input gradients of
@@ -135,6 +167,12 @@ class Megatron(RuntimeOptions):
     average_in_collective: Flag = False
     allreduce_in_float32: Flag = False
     allreduce_bucket_size: Count = ALLREDUCE_BUCKET
+    fp8_param_gather: Flag = False
+    use_precision_aware_optimizer: Flag = False
+    main_grads_dtype: GradientFormat = DType.FP32
+    main_params_dtype: MasterFormat = DType.FP32
+    exp_avg_dtype: MomentFormat = DType.FP32
+    exp_avg_sq_dtype: MomentFormat = DType.FP32
     sequence_parallel: Flag = False
     async_tensor_model_parallel_allreduce: Flag = False
     tp_comm_overlap: Flag = False
@@ -245,6 +283,14 @@ class Megatron(RuntimeOptions):
             refuse([refusal("tp_comm_overlap_rs", None, "false needs tp_comm_overlap = true")])
         if self.tp_comm_overlap_cfg != DEFAULT_METHODS and not self.tp_comm_overlap:
             refuse([refusal("tp_comm_overlap_cfg", None, "needs tp_comm_overlap = true")])
+        for name in OF_STATES:
+            value = getattr(self, name)
+            if value is not DType.FP32 and not self.use_precision_aware_optimizer:
+                why = "needs use_precision_aware_optimizer = true"
+                refuse([refusal(name, value, why)])
+        if self.main_grads_dtype is DType.BF16 and self.grad_reduce_in_fp32:
+            why = "needs grad_reduce_in_fp32 = false"
+            refuse([refusal("main_grads_dtype", self.main_grads_dtype, why)])
         self._need_one_sum()
         self._need_one_split()
         self._need_capturable()
@@ -329,9 +375,12 @@ class Megatron(RuntimeOptions):
         yield from super().refusals(stage=stage, moments=moments)
         # validate_args in training/arguments.py; without `zero` the other trainer accumulates
         # gradients in fp32 (step_prequel of its optimizer/parameter_group.py)
-        for name in ("overlap_param_gather", "allreduce_in_float32"):
+        of_stage_1 = ("overlap_param_gather", "allreduce_in_float32", "fp8_param_gather")
+        for name in (*of_stage_1, "use_precision_aware_optimizer"):
             if stage == 0 and getattr(self, name):
                 yield name, None, "true needs stage = 1"
+        if self.use_precision_aware_optimizer and moments != ADAM_MOMENTS:
+            yield "use_precision_aware_optimizer", None, "true needs train.optimizer = adam"
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return dtypes: one buffer accumulates and reduces, unless sums are in fp32."""
@@ -340,6 +389,25 @@ class Megatron(RuntimeOptions):
         summed = DType.FP32 if self.allreduce_in_float32 else wide
         return Formats(
             compute=compute, reduction=summed, whole=wide, reduced=wide, optimizer=optimizer
+        )
+
+    def kept_formats(
+        self, *, compute: DType, optimizer: DType, moments: int, recipe: Recipe | None
+    ) -> KeptFormats:
+        """Return the formats of the optimizer's states, of a precision-aware optimizer."""
+        if not self.use_precision_aware_optimizer:
+            return super().kept_formats(
+                compute=compute, optimizer=optimizer, moments=moments, recipe=recipe
+            )
+        # use_precision_aware_optimizer_no_fp8_or_ds_fp8 of optimizer/optimizer_config.py
+        master = self.main_params_dtype
+        keeps_rest = master is DType.FP32 and recipe in (None, Float8.DELAYED)
+        if keeps_rest and compute is DType.BF16:
+            master = DType.BF16
+        return KeptFormats(
+            gradient=self.main_grads_dtype if compute is not DType.FP32 else optimizer,
+            master=master,
+            moments=(self.exp_avg_dtype, self.exp_avg_sq_dtype)[:moments],
         )
 
     def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
