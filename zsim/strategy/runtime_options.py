@@ -88,6 +88,7 @@ class RuntimeOptions(Table):
         stored_least: least elements of a tensor of such a layer to be moved.
         execution_options: options with their values by the flag of an `Execution` that they set.
         quantizer: library that casts operands of narrow GEMMs.
+        captures_compiled: True if its CUDA graphs are those of `torch.compile`.
         receives_separately: True if a pipeline stage receives each micro-batch into separate
             memory.
     """
@@ -109,6 +110,7 @@ class RuntimeOptions(Table):
     stored_least: ClassVar[int] = 0
     execution_options: ClassVar[Mapping[str, str]] = {}
     quantizer: ClassVar[Quantizer] = Quantizer.TORCHAO
+    captures_compiled: ClassVar[bool] = False
     receives_separately: ClassVar[bool] = False
 
     @staticmethod

@@ -1,5 +1,6 @@
 """CUDA graphs of Megatron-LM: host time of captured parts, and what they exclude."""
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -11,10 +12,12 @@ from zsim.cluster.profile.graph_launch import GRAPH_PS, NODE_PS, GraphedWork
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.config_error import ConfigError
 from zsim.files.source import resolved
+from zsim.mistake import MistakeError
 from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.lookup import config_text
 from zsim.runtimes.megatron.options import Megatron
 from zsim.scenario import trainer_files
+from zsim.scenario.changes import changed
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import parse
 from zsim.schedule.operation import Action, Compute
@@ -113,9 +116,24 @@ def test_an_iteration_in_a_graph_is_one_launch_and_the_optimizer_is_outside() ->
     assert launches == 1
 
 
+@pytest.mark.parametrize("scope", ["attention", "mlp"])
+def test_a_block_of_one_segment_leaves_half_of_its_launches_to_the_host(scope: str) -> None:
+    alone = tables(SCOPES[scope])
+    alone["parallel"] = {"tensor": 1, "data": 8}
+    del alone["zero"]["megatron"]["sequence_parallel"]
+    del alone["zero"]["megatron"]["async_tensor_model_parallel_allreduce"]
+    job = resolved("small", from_tables(alone)).job()
+    costs = job.cluster.gpu.launch_costs
+    plain = replace(costs, graphs=None)
+    for operation in job.schedule.programs[0].step:
+        if isinstance(operation, Compute) and operation.unit.startswith("block"):
+            launch_ps = GRAPH_PS + costs.operation_ps + NODE_PS * len(operation.kernels)
+            assert costs.issue_ps(operation) == launch_ps + plain.issue_ps(operation) // 2
+
+
 def test_without_graphs_every_operation_is_issued_alone() -> None:
     kernel = Compute(id="step/update/x", stream="compute", action=Action.UPDATE, operands=())
-    assert GraphedWork().issue_ps(kernel, EAGER.operation_ps) is None
+    assert GraphedWork().issue_ps(kernel, alone_ps=7, call_ps=EAGER.operation_ps) == 7
     assert EAGER.issue_ps(kernel) == EAGER.operation_ps
 
 
@@ -162,6 +180,43 @@ def test_blocks_in_graphs_are_not_recomputed_and_a_whole_iteration_may_be() -> N
     assert strategy("full_iteration").zero.emulate is not None
     with pytest.raises(ConfigError, match="needs a CUDA graph of the whole iteration"):
         strategy("transformer_engine")
+
+
+def of_fsdp2(**train: object) -> dict[str, Any]:
+    """Return the same model under FSDP2, in blocks of CUDA graphs."""
+    found = tables({})
+    found["parallel"] = {"data": 8}
+    found["zero"] = {"emulate": "fsdp2", "fsdp2": {"compile_mode": "reduce-overhead"}}
+    found["train"] |= {"compile": True, **train}
+    return found
+
+
+def test_reduce_overhead_launches_a_block_at_once_and_not_its_collectives() -> None:
+    job = resolved("small", from_tables(of_fsdp2())).job()
+    costs = job.cluster.gpu.launch_costs
+    for operation in job.schedule.programs[0].step:
+        if isinstance(operation, Compute) and operation.unit.startswith("block"):
+            if operation.action in (Action.FORWARD, Action.BACKWARD):
+                own = costs.issue_ps(operation) - NODE_PS * max(1, len(operation.kernels))
+                assert own in (0, GRAPH_PS + costs.operation_ps)
+        elif "gather" in operation.id and type(operation).__name__ in ("AllGather", "Together"):
+            assert costs.issue_ps(operation) >= costs.collective_ps
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"train.compile": False}, "reduce-overhead needs train.compile = true"),
+        ({"parallel.tensor": 2, "parallel.data": 4}, "reduce-overhead excludes parallel.tensor"),
+        ({"zero.fsdp2.offload_wrapper": True}, "reduce-overhead excludes offload_wrapper"),
+    ],
+)
+def test_what_reduce_overhead_excludes_is_refused_by_name(
+    changes: dict[str, object], why: str
+) -> None:
+    with pytest.raises((ConfigError, ScenarioError, MistakeError), match="compile_mode") as caught:
+        resolved("small", from_tables(changed(of_fsdp2(), changes))).job()
+    assert why in str(caught.value)
 
 
 TEXT = """

@@ -35,45 +35,45 @@ class GraphedWork:
     Attributes:
         iteration: all operations of forward and backward are in one graph.
         segments: captured segments: the name of the unit, and the number of the segment.
-        first, last: those of them that begin a graph in forward, and in backward.
+        halved: segments of which a graph captures one half.
+        first, last: the segments that begin a graph in forward, and in backward.
         python_ps: picoseconds of Python of the rest of a block, before each graph of its half.
     """
 
     iteration: bool = False
     segments: frozenset[tuple[str, int]] = frozenset()
+    halved: frozenset[tuple[str, int]] = frozenset()
     first: frozenset[tuple[str, int]] = frozenset()
     last: frozenset[tuple[str, int]] = frozenset()
     python_ps: int = 0
 
-    def issue_ps(self, operation: Operation, call_ps: int) -> int | None:
-        """Return the picoseconds in which the host issues `operation`; None if it is in no graph.
+    def issue_ps(self, operation: Operation, *, alone_ps: int, call_ps: int) -> int:
+        """Return the picoseconds in which the host issues `operation`.
 
-        `call_ps` is the time of the call that replays a graph.
+        `alone_ps` is the time outside of graphs, `call_ps` that of a call that replays a graph.
         """
-        if self.iteration:
-            return self._of_iteration(operation, call_ps)
-        return self._of_segment(operation, call_ps) if self.segments else None
-
-    def _of_iteration(self, operation: Operation, call_ps: int) -> int | None:
+        if not self.iteration:
+            return self._of_segment(operation, alone_ps, call_ps)
         if isinstance(operation, Compute) and operation.action is Action.LOAD:
             # the batch is copied to the graph's input
             return GRAPH_PS + call_ps if operation.micro_batch == 0 else NODE_PS
-        if not operation.id.startswith(OF_ITERATION):
-            return None
-        return NODE_PS * _nodes(operation)
+        if operation.id.startswith(OF_ITERATION):
+            return NODE_PS * _nodes(operation)
+        return alone_ps
 
-    def _of_segment(self, operation: Operation, call_ps: int) -> int | None:
-        if isinstance(operation, Compute):
-            key = (operation.unit, operation.segment)
-            if operation.action not in PASSES or key not in self.segments:
-                return None
-            begin = self.last if operation.action in BACKWARDS else self.first
-            own = GRAPH_PS + call_ps + self.python_ps if key in begin else 0
-            return own + NODE_PS * _nodes(operation)
-        found = OF_SEGMENT.search(operation.id)
-        if found is None or (found.group(1), int(found.group(2))) not in self.segments:
-            return None
-        return NODE_PS * _nodes(operation)
+    def _of_segment(self, operation: Operation, alone_ps: int, call_ps: int) -> int:
+        if not isinstance(operation, Compute):
+            found = OF_SEGMENT.search(operation.id)
+            if found is None or (found.group(1), int(found.group(2))) not in self.segments:
+                return alone_ps
+            return NODE_PS * _nodes(operation)
+        key = (operation.unit, operation.segment)
+        if operation.action not in PASSES or key not in self.segments | self.halved:
+            return alone_ps
+        begin = self.last if operation.action in BACKWARDS else self.first
+        launch_ps = GRAPH_PS + call_ps + self.python_ps if key in begin else 0
+        rest_ps = alone_ps // 2 if key in self.halved else 0
+        return launch_ps + rest_ps + NODE_PS * _nodes(operation)
 
 
 def _nodes(operation: Operation) -> int:

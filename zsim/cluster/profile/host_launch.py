@@ -67,10 +67,13 @@ class LaunchCosts:
 
     def issue_ps(self, operation: Operation) -> int:
         """Return the picoseconds in which the host issues `operation`, without waiting."""
-        if self.graphs is not None:
-            captured = self.graphs.issue_ps(operation, self.operation_ps)
-            if captured is not None:
-                return captured
+        alone_ps = self._alone_ps(operation)
+        if self.graphs is None:
+            return alone_ps
+        return self.graphs.issue_ps(operation, alone_ps=alone_ps, call_ps=self.operation_ps)
+
+    def _alone_ps(self, operation: Operation) -> int:
+        """Return the picoseconds in which the host issues `operation` outside of graphs."""
         match operation:
             case Compute():
                 each = self._kernel_ps(operation.action)
