@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+OF_ITERATION = ("step/forward/", "step/backward/")
+"""Prefixes of the names of operations in the graph of a whole iteration."""
+
 
 class GraphImpl(StrEnum):
     """Megatron-LM's implementations (`--cuda-graph-impl`)."""

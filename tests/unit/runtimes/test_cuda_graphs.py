@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from zsim.api.forecast import forecast
-from zsim.api.run_forecast import RunForecast
+from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.cluster.profile.graph_launch import GRAPH_PS, NODE_PS, GraphedWork
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.config_error import ConfigError
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
+from zsim.proof import check
 from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.lookup import config_text
 from zsim.runtimes.megatron.options import Megatron
@@ -20,7 +21,9 @@ from zsim.scenario import trainer_files
 from zsim.scenario.changes import changed
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.scenario.toml import parse
-from zsim.schedule.operation import Action, Compute
+from zsim.schedule.json import decode_value, encode_value
+from zsim.schedule.operation import Action, Allocate, Compute
+from zsim.schedule.schedule import Program
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
@@ -104,7 +107,7 @@ def test_a_pass_over_a_block_is_one_launch_and_its_nodes_are_almost_free() -> No
 def test_an_iteration_in_a_graph_is_one_launch_and_the_optimizer_is_outside() -> None:
     job = resolved("small", from_tables(tables(SCOPES["iteration"]))).job()
     plain = resolved("small", from_tables(tables({}))).job()
-    assert job.schedule.programs == plain.schedule.programs
+    assert job.schedule.programs[0].step == plain.schedule.programs[0].step
     costs, before = job.cluster.gpu.launch_costs, plain.cluster.gpu.launch_costs
     launches = 0
     for operation in job.schedule.programs[0].step:
@@ -129,6 +132,30 @@ def test_a_block_of_one_segment_leaves_half_of_its_launches_to_the_host(scope: s
         if isinstance(operation, Compute) and operation.unit.startswith("block"):
             launch_ps = GRAPH_PS + costs.operation_ps + NODE_PS * len(operation.kernels)
             assert costs.issue_ps(operation) == launch_ps + plain.issue_ps(operation) // 2
+
+
+@cache
+def reserved_bytes(scope: str) -> int:
+    larger = tables(SCOPES[scope])
+    larger["model"] |= {"hidden_size": 512, "vocab_size": 32_768, "sequence_length": 2048}
+    found = forecast(larger, Quantity.MEMORY)
+    assert isinstance(found, RunForecast)
+    return found.peak_reserved_bytes
+
+
+def test_memory_of_an_iteration_in_a_graph_does_not_serve_the_optimizer() -> None:
+    assert reserved_bytes("iteration") > reserved_bytes("none")
+    assert reserved_bytes("blocks") == reserved_bytes("none")
+    job = resolved("small", from_tables(tables(SCOPES["iteration"]))).job()
+    assert check(job.schedule, job.model) == ()
+    (program,) = job.schedule.programs
+    inside = {each.name for each in program.buffers if each.captured}
+    for operation in program.step:
+        if isinstance(operation, Allocate):
+            outside = operation.id.startswith("step/update/")
+            assert (operation.buffer in inside) is not outside
+    assert not inside & set(program.persistent)
+    assert decode_value(encode_value(program, Program), Program) == program
 
 
 def test_without_graphs_every_operation_is_issued_alone() -> None:

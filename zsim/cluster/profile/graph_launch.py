@@ -13,14 +13,12 @@ from zsim.schedule.operation import (
     Operation,
     Together,
 )
+from zsim.strategy.cuda_graphs import OF_ITERATION
 
 GRAPH_PS, NODE_PS = 2_500_000, 1_000
 """Picoseconds to launch a graph whose nodes follow one another, and for each of its nodes: NVIDIA,
 "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements" (2024), CUDA
 12.6."""
-
-OF_ITERATION = ("step/forward/", "step/backward/")
-"""Prefixes of the names of operations in the graph of a whole iteration."""
 
 OF_SEGMENT = re.compile(r"/([^/]+)/(?:forward|recompute|backward)(\d+)/")
 """Unit and segment in the name of an exchange or copy that belongs to a segment."""
