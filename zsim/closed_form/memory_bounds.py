@@ -13,6 +13,7 @@ from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Parameter, Unit
 from zsim.model.pipeline_stages import Stage
+from zsim.strategy.execution import NarrowWeights
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
@@ -75,6 +76,8 @@ def _states(model: Model, strategy: Strategy) -> int:
     held = sum(each.elements for each in model.parameters)
     trained = sum(each.elements for each in model.parameters if not each.frozen)
     precision, stage = strategy.train.precision, strategy.zero.stage
+    if strategy.narrow_weights is not NarrowWeights.CAST:
+        held -= sum(each.elements for each in model.parameters if each.float8)
     parameters = 0 if stage == 3 else held * precision.compute.size_bytes
     runtime = strategy.zero.emulate
     if runtime is not None:

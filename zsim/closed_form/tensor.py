@@ -71,7 +71,8 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
                 back = [*made, *(read if segment.saves_input else ())]
             moved = [*read * times, *back]
             gathered += _bytes(moved, narrow=segment.is_narrow)
-            scales += _scales(moved) if segment.is_narrow else 0
+            if segment.is_narrow and strategy.execution.measures_tokens:
+                scales += _scales(moved)
     steps = strategy.train.gradient_accumulation_steps
     times = steps * (model.tensor - 1)
     return [

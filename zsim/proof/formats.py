@@ -27,6 +27,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
 from zsim.specification.strategy_formats import formats
+from zsim.strategy.execution import NarrowWeights
 from zsim.strategy.runtime_options import Formats
 
 INVARIANT = "formats"
@@ -76,6 +77,8 @@ class _Narrow:
         self.norms: set[str] = set()
         self._reading: dict[int, str] = {}
         self.float8 = frozenset(each.name for each in schedule.contract.parameters if each.float8)
+        asked = schedule.contract.strategy
+        self.keeps_float8 = asked is not None and asked.narrow_weights is NarrowWeights.KEPT
         data = schedule.contract.data_axes
         self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
 
@@ -84,7 +87,8 @@ class _Narrow:
         role, wanted = self.program.role, self.wanted.compute
         for name in self.program.persistent:
             buffer = self.program.by_name[name]
-            if buffer.kind is Kind.PARAMETER and is_narrower(buffer.dtype, wanted):
+            is_kept = self.keeps_float8 and self._may_be_float8(buffer)
+            if buffer.kind is Kind.PARAMETER and is_narrower(buffer.dtype, wanted) and not is_kept:
                 why = f"keeps parameters in {buffer.dtype}, and not in {wanted}"
                 kept = f"persistent/{name}"
                 yield Finding(invariant=INVARIANT, role=role, operation=kept, why=why)

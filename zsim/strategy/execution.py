@@ -61,6 +61,17 @@ RECIPES: Mapping[Quantizer, tuple[Recipe, ...]] = {
 """Scalings of each library that are modelled."""
 
 
+class NarrowWeights(StrEnum):
+    """How weights of narrow GEMMs are kept between steps, if a library casts them once a step."""
+
+    CAST = "cast"
+    """Whole in the compute dtype, with cast copies beside them."""
+    KEPT = "kept"
+    """In 8 bits, in which they are gathered (`--fp8-param-gather`)."""
+    CAST_FROM_SHARDS = "cast_from_shards"
+    """Cast copies of gathered weights in the compute dtype, of which each rank keeps its shard."""
+
+
 class Loss(StrEnum):
     """Implementations of the cross entropy of next tokens, given the output of the last block."""
 
@@ -230,6 +241,11 @@ class Execution:
         """Return True if the GEMMs of `layer`, one of `layers`, are narrow."""
         first, last = self.wide_layers
         return self.recipe is not None and first <= layer < layers - last
+
+    @property
+    def measures_tokens(self) -> bool:
+        """True if tokens are measured, over all ranks that have some, before they are cast."""
+        return self.recipe in (Float8.TENSORWISE, Float4.NVFP4)
 
     @property
     def keeps_cast_weights(self) -> bool:

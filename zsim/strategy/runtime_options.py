@@ -14,7 +14,7 @@ from zsim.dtype import DType
 from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Table
 from zsim.strategy.cuda_graphs import CudaGraphs
-from zsim.strategy.execution import ContextExchange, Quantizer, Recipe, TokenFusion
+from zsim.strategy.execution import ContextExchange, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 
@@ -89,6 +89,7 @@ class RuntimeOptions(Table):
         execution_options: options with their values by the flag of an `Execution` that they set.
         quantizer: library that casts operands of narrow GEMMs.
         captures_compiled: True if its CUDA graphs are those of `torch.compile`.
+        casts_tokens_with: scalings of tokens that can be cast before they are gathered.
         receives_separately: True if a pipeline stage receives each micro-batch into separate
             memory.
     """
@@ -111,6 +112,7 @@ class RuntimeOptions(Table):
     execution_options: ClassVar[Mapping[str, str]] = {}
     quantizer: ClassVar[Quantizer] = Quantizer.TORCHAO
     captures_compiled: ClassVar[bool] = False
+    casts_tokens_with: ClassVar[tuple[Recipe, ...]] = (Float8.TENSORWISE,)
     receives_separately: ClassVar[bool] = False
 
     @staticmethod
@@ -188,6 +190,11 @@ class RuntimeOptions(Table):
     @property
     def gathers_float8(self) -> bool:
         """True if weights of float8 linear layers are cast before they are gathered."""
+        return False
+
+    @property
+    def keeps_float8(self) -> bool:
+        """True if weights of linear layers with 8-bit GEMMs are kept in 8 bits alone."""
         return False
 
     @property

@@ -15,7 +15,7 @@ from pydantic_core import InitErrorDetails
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.config_table import Count, Table
-from zsim.strategy.execution import Execution, Float8, Loss, TokenFusion
+from zsim.strategy.execution import Execution, Float8, Loss, NarrowWeights, TokenFusion
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.overlap_methods import DEFAULT_METHODS
@@ -111,6 +111,10 @@ class Strategy(Table):
         if runtime.gathers_float8 and self.train.float8 is not Float8.TENSORWISE:
             field, why = "enable_fsdp_float8_all_gather", "true needs train.float8 = tensorwise"
             yield refusal(f"zero.{runtime.table()}.{field}", None, why)
+        if runtime.keeps_float8 and self.train.float8 is None:
+            yield refusal(
+                f"zero.{runtime.table()}.fp8_param_gather", None, "true needs train.float8"
+            )
         if runtime.fuses_tokens is TokenFusion.COMPILER and parallel.tensor > 1:
             yield from self._against_fused_tokens(runtime.table())
         if runtime.fuses_tokens is TokenFusion.USERBUFFERS:
@@ -151,8 +155,6 @@ class Strategy(Table):
             # validate_args (megatron/training/arguments.py) turns sequence_parallel off, then
             # requires it
             yield refusal(field, None, "true needs parallel.tensor of at least 2")
-        if self.train.float4 is not None:  # the recipes turn it off
-            yield refusal(field, None, "true is not modelled with train.float4")
         if self.activations.checkpointing is Checkpointing.FULL:
             # without autograd, TE gathers first, then multiplies (`is_grad_enabled` in
             # `_LayerNormLinear.forward`): other kernels than in recompute
@@ -346,9 +348,10 @@ class Strategy(Table):
     @property
     def casts_tokens(self) -> bool:
         """True if such tokens are cast to float8 before linear layers gather them."""
-        runtime, one_scale = self.zero.emulate, self.train.float8 is Float8.TENSORWISE
-        casts = runtime is not None and runtime.gathers_float8_tokens
-        return self.cuts_tokens and one_scale and casts
+        runtime = self.zero.emulate
+        if runtime is None or not (self.cuts_tokens and runtime.gathers_float8_tokens):
+            return False
+        return self.train.recipe in runtime.casts_tokens_with
 
     @property
     def keeps_gathered(self) -> bool:
@@ -379,6 +382,16 @@ class Strategy(Table):
         """Return the rule that updates the parameter of that name."""
         rules = (group.rule for group in self.train.groups if group.holds(parameter))
         return next(rules, self.train.optimizer)
+
+    @property
+    def narrow_weights(self) -> NarrowWeights:
+        """How weights of linear layers with narrow GEMMs are kept between steps."""
+        runtime = self.zero.emulate
+        if runtime is None or not runtime.keeps_float8:
+            return NarrowWeights.CAST
+        # a scale along one axis does not serve the other, so both copies are made of 16 bits
+        wide = self.train.float8 is Float8.MXFP8
+        return NarrowWeights.CAST_FROM_SHARDS if wide else NarrowWeights.KEPT
 
     @property
     def kept_formats(self) -> KeptFormats:

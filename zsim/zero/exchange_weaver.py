@@ -82,7 +82,12 @@ class ExchangeWeaver:
     """
 
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
-        self.tokens = Tokens(writer, model, strategy.execution.fuses_tokens)
+        self.tokens = Tokens(
+            writer,
+            model,
+            strategy.execution.fuses_tokens,
+            measures=strategy.execution.measures_tokens,
+        )
         self.sequence = SharedSequence(writer, model, strategy)
         self._by_axis: dict[ExchangeAxis, AxisWriter] = {
             ExchangeAxis.TENSOR: self.tokens,

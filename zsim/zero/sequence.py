@@ -71,13 +71,20 @@ class Tokens:
 
     `scattered` are the values whose partial sums of all tokens are reduce-scattered. `shared` are
     the parameters that every rank holds; each rank's gradient of them covers only its own tokens.
+    If it `measures`, a cast to 8 bits follows the maximum over all ranks.
     """
 
     def __init__(
-        self, writer: ScheduleWriter, model: Model, fusion: TokenFusion | None = None
+        self,
+        writer: ScheduleWriter,
+        model: Model,
+        fusion: TokenFusion | None = None,
+        *,
+        measures: bool = True,
     ) -> None:
         self.writer = writer
         self.model = model
+        self._measures = measures
         self.scattered = frozenset(
             value.name
             for unit in model.units
@@ -247,7 +254,11 @@ class Tokens:
         if self._stays(whole):
             self._gather_in_place(path, own, whole)
         elif in_parts and self._is_nccl:
-            self._awaited.append(gather_overlapped(self.writer, path, own, whole))
+            done = gather_overlapped(self.writer, path, own, whole)
+            self._awaited.append(done)
+            if narrow:
+                self.writer.free(own, uses=(done,))
+            return whole
         elif in_parts:
             self._gather_parts(path, own, whole)
         else:
@@ -305,6 +316,8 @@ class Tokens:
         # hp_tensor_to_float8_dynamic (torchao/float8/float8_scaling_utils.py) on a DTensor: its
         # largest magnitude stays a partial value until it is used.
         writer, kept = self.writer, self.model.values[value]
+        if not self._measures:
+            return self._cast_copy(value, buffer, path, name=name)
         largest = writer.buffer(f"{name}/amax", 1, kept.dtype, Kind.WORKSPACE)
         writer.allocate(largest)
         writer.compute(
@@ -315,10 +328,16 @@ class Tokens:
         )
         maximum = Reduction.MAX
         writer.all_reduce(f"{path}/amax/reduce", TENSOR, largest, reduction=maximum, stream=COMPUTE)
-        cast = writer.buffer(f"{name}/own", kept.elements, DType.FP8, Kind.WORKSPACE)
-        writer.allocate(cast)
-        writer.copy(f"{path}/cast", buffer, cast)
+        cast = self._cast_copy(value, buffer, path, name=name)
         writer.free(largest)
+        return cast
+
+    def _cast_copy(self, value: str, buffer: str, path: str, *, name: str) -> str:
+        """Return a newly allocated copy of `buffer` in 8 bits."""
+        elements = self.model.values[value].elements
+        cast = self.writer.buffer(f"{name}/own", elements, DType.FP8, Kind.WORKSPACE)
+        self.writer.allocate(cast)
+        self.writer.copy(f"{path}/cast", buffer, cast)
         return cast
 
     def scatters_parts(self, segment: Segment, part: SegmentVisit) -> bool:

@@ -73,6 +73,8 @@ class Holding:
         frozen: dtype of frozen parameters if it differs.
         file_elements: masters and moments of smaller shards are kept on the host, not in files.
         host_parameters: buckets whose parameters are kept on the host, not in files.
+        narrow_parameters: buckets whose parameters are in 8 bits.
+        shards: buckets of whose parameters a rank holds only its shard.
         device_optimizer: buckets whose masters and moments stay on the device in spite of the tier.
     """
 
@@ -85,6 +87,8 @@ class Holding:
     optimizer_tier: MemoryTier = MemoryTier.DEVICE
     file_elements: int = 0
     host_parameters: frozenset[int] = frozenset()
+    narrow_parameters: frozenset[int] = frozenset()
+    shards: frozenset[int] = frozenset()
     device_optimizer: frozenset[int] = frozenset()
 
 
@@ -133,7 +137,10 @@ def declare(
     if at is MemoryTier.NVME and bucket.index in holding.host_parameters:
         at = MemoryTier.HOST
     dtype = holding.frozen if bucket.frozen and holding.frozen else holding.parameter
-    name = buffer("parameter", dtype, Kind.PARAMETER, sharded=holding.parameter_sharded, tier=at)
+    if bucket.index in holding.narrow_parameters:
+        dtype = DType.FP8
+    is_cut = holding.parameter_sharded or bucket.index in holding.shards
+    name = buffer("parameter", dtype, Kind.PARAMETER, sharded=is_cut, tier=at)
     if bucket.frozen:
         return BucketState(parameter=name, master=None, moments=(), tier=updated_at)
     master = None

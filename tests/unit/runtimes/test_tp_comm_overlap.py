@@ -36,7 +36,6 @@ from zsim.schedule.operation import (
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule, ScheduleError
 from zsim.strategy.activations import Checkpointing
-from zsim.strategy.execution import Float8
 from zsim.strategy.overlap_methods import ByKernel, OverlapMethods, RingExchange
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -222,7 +221,6 @@ def test_each_product_is_as_its_method_says() -> None:
     ("changes", "why"),
     [
         ({"parallel.tensor": 1}, "true needs parallel.tensor of at least 2"),
-        ({"train.float8": Float8.TENSORWISE}, "true is not modelled with train.float8"),
         (
             {"activations.checkpointing": Checkpointing.FULL},
             "true is not modelled with activations.checkpointing = full",

@@ -213,7 +213,10 @@ def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
         (f"{SHAPE} --normalization none", "'none' must be LayerNorm or RMSNorm"),
         (f"{SHAPE} --lr nan", "--lr: 'nan' must be a number"),
         (f"{SHAPE} --recompute-granularity full --recompute-num-layers 4", "only 1"),
-        (f"{SHAPE} --exp-avg-dtype bf16", "--exp-avg-dtype: 'bf16' must be fp32"),
+        (
+            f"{SHAPE} --exp-avg-dtype bf16",
+            "--exp-avg-dtype: 'bf16' needs use_precision_aware_optimizer",
+        ),
         ("hello", "'hello': must be an argument"),
         ("--num-layers '3", "no command line: no closing quotation"),
     ],

@@ -16,6 +16,10 @@ SOURCE, SAVED, GRADIENT = "source", "saved", "gradient"
 output."""
 
 
+LAST = ("proj", "down")
+"""Names of the last layers of attention and of an MLP."""
+
+
 class Casts:
     """Kernels that cast the operands of a linear layer's three GEMMs.
 
@@ -52,22 +56,30 @@ class Casts:
     def _joined(self) -> tuple[Kernels, Kernels, Kernels]:
         """Return casts of Transformer Engine: once for all GEMMs that read an operand.
 
-        The weight is cast outside, once a step.
+        The weight is cast outside, once a step. Tokens that a rank gathers for this layer are cast
+        by the ranks that have them; those that came in 8 bits are copied along the other axis.
         """
-        narrow, tokens = self._narrow, self._size.tokens
-        forward: Kernels = ()
-        if SOURCE not in self._came:
-            forward = self._source()
-        trains: Kernels = ()
-        if self._keeps_source and not self._weight.frozen:
-            trains = narrow.cast(tokens, self._columns, backward=True)
+        narrow, size, rows, columns = self._narrow, self._size, self._rows, self._columns
+        own = size.own_tokens  # all tokens, unless tensor ranks hold different ones
         copies = 1 if self._weight.frozen else narrow.copies
-        backward = narrow.cast(tokens, self._rows, copies=copies, backward=True)
-        return forward, backward, trains
+        trains: Kernels = ()
+        if not is_last(self._weight.name):
+            forward = () if SOURCE in self._came else self._source(own)
+            if SAVED in self._came and copies > 1:
+                trains = narrow.transposed(size.tokens, columns, backward=True)
+            return forward, narrow.cast(size.tokens, rows, copies=copies, backward=True), trains
+        forward = self._source(size.tokens)
+        if self._keeps_source and not self._weight.frozen:
+            trains = narrow.cast(size.tokens, columns, backward=True)
+        if GRADIENT not in self._came:
+            return forward, narrow.cast(own, rows, copies=copies, backward=True), trains
+        if copies > 1:
+            trains += narrow.transposed(size.tokens, rows, backward=True)
+        return forward, (), trains
 
-    def _source(self) -> Kernels:
+    def _source(self, tokens: int) -> Kernels:
         """Return the casts of the input; a norm before it measures it, or casts it itself."""
-        narrow, shape = self._narrow, (self._size.tokens, self._columns)
+        narrow, shape = self._narrow, (tokens, self._columns)
         copies = 1 if self._keeps_source or self._weight.frozen else narrow.copies
         if not is_normed(self._size, self._weight.name):
             return narrow.cast(*shape, copies=copies)
@@ -111,10 +123,14 @@ def casts_in_norm(size: Size) -> bool:
     return narrow is not None and narrow.joins_casts and narrow.recipe is Float8.DELAYED
 
 
+def is_last(weight: str) -> bool:
+    """Return True if the layer of a weight is the last of attention or of an MLP."""
+    return weight.split(".")[-2] in LAST
+
+
 def is_normed(size: Size, weight: str) -> bool:
     """Return True if the layer of a weight reads the output of a norm directly."""
-    last = weight.split(".")[-2] in ("proj", "down")
-    return not last and size.shape.norm_placement is not NormPlacement.AFTER
+    return not is_last(weight) and size.shape.norm_placement is not NormPlacement.AFTER
 
 
 def kept_cast(narrow: NarrowProducts, size: Size, source: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ def layer(
         kept = Tensor(name=f"{source.name}/narrow", elements=source.elements, dtype=DType.FP8)
     came = _CAST_BEFORE[scatters] if size.float8_tokens else frozenset[str]()
     if narrow and narrow.joins_casts:
-        came = came | ({SOURCE} if shares else set())
+        if shares:  # the first layer casts the input of all
+            came = (came | {SOURCE}) - {SAVED}
         if part == OUTPUT and narrow.recipe is not Float8.DELAYED:
             kept = source
         elif scatters or not size.sequence:

@@ -15,10 +15,12 @@ from zsim.model.model import Model, Parameter
 from zsim.model.narrow_products import MEASURED, NarrowProducts
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, Edge, Role, View
+from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.execution import NarrowWeights
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket
+from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.state import BucketState
 
 
@@ -31,6 +33,7 @@ class CastWeights:
     Attributes:
         places: views of the weights that are cast, by name.
         layouts: layouts of the buffers.
+        gathered_again: buckets that are gathered in the compute dtype when they are cast.
     """
 
     def __init__(
@@ -44,14 +47,17 @@ class CastWeights:
     ) -> None:
         self._writer = writer
         self._states = states
+        self._dtype = strategy.train.precision.compute
         self.places = dict[str, View]()
         self.layouts: list[Layout] = []
+        self.gathered_again = set[int]()
         self._casts: dict[int, tuple[str, str, int]] = {}
+        self._turned: dict[int, tuple[str, int]] = {}
         narrow = narrow_of(model, strategy)
         if narrow is None:
             return
         self._narrow = narrow
-        self._dtype = strategy.train.precision.compute
+        self._weights = strategy.narrow_weights
         members = {each.name: each for each in model.parameters if each.float8}
         for bucket in buckets:
             named = [piece.parameter for piece in bucket.layout.pieces]
@@ -60,6 +66,11 @@ class CastWeights:
 
     def _declare(self, bucket: Bucket, own: Sequence[Parameter]) -> None:
         """Declare the persistent buffers of a bucket's weights."""
+        if self._weights is NarrowWeights.KEPT:
+            self._declare_turned(bucket, own)
+            return
+        if self._weights is NarrowWeights.CAST_FROM_SHARDS:
+            self.gathered_again.add(bucket.index)
         writer, name = self._writer, f"{bucket.name}/narrow"
         layout = in_order(name, own)
         self.layouts.append(layout)
@@ -75,12 +86,31 @@ class CastWeights:
             writer.persist(beside)
         self._casts[bucket.index] = name, beside, len(own)
 
+    def _declare_turned(self, bucket: Bucket, own: Sequence[Parameter]) -> None:
+        """Declare the copies along the other axis of weights that are kept in 8 bits.
+
+        Scales are left out: there are at most two for 16,384 elements.
+        """
+        if self._narrow.copies == 1:
+            return
+        path = f"{bucket.name}/turned"
+        turned = self._writer.buffer(path, bucket.padded, DType.FP8, Kind.WORKSPACE)
+        self._turned[bucket.index] = self._writer.persist(turned), len(own)
+
+    def whole(self, bucket: Bucket) -> str:
+        """Return the buffer of gathered weights, which are cast and freed at once."""
+        return bucket.buffer(self._writer, "gathered", self._dtype, home=COMMUNICATION)
+
     def write(self, bucket: Bucket, after: Iterable[Edge]) -> tuple[Edge, ...]:
         """Cast the weights of a bucket, if any; return the edges of its first reads."""
         after = tuple(after)
+        writer, parameter = self._writer, self._states[bucket.index].parameter
+        if bucket.index in self._turned:
+            return (self._turn(bucket, parameter, after),)
         if bucket.index not in self._casts:
             return after
-        writer, parameter = self._writer, self._states[bucket.index].parameter
+        if bucket.index in self.gathered_again:
+            parameter = self.whole(bucket)
         target, beside, count = self._casts[bucket.index]
         path = f"narrow/{bucket.name}"
         if self._narrow.recipe in MEASURED:
@@ -90,7 +120,15 @@ class CastWeights:
         )
         if beside:
             writer.fill(f"{path}/other", beside, 0.0)
+        if bucket.index in self.gathered_again:
+            writer.free(parameter, uses=(copied,))
         return (copied,)
+
+    def _turn(self, bucket: Bucket, parameter: str, after: tuple[Edge, ...]) -> str:
+        """Copy the weights of a bucket along their other axis (`post_all_gather_processing`)."""
+        turned, count = self._turned[bucket.index]
+        path = f"turn/{bucket.name}"
+        return self._writer.copy(path, parameter, turned, launches=count, after=after)
 
     def _measure(self, path: str, bucket: Bucket, after: tuple[Edge, ...]) -> str:
         """Measure the largest magnitude of each weight of a bucket on this rank."""
@@ -127,6 +165,16 @@ def narrow_of(model: Model, strategy: Strategy) -> NarrowProducts | None:
         recipe=execution.recipe, quantizer=execution.quantizer, any_layout=execution.any_layout
     )
     return narrow if narrow.joins_casts else None
+
+
+def narrow_buckets(model: Model, buckets: Buckets) -> frozenset[int]:
+    """Return the buckets that hold weights of narrow GEMMs."""
+    named = {each.name for each in model.parameters if each.float8}
+    return frozenset(
+        bucket.index
+        for bucket in buckets.all
+        if any(piece.parameter in named for piece in bucket.layout.pieces)
+    )
 
 
 def in_order(name: str, parameters: Iterable[Parameter]) -> Layout:

@@ -11,7 +11,7 @@ from zsim.dtype import DType
 from zsim.runtimes.megatron.layer_split import LayerSplit, stages_in
 from zsim.strategy.config_table import Count, Flag, Whole
 from zsim.strategy.cuda_graphs import CudaGraphs, GraphImpl, GraphScope
-from zsim.strategy.execution import ContextExchange, Float8, Quantizer, Recipe, TokenFusion
+from zsim.strategy.execution import ContextExchange, Float4, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 from zsim.strategy.runtime_options import Formats, KeptFormats, RuntimeOptions
 
@@ -93,8 +93,9 @@ class Megatron(RuntimeOptions):
             does so (`allreduce_no_retain` of Aleph-Alpha/scaling at 737f8558,
             src/scaling/core/optimizer/allreduce.py).
         allreduce_bucket_size: with it, elements above which such a bucket is closed.
-        fp8_param_gather: in stage 1, parameters of linear layers with 8-bit GEMMs are kept in 8
-            bits and gathered so; not with mxfp8, whose gathers stay in 16 bits.
+        fp8_param_gather: in stage 1, weights of linear layers with 8-bit GEMMs are kept in 8 bits
+            alone, and gathered so. With mxfp8 they are gathered in 16 bits, then cast along both
+            axes (`--reuse-grad-buf-for-mxfp8-param-ag`).
         use_precision_aware_optimizer: Transformer Engine's FusedAdam, with states in the formats
             of the next four options. With fp32 masters of bf16 parameters it keeps only the lower
             16 bits of each (`store_param_remainders`), unless GEMMs are scaled otherwise than
@@ -158,6 +159,7 @@ class Megatron(RuntimeOptions):
     )  # _check_if_offload of Transformer Engine 2.20, pytorch/cpu_offload.py
     context_exchange = ContextExchange.RING  # cp_comm_type of TransformerConfig is p2p
     quantizer = Quantizer.TRANSFORMER_ENGINE
+    casts_tokens_with = (Float8.DELAYED, Float8.TENSORWISE, Float4.NVFP4)
 
     bucket_size: Count | None = None
     overlap_grad_reduce: Flag = False
@@ -247,6 +249,16 @@ class Megatron(RuntimeOptions):
         return self.cuda_graph_impl is GraphImpl.FULL_ITERATION or (
             scoped and self.cuda_graph_impl is GraphImpl.LOCAL
         )
+
+    @property
+    def gathers_float8_tokens(self) -> bool:
+        """True if tokens are cast before they are gathered, unless userbuffers gather them."""
+        return not self.tp_comm_overlap
+
+    @property
+    def keeps_float8(self) -> bool:
+        """True if weights of linear layers with 8-bit GEMMs are kept in 8 bits alone."""
+        return self.fp8_param_gather
 
     @property
     def cuts_tokens(self) -> bool:

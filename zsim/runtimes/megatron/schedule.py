@@ -21,7 +21,7 @@ from math import lcm
 
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
-from zsim.runtimes.megatron.cast_weights import CastWeights
+from zsim.runtimes.megatron.cast_weights import CastWeights, narrow_buckets
 from zsim.runtimes.megatron.layers_on_host import OFFLOAD, OffloadedPasses
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.volume import VOLUME
@@ -30,6 +30,7 @@ from zsim.schedule.operation import Edge, Previous, Reduction
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.execution import NarrowWeights
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered, one_after_the_other
 from zsim.zero.gather import gather_updated
@@ -85,12 +86,28 @@ def groups(
     separate buckets.
     """
     limit = options.bucket_elements(data=ranks) if has_size else None
+    if options.fp8_param_gather:  # one buffer for each `param_dtype`
+        kinds = [[each for each in model.parameters if each.float8 is it] for it in (True, False)]
+    else:
+        kinds = [list(model.parameters)]
+    return [
+        group
+        for kind in kinds
+        if kind
+        for group in _of_kind(kind, limit, has_gaps=has_gaps, alone=alone)
+    ]
+
+
+def _of_kind(
+    parameters: Sequence[Parameter], limit: int | None, *, has_gaps: bool, alone: Set[str]
+) -> list[list[Parameter]]:
+    """Return the parameters of each bucket of one buffer, from the last of the model."""
     found: list[list[Parameter]] = [[]]
     end = 0
     # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py; without gaps
     # _compute_default_per_buffer_param_layout
     start = START if has_gaps else 1
-    for parameter in reversed(model.parameters):
+    for parameter in reversed(parameters):
         # _does_param_require_new_bucket
         closed = any(each.name in alone for each in (parameter, *found[-1][-1:]))
         if found[-1] and (closed or (limit is not None and end >= limit)):
@@ -159,8 +176,11 @@ class MegatronStep(Step):
         # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py). The states of
         # Float16OptimizerWithFloat16Params (optimizer/optimizer.py) are whole.
         precision = strategy.train.precision
+        weights, narrow = strategy.narrow_weights, narrow_buckets(model, buckets)
         holding = Holding(
             parameter=precision.compute,
+            narrow_parameters=narrow if weights is NarrowWeights.KEPT else frozenset(),
+            shards=narrow if weights is NarrowWeights.CAST_FROM_SHARDS else frozenset(),
             optimizer_sharded=strategy.zero.stage == 1,
             has_master=precision.has_master,
         )
@@ -229,12 +249,12 @@ class MegatronStep(Step):
         bucket = self.buckets.all[number]
         if not self.shards:
             return Previous(update_path(bucket, self.strategy))
-        if not self.options.overlap_param_gather:
+        if not self.options.overlap_param_gather and number not in self.casts.gathered_again:
             return Previous(gather_path(bucket))
         # _make_forward_pre_hook, finish_param_sync: dispatches the bucket's own gather if needed;
         # after the wait for it, dispatches that of the next bucket
         self.gather_ahead(number)
-        if number + 1 < len(self.buckets.all):
+        if self.options.overlap_param_gather and number + 1 < len(self.buckets.all):
             self.gather_ahead(number + 1)
         return self.gathered[number]
 
@@ -250,7 +270,13 @@ class MegatronStep(Step):
     def _gather(self, writer: ScheduleWriter, bucket: Bucket, name: str, after: Edge) -> str:
         """Gather the updated parameters of a bucket group in place."""
         # start_param_sync: in a coalescing manager
-        gather_updated(writer, bucket, self.states[bucket.index].parameter, f"{name}/member")
+        parameter = self.states[bucket.index].parameter
+        if bucket.index in self.casts.gathered_again:
+            whole = self.casts.whole(bucket)
+            writer.allocate(whole)
+            writer.all_gather(f"{name}/member", DATA, parameter, whole)
+        else:
+            gather_updated(writer, bucket, parameter, f"{name}/member")
         return writer.together(name, 1, after=(after,))
 
     def backward(self, visit: UnitVisit) -> None:
@@ -393,8 +419,9 @@ class MegatronStep(Step):
         def updated(writer: ScheduleWriter, item: UpdatedTensor, operation: str) -> None:
             # DistributedOptimizer.step_with_ready_grads (optimizer/distrib_optimizer.py): otherwise
             # the next forward gathers
-            if self.shards and not self.options.overlap_param_gather:
-                bucket = numbers[item.name]
+            bucket = numbers[item.name]
+            is_later = bucket.index in self.casts.gathered_again
+            if self.shards and not (self.options.overlap_param_gather or is_later):
                 self._gather(writer, bucket, "gather", operation)
 
         reduced = {

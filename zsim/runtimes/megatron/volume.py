@@ -9,8 +9,9 @@ well. Without the distributed optimizer (stage 0), there are no gaps, and a tied
 separate bucket.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from math import lcm
+from typing import Protocol
 
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
 from zsim.closed_form.stored_layers import stored_bytes
@@ -19,6 +20,7 @@ from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage
 from zsim.runtimes.megatron.options import Megatron
 from zsim.schedule.schedule import HostBytes, WireBytes
+from zsim.strategy.execution import NarrowWeights
 from zsim.strategy.strategy import Strategy
 
 
@@ -30,14 +32,20 @@ def padded(
     shards: bool,
     has_size: bool = True,
     alone: Set[str] = frozenset(),
+    float8: bool | None = None,
 ) -> list[int]:
-    """Return elements of each bucket with gaps and padding; some parameters are `alone`."""
+    """Return elements of each bucket with gaps and padding; some parameters are `alone`.
+
+    With `float8`, of parameters with that flag alone.
+    """
     start, end = (64, 128) if shards else (1, 1)
     limit = (has_size and options.bucket_elements(data=ranks)) or 0
     multiple = lcm(ranks, end)
     sizes: list[int] = []
     filled = 0
     for parameter in reversed(model.parameters):
+        if float8 is not None and parameter.float8 is not float8:
+            continue
         if filled and (parameter.name in alone or (limit and filled >= limit)):
             sizes.append(filled)
             filled = 0
@@ -48,6 +56,26 @@ def padded(
     return [-(-size // multiple) * multiple for size in (*sizes, filled)]
 
 
+class PaddedOf(Protocol):
+    """Returns the sizes of buckets of parameters with a flag `float8`, or of all."""
+
+    def __call__(self, *, float8: bool | None) -> list[int]:
+        """Return them."""
+        ...
+
+
+def by_bytes(sizes: PaddedOf, strategy: Strategy) -> dict[int, list[int]]:
+    """Return sizes of buckets by the bytes in which an element is gathered."""
+    wide = strategy.train.precision.compute.size_bytes
+    match strategy.narrow_weights:
+        case NarrowWeights.CAST:
+            return {wide: sizes(float8=None)}
+        case NarrowWeights.CAST_FROM_SHARDS:
+            return {wide: [*sizes(float8=True), *sizes(float8=False)]}
+        case NarrowWeights.KEPT:
+            return {DType.FP8.size_bytes: sizes(float8=True), wide: sizes(float8=False)}
+
+
 def has_sizes(options: Megatron, *, is_first: bool) -> bool:
     """Return True if buckets of a chunk have a size limit: the first chunk's, or summed in fp32."""
     return is_first or options.allreduce_in_float32
@@ -56,8 +84,12 @@ def has_sizes(options: Megatron, *, is_first: bool) -> bool:
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis, and over the replicas of the sharded states."""
     options = strategy.options(Megatron)
-    sizes = padded(model, strategy.parallel.data, options, shards=strategy.zero.stage == 1)
-    return _moved(model, strategy, sizes)
+    ranks, shards = strategy.parallel.data, strategy.zero.stage == 1
+
+    def sizes(*, float8: bool | None) -> list[int]:
+        return padded(model, ranks, options, shards=shards, float8=float8)
+
+    return _moved(model, strategy, by_bytes(sizes, strategy))
 
 
 def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
@@ -65,23 +97,36 @@ def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     options, ranks = strategy.options(Megatron), strategy.parallel.data
     shards = strategy.zero.stage == 1
     alone = stage.tied if shards else frozenset[str]()
-    sizes: list[int] = []
-    for number, chunk in enumerate(stage.chunks):
-        has_size = has_sizes(options, is_first=stage.index == number == 0)
-        sizes += padded(chunk.model, ranks, options, shards=shards, has_size=has_size, alone=alone)
+
+    def sizes(*, float8: bool | None) -> list[int]:
+        return [
+            size
+            for number, chunk in enumerate(stage.chunks)
+            for size in padded(
+                chunk.model,
+                ranks,
+                options,
+                shards=shards,
+                has_size=has_sizes(options, is_first=stage.index == number == 0),
+                alone=alone,
+                float8=float8,
+            )
+        ]
+
     tied = [each.elements for each in stage.model.parameters if each.name in stage.tied]
     width = _reduced(strategy).size_bytes
     return [
-        *_moved(stage.model, strategy, sizes),
+        *_moved(stage.model, strategy, by_bytes(sizes, strategy)),
         *all_reduces("embedding", tied, ranks=2, size_bytes=width),
     ]
 
 
-def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes]:
+def _moved(model: Model, strategy: Strategy, padded_by: Mapping[int, list[int]]) -> list[WireBytes]:
     """Return the volume of buckets of these sizes, and of replicated parameters' gradients."""
     ranks = strategy.parallel.data
+    sizes = [size for own in padded_by.values() for size in own]
     shards = [size // ranks for size in sizes]
-    wire = strategy.train.precision.compute.size_bytes
+    at_once = sum(wire * size // ranks for wire, own in padded_by.items() for size in own)
     reduced = _reduced(strategy).size_bytes
     sent = (ranks - 1) * sum(shards)
     partial = model.summed_copies
@@ -89,7 +134,8 @@ def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes
     summed = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced)
     if strategy.zero.stage == 0:
         return [*summed, *all_reduces("data", sizes, ranks=ranks, size_bytes=reduced)]
-    gathered = WireBytes(group="data", collective="all_gather", bytes=sent * wire)
+    moved = (ranks - 1) * at_once
+    gathered = WireBytes(group="data", collective="all_gather", bytes=moved)
     if strategy.options(Megatron).allreduce_in_float32:
         size_bytes = DType.FP32.size_bytes
         return [*summed, gathered, *all_reduces("data", sizes, ranks=ranks, size_bytes=size_bytes)]
