@@ -54,15 +54,7 @@ def write(asked: ConfigQuestion) -> str:
         for option, argument in ARGUMENTS.items()
         if (value := asked.options.get(option))
     ]
-    if scopes := asked.options.get("cuda_graph_scope"):
-        words = (
-            [scopes]
-            if isinstance(scopes, str)
-            else [str(each) for each in cast("list[str]", scopes)]
-        )
-        found.append(f"--cuda-graph-scope {' '.join(words)}")
-    if asked.options.get("cuda_graph_impl") not in (None, "none"):
-        found.append("--te-rng-tracker")  # CUDA graphs need it
+    found += _graphs(asked)
     if asked.options.get("overlap_p2p_comm") is False:
         found.append("--no-overlap-p2p-communication")
     if not asked.options.get("gradient_accumulation_fusion"):
@@ -89,3 +81,14 @@ def write(asked: ConfigQuestion) -> str:
             "--recompute-num-layers 1",
         ]
     return " \\\n".join(found) + "\n"
+
+
+def _graphs(asked: ConfigQuestion) -> list[str]:
+    """Return the arguments of CUDA graphs other than their implementation."""
+    found: list[str] = []
+    if scopes := asked.options.get("cuda_graph_scope"):
+        words = scopes if isinstance(scopes, str) else " ".join(cast("list[str]", scopes))
+        found.append(f"--cuda-graph-scope {words.replace(',', ' ')}")
+    if asked.options.get("cuda_graph_impl") not in (None, "none"):
+        found.append("--te-rng-tracker")  # CUDA graphs need it
+    return found
