@@ -1,7 +1,7 @@
 """Host time to issue operations; a stream cannot start one before the host has issued it."""
 
 from dataclasses import dataclass, fields
-from typing import assert_never
+from typing import Any, assert_never
 
 from zsim.cluster.profile.graph_launch import GraphedWork
 from zsim.schedule.operation import (
@@ -130,9 +130,10 @@ def launch_costs(seconds: dict[str, float]) -> LaunchCosts:
     for name in seconds:
         if name not in known:
             raise LaunchError(f"{name}: must be one of {', '.join(known)}")
-    return LaunchCosts(
-        **{known[name]: round(each * PICOSECONDS_PER_SECOND) for name, each in seconds.items()}
-    )
+    costs: dict[str, Any] = {
+        known[name]: round(each * PICOSECONDS_PER_SECOND) for name, each in seconds.items()
+    }
+    return LaunchCosts(**costs)
 
 
 def seconds_of(costs: LaunchCosts) -> dict[str, float]:
