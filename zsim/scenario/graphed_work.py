@@ -15,14 +15,14 @@ OF_MLP = frozenset(("ln2", "gate", "up", "down"))
 """Names of the parameters of a block's MLP and of the norm before it."""
 
 
-def with_graphs(cluster: Cluster, model: Model, graphs: CudaGraphs | None) -> Cluster:
+def with_graphs(cluster: Cluster, model: Model, graphs: CudaGraphs) -> Cluster:
     """Return `cluster` with the host times of a step whose parts are in `graphs`.
 
     A segment that computes the end of attention and the MLP counts as MLP, and a segment that is
     a whole block as two equal halves.
     """
     gpu = cluster.gpu
-    if graphs is None or gpu.launch_costs == FREE or gpu.measured is not None:
+    if gpu.launch_costs == FREE or gpu.measured is not None:
         return cluster
     costs = gpu.launch_costs
     if graphs.iteration:

@@ -19,11 +19,9 @@ from zsim.model.pipeline_stages import in_blocks
 from zsim.model.transformer import transformer
 from zsim.network.link_load import Decision
 from zsim.runtimes.registry import make_schedule
-from zsim.scenario.graphed_work import with_graphs
 from zsim.scenario.tables import ModelTable, ScenarioError
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.activations import Checkpointing
-from zsim.strategy.cuda_graphs import CudaGraphs
 from zsim.strategy.execution import Execution
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
@@ -106,15 +104,20 @@ class ResolvedScenario:
         return Job(
             schedule=handed_out(made, self.allocator, self.pinned),
             model=model,
-            cluster=with_graphs(self.cluster, model, self._graphs),
+            cluster=self._cluster_of(model),
             steps=self.steps,
             setup=self.setup,
         )
 
-    @property
-    def _graphs(self) -> CudaGraphs | None:
+    def _cluster_of(self, model: Model) -> Cluster:
+        """Return the cluster, whose host launches CUDA graphs if there are any."""
         runtime = self.strategy.zero.emulate
-        return None if runtime is None else runtime.cuda_graphs
+        graphs = None if runtime is None else runtime.cuda_graphs
+        if graphs is None:
+            return self.cluster
+        from zsim.scenario.graphed_work import with_graphs  # noqa: PLC0415 (only with graphs)
+
+        return with_graphs(self.cluster, model, graphs)
 
     def _need_bounded(self, model: Model) -> None:
         """Raise ScenarioError if the model, or its number of sub-groups on NVMe, is too large."""
