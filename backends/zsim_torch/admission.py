@@ -42,6 +42,7 @@ def refusal(
     """
     return (
         _model(job)
+        or _states(job.schedule)
         or _text(job, data)
         or _ranks(job.schedule, torchrun)
         or _given(job.schedule)
@@ -94,6 +95,14 @@ def _without_module(shape: Transformer) -> str | None:
     if not found:
         return None
     return f"model.{found[0]}: {bare(getattr(shape, found[0]))} is simulated only"
+
+
+def _states(schedule: Schedule) -> str | None:
+    """Return why no optimizer keeps its states in the formats of the schedule, or None."""
+    strategy = schedule.contract.strategy
+    if strategy is None or strategy.keeps_plain_states:
+        return None
+    return "zero.megatron.use_precision_aware_optimizer: true is simulated only"
 
 
 def _execution(asked: Execution) -> str | None:

@@ -25,7 +25,7 @@ from zsim.cluster.fault import (
 from zsim.cluster.host_side import CopyRates, Cpu, Drives, Host
 from zsim.cluster.links import has_rails
 from zsim.cluster.profile.host_launch import NAMES, LaunchCosts
-from zsim.dtype import DType
+from zsim.dtype import BlockFormat, DType
 from zsim.model.model import BATCH, Model, Segment, Unit, Value
 from zsim.schedule.builder import COMMUNICATION, COMPUTE, RoleBuilder, ScheduleBuilder
 from zsim.schedule.mesh import Span
@@ -33,7 +33,8 @@ from zsim.schedule.operation import FreeMode
 from zsim.schedule.schedule import Place, Pool, Schedule
 
 RATES = tuple(
-    Rate(dtype=dtype, peak=3 * 10**12, matmul=2 * 10**12, elementwise=10**12) for dtype in DType
+    Rate(dtype=dtype, peak=3 * 10**12, matmul=2 * 10**12, elementwise=10**12)
+    for dtype in (*DType, *BlockFormat)
 )
 
 THIRD = "third"

@@ -4,14 +4,15 @@ from drawn_clusters import CPU, DRIVES
 
 from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
 from zsim.cluster.host_side import Host
-from zsim.dtype import DType
+from zsim.dtype import BlockFormat, DType
 
 GPU = Gpu(
     name="drawn",
     memory_bytes=10**9,
     memory_bytes_per_s=10**11,
     rates=tuple(
-        Rate(dtype=dtype, peak=10**12, matmul=10**12, elementwise=10**12) for dtype in DType
+        Rate(dtype=dtype, peak=10**12, matmul=10**12, elementwise=10**12)
+        for dtype in (*DType, *BlockFormat)
     ),
 )
 

@@ -47,7 +47,7 @@ TABLES: dict[str, Any] = {
         "sequence_length": 64,
         "vocab_size": 256,
     },
-    "cluster": {"topology": "dgx_a100_infiniband"},
+    "cluster": {"node": "dgx_h100", "fabric": "single_switch", "gpu": "b200_sxm_180gb"},
     "parallel": {"data": 4},
     "zero": {},
     "activations": {},
@@ -111,6 +111,14 @@ NEEDED: dict[str, tuple[Setting, ...]] = {
     ),
     "zero.fsdp2.enable_fsdp_float8_all_gather": (("train.float8", "tensorwise"),),
     "zero.fsdp2.enable_async_tensor_parallel": (("train.compile", True), ("parallel.tensor", 2)),
+    **{
+        f"zero.megatron.{name}": (
+            ("zero.megatron.use_precision_aware_optimizer", True),
+            ("zero.megatron.grad_reduce_in_fp32", False),
+        )
+        for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+    },
+    "zero.megatron.fp8_param_gather": (("train.float8", "tensorwise"),),
     "zero.megatron.overlap_param_gather": (("zero.megatron.overlap_grad_reduce", True),),
     "zero.megatron.tp_comm_overlap": (
         ("zero.megatron.sequence_parallel", True),

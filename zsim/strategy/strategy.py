@@ -405,6 +405,12 @@ class Strategy(Table):
         )
 
     @property
+    def keeps_plain_states(self) -> bool:
+        """True if all states, and the gradients to apply, are in the optimizer's format."""
+        kept = self.kept_formats
+        return {kept.gradient, kept.master, *kept.moments} == {self.train.precision.optimizer}
+
+    @property
     def moments(self) -> int:
         """Number of moments that the optimizer keeps for each parameter."""
         return self.train.optimizer.moments

@@ -149,7 +149,7 @@ class Train(TrainKnobs):
         library = quantizer_of(runtime)
         if self.recipe is not None and self.recipe not in RECIPES[library]:
             key = "float8" if self.float8 else "float4"
-            why = f"is not in {library}, which has {', '.join(RECIPES[library])}"
+            why = f"is not in {library}; choose {' or '.join(RECIPES[library])}"
             yield refusal(f"train.{key}", self.recipe, why)
 
     @model_validator(mode="after")

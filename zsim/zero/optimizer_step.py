@@ -338,14 +338,9 @@ class OptimizerStep:
             writes=1 + moments,
             each=part.rule.flops,
         )
-        return made if self._is_plain else tuple(map(self._in_kept_formats, made))
-
-    @property
-    def _is_plain(self) -> bool:
-        """Return True if all states and gradients are in the optimizer's format."""
-        kept = self.strategy.kept_formats
-        dtype = self.strategy.train.precision.optimizer
-        return {kept.gradient, kept.master, *kept.moments} == {dtype}
+        if self.strategy.keeps_plain_states:
+            return made
+        return tuple(map(self._in_kept_formats, made))
 
     def _in_kept_formats(self, kernel: Kernel) -> Kernel:
         """Return an update kernel that reads and writes states in their own formats.

@@ -371,7 +371,7 @@ def test_both_names_of_one_argument_contradict_each_other() -> None:
             "--no-masked-softmax-fusion: stores more of attention",
         ),
         ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion: not modelled; remove it"),
-        ("--main-params-dtype bf16", "--main-params-dtype: 'bf16' must be fp32 or fp16"),
+        ("--main-params-dtype fp16", "--main-params-dtype: fp16 is not modelled"),
         (
             "--reuse-grad-buf-for-mxfp8-param-ag",
             "--reuse-grad-buf-for-mxfp8-param-ag: needs --fp8-param-gather",

@@ -23,8 +23,8 @@ LAST = ("proj", "down")
 class Casts:
     """Kernels that cast the operands of a linear layer's three GEMMs.
 
-    Operands in `came` already are cast. With `keeps_source`, the input is saved in the compute
-    dtype, and Transformer Engine casts it again for the weight gradient.
+    Operands in `came` already are cast. With `keeps_source`, a last layer saves its input in the
+    compute dtype, and Transformer Engine casts it again for the weight gradient.
 
     Attributes:
         forward, backward: kernels before the GEMMs of the output and of the source gradient.
@@ -45,7 +45,7 @@ class Casts:
         self._weight = weight
         self._came = came
         self._rows, self._columns = weight.shape
-        self._keeps_source = keeps_source
+        self._keeps_source = keeps_source and is_last(weight.name)
         if narrow.joins_casts:
             self.forward, self.backward, self.trains = self._joined()
         elif narrow.recipe in (Float8.TENSORWISE, Float8.ROWWISE):

@@ -68,6 +68,8 @@ def state_options(arguments: Arguments) -> dict[str, tuple[str, object]]:
         "fp8_param_gather": (gathers, gathered),
         "use_precision_aware_optimizer": (aware, arguments.flag(aware)),
     }
+    if (masters := arguments.word("main-params-dtype", "fp32", ("fp32", "fp16"))) != "fp32":
+        raise arguments.wrong("main-params-dtype", f"{masters} is not modelled")
     for name, allowed in STATES.items():
         option = f"{name}-dtype"
         found[option.replace("-", "_")] = (option, arguments.word(option, "fp32", allowed))
@@ -76,7 +78,6 @@ def state_options(arguments: Arguments) -> dict[str, tuple[str, object]]:
 
 STATES = {
     "main-grads": ("fp32", "bf16"),
-    "main-params": ("fp32", "fp16"),
     "exp-avg": ("fp32", "fp16", "bf16", "fp8"),
     "exp-avg-sq": ("fp32", "fp16", "bf16", "fp8"),
 }

@@ -1,10 +1,11 @@
 """Options of Megatron-LM's data parallelism (`DistributedDataParallelConfig`, 2026-08)."""
 
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from math import gcd
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
@@ -51,26 +52,25 @@ def _listed(value: object) -> object:
 Scopes = Annotated[tuple[GraphScope, ...], BeforeValidator(_listed)]
 
 
-def _one_of(*allowed: DType) -> AfterValidator:
-    """Return a validator that accepts these formats alone."""
+class GradientFormat(StrEnum):
+    """Choices of `--main-grads-dtype`."""
 
-    def check(value: DType) -> DType:
-        if value not in allowed:
-            *others, last = (str(each) for each in allowed)
-            raise ValueError(f"must be {', '.join(others)} or {last}")
-        return value
-
-    return AfterValidator(check)
+    FP32 = "fp32"
+    BF16 = "bf16"
 
 
-GradientFormat = Annotated[DType, _one_of(DType.FP32, DType.BF16)]
-MasterFormat = Annotated[DType, _one_of(DType.FP32, DType.FP16)]
-MomentFormat = Annotated[DType, _one_of(DType.FP32, DType.FP16, DType.BF16, DType.FP8)]
-"""Formats of the optimizer: the choices of `--main-grads-dtype`, `--exp-avg-dtype` and kin."""
+class MomentFormat(StrEnum):
+    """Choices of `--exp-avg-dtype` and `--exp-avg-sq-dtype`."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
 
 ADAM_MOMENTS = 2
 
-OF_STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+OF_STATES = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 class Megatron(RuntimeOptions):
@@ -97,12 +97,11 @@ class Megatron(RuntimeOptions):
             alone, and gathered so. With mxfp8 they are gathered in 16 bits, then cast along both
             axes (`--reuse-grad-buf-for-mxfp8-param-ag`).
         use_precision_aware_optimizer: Transformer Engine's FusedAdam, with states in the formats
-            of the next four options. With fp32 masters of bf16 parameters it keeps only the lower
+            of the next three options. With fp32 masters of bf16 parameters it keeps only the lower
             16 bits of each (`store_param_remainders`), unless GEMMs are scaled otherwise than
             delayed.
         main_grads_dtype: of gradients that the update reads; bf16 needs grad_reduce_in_fp32 =
             false.
-        main_params_dtype: of masters: fp32 or fp16.
         exp_avg_dtype, exp_avg_sq_dtype: of moments: fp32, fp16, bf16 or fp8.
         sequence_parallel: with a tensor axis, hidden states between attention and MLP are sharded
             by tokens (`TransformerConfig.sequence_parallel`).
@@ -171,10 +170,9 @@ class Megatron(RuntimeOptions):
     allreduce_bucket_size: Count = ALLREDUCE_BUCKET
     fp8_param_gather: Flag = False
     use_precision_aware_optimizer: Flag = False
-    main_grads_dtype: GradientFormat = DType.FP32
-    main_params_dtype: MasterFormat = DType.FP32
-    exp_avg_dtype: MomentFormat = DType.FP32
-    exp_avg_sq_dtype: MomentFormat = DType.FP32
+    main_grads_dtype: GradientFormat = GradientFormat.FP32
+    exp_avg_dtype: MomentFormat = MomentFormat.FP32
+    exp_avg_sq_dtype: MomentFormat = MomentFormat.FP32
     sequence_parallel: Flag = False
     async_tensor_model_parallel_allreduce: Flag = False
     tp_comm_overlap: Flag = False
@@ -297,10 +295,10 @@ class Megatron(RuntimeOptions):
             refuse([refusal("tp_comm_overlap_cfg", None, "needs tp_comm_overlap = true")])
         for name in OF_STATES:
             value = getattr(self, name)
-            if value is not DType.FP32 and not self.use_precision_aware_optimizer:
+            if value != DType.FP32 and not self.use_precision_aware_optimizer:
                 why = "needs use_precision_aware_optimizer = true"
                 refuse([refusal(name, value, why)])
-        if self.main_grads_dtype is DType.BF16 and self.grad_reduce_in_fp32:
+        if self.main_grads_dtype is GradientFormat.BF16 and self.grad_reduce_in_fp32:
             why = "needs grad_reduce_in_fp32 = false"
             refuse([refusal("main_grads_dtype", self.main_grads_dtype, why)])
         self._need_one_sum()
@@ -412,14 +410,11 @@ class Megatron(RuntimeOptions):
                 compute=compute, optimizer=optimizer, moments=moments, recipe=recipe
             )
         # use_precision_aware_optimizer_no_fp8_or_ds_fp8 of optimizer/optimizer_config.py
-        master = self.main_params_dtype
-        keeps_rest = master is DType.FP32 and recipe in (None, Float8.DELAYED)
-        if keeps_rest and compute is DType.BF16:
-            master = DType.BF16
+        keeps_rest = compute is DType.BF16 and recipe in (None, Float8.DELAYED)
         return KeptFormats(
-            gradient=self.main_grads_dtype if compute is not DType.FP32 else optimizer,
-            master=master,
-            moments=(self.exp_avg_dtype, self.exp_avg_sq_dtype)[:moments],
+            gradient=DType(self.main_grads_dtype) if compute is not DType.FP32 else optimizer,
+            master=DType.BF16 if keeps_rest else optimizer,
+            moments=(DType(self.exp_avg_dtype), DType(self.exp_avg_sq_dtype))[:moments],
         )
 
     def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
