@@ -202,7 +202,7 @@ def _entropy(
         return (_chunked_cross_entropy(size, logits, target, whole=whole),)
     if way is Loss.FUSED:
         return (_fused_cross_entropy(size, logits, target),)
-    if size.dtype is size.wide or way is Loss.NARROW:
+    if size.dtype is size.wide or way in (Loss.NARROW, Loss.IN_PLACE):
         return (_cross_entropy(size, logits, target, whole=whole),)
     # The kernels of the cross entropy include the cast.
     wide = replace(logits, name="head/wide", dtype=size.wide)
