@@ -8,7 +8,7 @@ import re
 
 from zsim.cluster.cluster import Cluster
 
-SOFTWARE_WORDS = ("timed",)
+SOFTWARE_WORDS = ("timed", "nemo")
 """Parts of profile names that refer to software or a measurement; years count, too."""
 
 

@@ -126,8 +126,9 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
 
     They replace data sheets, and constants of other GPUs.
 
-    A profile fits a GPU if all parts of the profile's name are parts of the GPU's name: h100_hbm2e
-    fits H100-SXM5-96GB-HBM2e.
+    A profile fits a GPU if all parts of the profile's name, but a year, are parts of the GPU's
+    name: h100_hbm2e_2025 fits H100-SXM5-96GB-HBM2e. Of several, the most specific counts, and of
+    these the latest.
     """
     if cluster.gpu.measured is not None:
         return ()
@@ -142,11 +143,19 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
         fitting = [
             name
             for name in names
-            if all(part in parts for part in name.split("_")) and is_for(name, cluster.gpu.name)
+            if all(part in parts or part.isdigit() for part in name.split("_"))
+            and is_for(name, cluster.gpu.name)
         ]
         if fitting and (given is None or f"{field}.profile" in foreign):
-            found.append(f"{field}.profile={max(fitting, key=len)}")
+            found.append(f"{field}.profile={max(fitting, key=_age)}")
     return tuple(found)
+
+
+def _age(profile: str) -> tuple[int, str]:
+    """Return the number of parts of a profile's name other than a year, and the year."""
+    parts = profile.split("_")
+    years = [part for part in parts if part.isdigit()]
+    return len(parts) - len(years), max(years, default="")
 
 
 def part_names(part: Part) -> tuple[str, ...]:

@@ -114,14 +114,14 @@ class Service:
         size = self._rest.get(name, 0 if course is not None else buffer.size_bytes)
         before = allocator.device_frees + allocator.synchronizations
         if size:
-            block = self._blocks.take(size, buffer.home)
+            block = self._blocks.take(size, home_of(buffer))
             if block is None:
                 self.refused_bytes = size
         alive = self._alive.get(name)
         if alive is None:
             alive = self._alive[name] = deque()
         alive.append(block)
-        if self.refused_bytes or not (course is None or self._run(name, course, buffer.home)):
+        if self.refused_bytes or not (course is None or self._run(name, course, home_of(buffer))):
             return False
         # Memory returned to the device, or the host waited for streams so that it might.
         self.waits += allocator.device_frees + allocator.synchronizations > before
@@ -175,6 +175,11 @@ class Service:
         for block in self._end(name):
             self._blocks.hold(block, stream)
         self._waiting.setdefault(name, deque()).append(stream)
+
+
+def home_of(buffer: Buffer) -> str:
+    """Return the name of the stream, or graph on it, whose memory serves a buffer."""
+    return f"{buffer.home} in a graph" if buffer.captured else buffer.home
 
 
 class ExactMemory:

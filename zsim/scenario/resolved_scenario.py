@@ -104,10 +104,20 @@ class ResolvedScenario:
         return Job(
             schedule=handed_out(made, self.allocator, self.pinned),
             model=model,
-            cluster=self.cluster,
+            cluster=self._cluster_of(model),
             steps=self.steps,
             setup=self.setup,
         )
+
+    def _cluster_of(self, model: Model) -> Cluster:
+        """Return the cluster, whose host launches CUDA graphs if there are any."""
+        runtime = self.strategy.zero.emulate
+        graphs = None if runtime is None else runtime.cuda_graphs
+        if graphs is None:
+            return self.cluster
+        from zsim.scenario.graphed_work import with_graphs  # noqa: PLC0415 (only with graphs)
+
+        return with_graphs(self.cluster, model, graphs)
 
     def _need_bounded(self, model: Model) -> None:
         """Raise ScenarioError if the model, or its number of sub-groups on NVMe, is too large."""

@@ -104,7 +104,8 @@ class Buffer(Struct, frozen=True, kw_only=True):
     `layout` the buffer holds that flat tensor, or with `shard` only the segment that the rank owns
     along that axis. A buffer that `has_room` may be larger than the tensor, which starts at its
     first element. A buffer with a `course` is the last one allocated before a segment whose
-    tensors are known.
+    tensors are known. A `captured` buffer is in the private memory pool of a CUDA graph, whose
+    memory serves no other operation.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Buffer(Struct, frozen=True, kw_only=True):
     layout: str | None = None
     shard: str | None = None
     course: AllocationTrace | None = None
+    captured: bool = False
 
     def __post_init__(self) -> None:
         if self.elements < 0:

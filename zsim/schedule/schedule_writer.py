@@ -42,7 +42,7 @@ class ScheduleWriter(OperationList):
 
     It counts the bytes in use of each pool, so that the schedule can promise its peak: a free
     returns memory at once, whatever its mode. `groups` holds groups needed in addition to those
-    along axes.
+    along axes. Operations whose prefix is in `captured` are in a CUDA graph.
     """
 
     def __init__(self, role: str = ROLE, box: Box = ()) -> None:
@@ -56,6 +56,7 @@ class ScheduleWriter(OperationList):
         self.alive: set[str] = set()
         self.slot_pools: list[Pool] = []
         self.groups: list[Group] = []
+        self.captured: tuple[str, ...] = ()
         self._sizes: dict[str, tuple[str, int]] = {}
 
     def buffer(
@@ -125,6 +126,8 @@ class ScheduleWriter(OperationList):
             name = name_of(each)
             assert name not in self.alive, f"{self.prefix}: {name} is alive"
             self.alive.add(name)
+            if self.captured and self.prefix.startswith(self.captured):
+                self.buffers[name] = replace(self.buffers[name], captured=True)
             pool, size = self._size_of(name)
             alive = self.alive_bytes.get(pool, 0) + size
             self.alive_bytes[pool] = alive

@@ -77,6 +77,10 @@ class Loss(StrEnum):
 
     TORCH = "torch"
     """`torch.nn.functional.cross_entropy` of logits that were cast to fp32."""
+    IN_PLACE = "in_place"
+    """The same, whose softmax backward overwrites with the gradient of the logits (Megatron-LM,
+    `vocab_parallel_cross_entropy`).
+    """
     NARROW = "narrow"
     """The same on logits in their own dtype, which also stores their log-softmax."""
     FUSED = "fused"

@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 from zsim.dtype import DType
 from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Table
+from zsim.strategy.cuda_graphs import CudaGraphs
 from zsim.strategy.execution import ContextExchange, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
@@ -87,6 +88,7 @@ class RuntimeOptions(Table):
         stored_least: least elements of a tensor of such a layer to be moved.
         execution_options: options with their values by the flag of an `Execution` that they set.
         quantizer: library that casts operands of narrow GEMMs.
+        captures_compiled: True if its CUDA graphs are those of `torch.compile`.
         casts_tokens_with: scalings of tokens that can be cast before they are gathered.
         receives_separately: True if a pipeline stage receives each micro-batch into separate
             memory.
@@ -109,6 +111,7 @@ class RuntimeOptions(Table):
     stored_least: ClassVar[int] = 0
     execution_options: ClassVar[Mapping[str, str]] = {}
     quantizer: ClassVar[Quantizer] = Quantizer.TORCHAO
+    captures_compiled: ClassVar[bool] = False
     casts_tokens_with: ClassVar[tuple[Recipe, ...]] = (Float8.TENSORWISE,)
     receives_separately: ClassVar[bool] = False
 
@@ -138,6 +141,11 @@ class RuntimeOptions(Table):
     def layers_on_host(self) -> int:
         """Return the number of first layers whose activations are kept in host memory."""
         return 0 if self.layers_option is None else int(getattr(self, self.layers_option))
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """Return the parts of a step in CUDA graphs; None if there are none."""
+        return None
 
     @property
     def cuts_tokens(self) -> bool:

@@ -206,12 +206,30 @@ class Strategy(Table):
             yield from self._against_moved("true needs activations.checkpointing = full")
         if self.layers_on_host:
             yield from self._against_layers_on_host()
+        graphs = None if self.zero.emulate is None else self.zero.emulate.cuda_graphs
+        if graphs is not None and not graphs.iteration:
+            yield from self._against_graphs_of_blocks()
         if activations.partition and pipeline > 1:
             why = f"true is not modelled for pipeline = {pipeline}"
             yield refusal("activations.partition", None, why)
         if activations.partition and self.cuts_tokens:
             why = "true cuts what sequence parallelism has cut"
             yield refusal("activations.partition", None, why)
+
+    def _against_graphs_of_blocks(self) -> Iterator[InitErrorDetails]:
+        """Yield conflicts with CUDA graphs of blocks."""
+        runtime = self.zero.emulate
+        assert runtime is not None
+        if runtime.captures_compiled:  # cudagraph trees of torch.compile
+            field = f"zero.{runtime.table()}.compile_mode"
+            if not self.train.compile:
+                yield refusal(field, None, "reduce-overhead needs train.compile = true")
+            if self.parallel.tensor > 1:  # torchtitan #2486
+                why = "reduce-overhead excludes parallel.tensor: DTensor's collectives hang in it"
+                yield refusal(field, None, why)
+        elif self.activations.checkpointing is Checkpointing.FULL:
+            why = "full needs a CUDA graph of the whole iteration, or none (cuda_graph_impl)"
+            yield refusal("activations.checkpointing", None, why)
 
     def _against_moved(self, why: str) -> Iterator[InitErrorDetails]:
         """Yield an error if the runtime moves checkpoints to the host."""

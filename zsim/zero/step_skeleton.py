@@ -14,6 +14,7 @@ from zsim.schedule.operation import Edge
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.cuda_graphs import OF_ITERATION
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import PeakOf, assemble, need_fitting
 from zsim.zero.bucket import Buckets
@@ -52,6 +53,10 @@ class Step:
         self.buckets = buckets
         self.kept = kept or buckets
         self.writer: Final = writer or ScheduleWriter()
+        runtime = strategy.zero.emulate
+        graphs = None if runtime is None else runtime.cuda_graphs
+        if graphs is not None and graphs.iteration:
+            self.writer.captured = OF_ITERATION
         self.states = write_setup(self.writer, strategy, self.kept, holding)
         self.visits = visits(model, strategy)
         self.passes = ForwardBackward(self.writer, model, strategy, buckets=buckets, held=self.held)

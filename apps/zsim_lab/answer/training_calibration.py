@@ -9,14 +9,16 @@ from datetime import date
 from functools import partial
 from typing import TypeVar
 
-from zsim.api.forecast import FEW, accumulating, last_step_s
+from zsim.api.forecast import accumulating, last_step_s, simulated_micro_batches
 from zsim.backend.backend import Job, simulator
+from zsim.cluster.cluster import Gpu
 from zsim.cluster.profile.in_training import ALONE, MATRIX, Evidence, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of
 from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
+from zsim.schedule.schedule import Program
 from zsim_lab.fit.training_fit import AS_ALONE, Observed, alone_s, fitted
 from zsim_lab.rows.gpu_kinds import TIMED_WARM, TRAINING_SIBLINGS
 from zsim_lab.rows.published import Published
@@ -48,7 +50,13 @@ def with_training(
     """
     found: dict[str, FittedKernels] = {}
     for each in sorted(kernels, key=lambda each: each.gpu in TRAINING_SIBLINGS):
-        own = [run for run in runs if _profile(run) == each.gpu and run.step_time_s is not None]
+        own = [
+            run
+            for run in runs
+            if _profile(run) == each.gpu
+            and run.step_time_s is not None
+            and TABLES[run.file].fits(each.gpu)
+        ]
         sibling = found.get(TRAINING_SIBLINGS.get(each.gpu, ""))
         start = start_of(each.gpu, sibling)
         report(f"{each.gpu}: {len(own)} runs of training")
@@ -137,9 +145,11 @@ def judged_run(run: Published, constants: KernelProfile) -> float:
         return _timed(run, tables, constants)[1]
 
     steps = _accumulation_steps(run)
-    taken_s = step_s(accumulating(run.scenario, min(steps, FEW)))
-    if steps > FEW:
-        taken_s += (steps - FEW) * (taken_s - step_s(accumulating(run.scenario, FEW - 1)))
+    few, turn = simulated_micro_batches(run.scenario)
+    taken_s = step_s(accumulating(run.scenario, min(steps, few)))
+    if steps > few:
+        less_s = step_s(accumulating(run.scenario, few - turn))
+        taken_s += (steps - few) * (taken_s - less_s) / turn
     assert run.step_time_s is not None
     return abs(taken_s / run.step_time_s - 1)
 
@@ -152,18 +162,19 @@ def _accumulation_steps(run: Published) -> int:
 
 def _simulated(run: Published, constants: KernelProfile) -> Observed:
     steps = _accumulation_steps(run)
-    if steps <= FEW:
+    few, turn = simulated_micro_batches(run.scenario)
+    if steps <= few:
         return _once(run, run.scenario, constants)
-    fewer = _once(run, accumulating(run.scenario, FEW - 1), constants)
-    few = _once(run, accumulating(run.scenario, FEW), constants)
+    less = _once(run, accumulating(run.scenario, few - turn), constants)
+    more = _once(run, accumulating(run.scenario, few), constants)
 
-    def extended(less: float, more: float) -> float:
-        return more + (steps - FEW) * (more - less)
+    def extended(less_s: float, more_s: float) -> float:
+        return more_s + (steps - few) * (more_s - less_s) / turn
 
     return replace(
-        few,
-        alone_s={name: extended(fewer.alone_s[name], few.alone_s[name]) for name in few.alone_s},
-        rest_s=extended(fewer.rest_s, few.rest_s),
+        more,
+        alone_s={name: extended(less.alone_s[name], more.alone_s[name]) for name in more.alone_s},
+        rest_s=extended(less.rest_s, more.rest_s),
     )
 
 
@@ -178,16 +189,27 @@ def _timed(
     return job, last_step_s(job, simulator())
 
 
-def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> Observed:
-    job, step_s = _timed(run, tables, constants)
-    gpu = job.cluster.gpu
+def _alone_s(program: Program, gpu: Gpu, constants: KernelProfile) -> dict[str, float]:
+    """Return the seconds of work of the kernels of a step, by the name of their constant.
+
+    Of a pipeline, the busiest stage counts.
+    """
     counts = Counter(
         kernel
-        for operation in job.schedule.programs[0].step
+        for operation in program.step
         if isinstance(operation, Compute)
         for kernel in operation.kernels
     )
-    alone = alone_s(counts, {kernel: peaks_of(kernel, gpu) for kernel in counts}, constants)
+    return alone_s(counts, {kernel: peaks_of(kernel, gpu) for kernel in counts}, constants)
+
+
+def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> Observed:
+    job, step_s = _timed(run, tables, constants)
+    gpu = job.cluster.gpu
+    alone = max(
+        (_alone_s(program, gpu, constants) for program in job.schedule.programs),
+        key=lambda found: sum(found.values()),
+    )
     in_training = sum(value / constants.training.constant(name) for name, value in alone.items())
     assert run.step_time_s is not None
     return Observed(

@@ -56,7 +56,9 @@ SIBLINGS = {
     "h200": "h100",
     "h100_2026": "h200",
     "h100_2025": "h100",
+    "h100_nemo_2025": "h100",
     "b200": "h100",
+    "gb300": "b200",
 }
 """GPU whose constants each GPU starts from, in the order of fitting: siblings are fitted before."""
 
@@ -68,6 +70,8 @@ VINTAGES: Mapping[str, str] = {
     "h200": "PyTorch 2.11 with cuDNN 9.19, April 2026",
     "h100_2026": "that of h200, whose chip it is",
     "h100_2025": "PyTorch with FlashAttention-2, early 2025",
+    "h100_nemo_2025": "NeMo containers 24.05 to 25.04: Transformer Engine 1.6 to 2.2, cuDNN 9",
+    "gb300": "NeMo container 25.11",
     "b200": "PyTorch 2.10 with Transformer Engine 2.11, May 2026",
 }
 """Software and date of the runs and kernels of each profile; other profiles use a sibling's.

@@ -54,7 +54,16 @@ CUDNN_BLACKWELL = FusedAttention(
     backward_fill=280,
 )
 
-HOPPERS = ("h100", "h100_2025", "h100_2026", "h100_hbm2e", "h100_hbm2e_2025", "h200", "gh200")
+HOPPERS = (
+    "h100",
+    "h100_2025",
+    "h100_2026",
+    "h100_nemo_2025",
+    "h100_hbm2e",
+    "h100_hbm2e_2025",
+    "h200",
+    "gh200",
+)
 
 FLASH2: Mapping[str, FusedAttention] = {
     "a100": FLASH2_AMPERE,
@@ -66,6 +75,7 @@ FLASH2: Mapping[str, FusedAttention] = {
 CUDNN: Mapping[str, FusedAttention] = {
     **dict.fromkeys(HOPPERS, CUDNN_HOPPER),
     "b200": CUDNN_BLACKWELL,
+    "gb300": CUDNN_BLACKWELL,
 }
 """cuDNN's attention, by profile."""
 
@@ -106,11 +116,13 @@ OF_AMPERE = (
     "h100",
     "h100_2025",
     "h100_2026",
+    "h100_nemo_2025",
     "h100_hbm2e",
     "h100_hbm2e_2025",
     "h200",
     "gh200",
     "b200",
+    "gb300",
 )
 """Profiles that use the published rates of A100. On later GPUs only rows of 16 bytes were timed:
 on GH200, products of plain attention take 1 to 1.25 times as long as aligned ones
@@ -129,8 +141,10 @@ TRAINING_SIBLINGS = {
     "h100_hbm2e_2025": "h100_hbm2e",
     "h200": "h100",
     "h100_2026": "h200",
+    "h100_nemo_2025": "h100",
     "gh200": "h100",
     "b200": "h100",
+    "gb300": "b200",
 }
 """GPU whose training constants are used for a profile with few or no measured runs. It is at most
 one generation away, and has the same matrix units if such a GPU exists."""

@@ -37,12 +37,15 @@ class Hardware:
 
 # NVLink: A100 600 GB/s in both directions together, H100, H200 and H20 900, B200 1800 (NVIDIA's
 # data sheets of each). NICs of a node: DGX A100 8 x 200 Gb/s, DGX H100 and B200 8 x 400 Gb/s, GB200
-# NVL72 one of 400 Gb/s per GPU (NVIDIA's system user guides). Checked: the DGX B200 user guide,
-# which lists 14.4 TB/s of NVLink for 8 GPUs and 8 NICs of 400 Gb/s; and for GB200 a system
-# description in MLCommons' inference results v6.1, where each GPU has 18 links like B200, and each
-# tray of 4 has four ConnectX-7. An unnamed GPU has 4 x 200 Gb/s: the only such publication reaches
-# that with four ranks on each of four HDR nodes.
+# NVL72 one of 400 Gb/s per GPU, GB300 NVL72 of 800 Gb/s (NVIDIA's system user guides). Checked:
+# the DGX B200 user guide, which lists 14.4 TB/s of NVLink for 8 GPUs and 8 NICs of 400 Gb/s; and
+# for GB200 a system description in MLCommons' inference results v6.1, where each GPU has 18 links
+# like B200, and each tray of 4 has four ConnectX-7. An unnamed GPU has 4 x 200 Gb/s: the only
+# such publication reaches that with four ranks on each of four HDR nodes.
 GPUS = {
+    "gb300": Hardware(
+        gpu_bytes_per_s=900 * GB, domain=72, nic_bytes_per_s=72 * 100 * GB, reduces=True, nics=72
+    ),
     "gb200": Hardware(
         gpu_bytes_per_s=900 * GB, domain=72, nic_bytes_per_s=72 * 50 * GB, reduces=True, nics=72
     ),

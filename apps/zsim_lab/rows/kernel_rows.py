@@ -54,10 +54,12 @@ CHIPS = {
     "h200": Chip(peaks=Peaks(flops=989.4e12, bytes=4.8e12), processors=132),
     "gh200": Chip(peaks=Peaks(flops=989.4e12, bytes=4.0e12), processors=132),
     "b200": Chip(peaks=Peaks(flops=2250e12, bytes=8.0e12), processors=148),
+    "gb300": Chip(peaks=Peaks(flops=2500e12, bytes=8.0e12), processors=148),
 }
 OF_LATER_SOFTWARE = {
     "h100_2025": "h100",
     "h100_2026": "h100",
+    "h100_nemo_2025": "h100",
     "h100_hbm2e_2025": "h100_hbm2e",
 }
 """Profiles with newer software on the same chip as another profile, and that profile."""

@@ -8,11 +8,12 @@ and the scenario of a row. A string that starts with "= " is an expression
 
 - `files`, `publication`: names of the CSV files without suffix, and of the publication.
 - `judges`: files whose rows are never used in a fit. With `fits_kernels = true`, `zsim calibrate`
-  fits the speed of kernels in training to the others. `reserved = false`: peaks are of allocated
-  memory.
+  fits the speed of kernels in training to the others; a list names the fitted profiles.
+  `reserved = false`: peaks are of allocated memory.
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
 - `unmodelled`: conditions under which a row is not modelled, and why.
 - `scenario`, `way`: the tables of the scenario, and changes of which the first that fits ran.
+- `once`: names whose values must differ between rows; a row that repeats them is not predicted.
 - `run`: fields of `Published`.
 """
 
@@ -29,6 +30,7 @@ from zsim_lab.rows.csv_rows import (
     Cells,
     CsvRow,
     MaybePositive,
+    MaybeWhole,
     NotModelledError,
     Positive,
     Whole,
@@ -45,6 +47,7 @@ KINDS: Mapping[str, tuple[Any, Any]] = {
     "flag": (bool, ...),
     "whole": (Whole, ...),
     "integer": (int, ...),
+    "maybe whole": (MaybeWhole, ...),
     "whole or one": (WholeOrOne, ...),
     "positive": (Positive, ...),
     "maybe positive": (MaybePositive, ...),
@@ -77,6 +80,11 @@ class RunTable:
         """True if constants of kernels in training are fitted to the rows that do not judge."""
         return bool(self.form.get("fits_kernels", False))
 
+    def fits(self, profile: str) -> bool:
+        """Return True if constants of a profile are fitted to rows of this table."""
+        fitted = self.form.get("fits_kernels", False)
+        return profile in fitted if isinstance(fitted, list) else bool(fitted)
+
     def read(self, rows: Iterable[Cells]) -> list[Published]:
         """Return every row of the file; an unmodelled row has a reason.
 
@@ -85,13 +93,23 @@ class RunTable:
         """
         model = _row_model(self.form["columns"])
         found: list[Published] = []
+        seen: dict[tuple[object, ...], int] = {}
         for line, cells in enumerate(rows, start=2):
             try:
                 scope = _Scope(self.form, parsed(self.file, model, cells).model_dump())
-                found.append(self._run(line, scope))
+                run = self._run(line, scope)
+                self._need_new(line, scope, seen)
+                found.append(run)
             except NotModelledError as error:
                 found.append(self._unmodelled(line, cells, error))
         return found
+
+    def _need_new(self, line: int, scope: "_Scope", seen: dict[tuple[object, ...], int]) -> None:
+        """Raise NotModelledError if an earlier row has the same settings of `once`."""
+        if names := self.form.get("once"):
+            first = seen.setdefault(tuple(scope[name] for name in names), line)
+            if first != line:
+                raise NotModelledError(f"the settings of line {first} again")
 
     def _run(self, line: int, scope: "_Scope") -> Published:
         for each in self.form.get("unmodelled", ()):

@@ -41,15 +41,15 @@ def test_constants_that_do_not_ship_are_refused_with_those_that_do(
     message = capsys.readouterr().err
     assert message == (
         "zsim: tiny: compute.profile: 'abacus' must be one of "
-        "a100, b200, gh200, h100, h100_2025, h100_2026, h100_hbm2e, h100_hbm2e_2025, h200, "
-        "v100, v100_timed\n"
+        "a100, b200, gb300, gh200, h100, h100_2025, h100_2026, h100_hbm2e, h100_hbm2e_2025, "
+        "h100_nemo_2025, h200, v100, v100_timed\n"
     )
 
 
 def test_what_ships_was_fitted_to_rows_and_says_what_was_not() -> None:
     known = fitted_kernels()
     measured = {"a100", "b200", "gh200", "h100"}
-    later = {"h100_2025", "h100_2026", "h100_hbm2e_2025", "h200"}
+    later = {"gb300", "h100_2025", "h100_2026", "h100_hbm2e_2025", "h100_nemo_2025", "h200"}
     assert set(known) == measured | later | {"v100", "v100_timed", "h100_hbm2e"}
     assert all(known[name].constants.vintage for name in later | {"a100", "h100", "b200"})
     for name, fitted in known.items():
@@ -79,7 +79,9 @@ def test_a_table_of_kernels_becomes_a_file_beside_those_of_networks(
     assert first.endswith("fitted, nothing to hold out; the rest is assumed")
     of = {Path(line.partition(": ")[0]).stem: line.partition(": ")[2] for line in scaled}
     siblings = {"h100_hbm2e": "h100", "h100_hbm2e_2025": "h100_hbm2e", "h100_2026": "h200"}
-    for gpu in ("h100_hbm2e", "h100_hbm2e_2025", "h200", "h100_2025", "h100_2026"):
+    siblings |= {"gb300": "b200"}
+    later = ("h100_2025", "h100_2026", "h100_nemo_2025", "gb300")
+    for gpu in ("h100_hbm2e", "h100_hbm2e_2025", "h200", *later):
         assert of[gpu] == f"the rest is scaled from {siblings.get(gpu, 'h100')}"
     assert of["b200"].startswith("matmul: median error")  # whose times ship
     fitted = parse("h100", tomllib.loads(path.read_text("utf-8")))
@@ -94,14 +96,15 @@ def test_every_profile_names_the_runs_that_its_constants_of_training_rest_on() -
             assert fitted.constants.training == ALONE
             continue
         assert evidence is not None
-        assert evidence.gpu in {"a100", "h100", "h100_hbm2e", "h100_hbm2e_2025", "h200"}, name
+        own = {"a100", "h100", "h100_hbm2e", "h100_hbm2e_2025", "h100_nemo_2025", "h200", "gb300"}
+        assert evidence.gpu in own, name
         assert evidence.fitted > 0
         assert evidence.judged > 0
 
 
 NEARER = {
-    "dgx_h100": ("compute.profile=h100", "network.profile=h100"),
-    "grand_teton_h100": ("compute.profile=h100_hbm2e", "network.profile=h100"),
+    "dgx_h100": ("compute.profile=h100_2026", "network.profile=h100"),
+    "grand_teton_h100": ("compute.profile=h100_hbm2e_2025", "network.profile=h100"),
     "gb200_nvl72": ("network.profile=gb200",),  # nobody at hand timed its kernels
 }
 

@@ -180,7 +180,7 @@ def test_constants_of_a_module_are_not_taken_for_a_card() -> None:
     assert fitted_for(topology("h100_pcie_8", "single_switch", 1)) == ()
     assert fitted_for(topology("a100_pcie_8", "single_switch", 1)) == ()
     swapped = topology("l40s_8", "single_switch", 1, "h100_sxm5_80gb")
-    assert fitted_for(swapped) == ("compute.profile=h100",)  # those of links are of NVLink
+    assert fitted_for(swapped) == ("compute.profile=h100_2026",)  # those of links are of NVLink
 
 
 def test_a_mesh_of_cards_on_pcie_alone_has_no_slot_to_leave_by(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def test_forward_leaves_what_is_saved_and_backward_gradients_alone(name: str, te
     [
         # The cast and the logarithm of the softmax; it, its gradient, that of the cast.
         (Loss.TORCH, 4 + 4, 4 + 4 + 4),
+        # Logits and the softmax; it and the gradient of the logits.
+        (Loss.IN_PLACE, 2 + 4, 4 + 2),
         # Logits; these and their gradient.
         (Loss.FUSED, 2, 2 + 2),
         # Logits, all logarithms, an eighth of the cast; logarithms, two eighths, the gradient.

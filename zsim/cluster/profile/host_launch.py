@@ -1,7 +1,7 @@
 """Host time to issue operations; a stream cannot start one before the host has issued it."""
 
 from dataclasses import dataclass, fields
-from typing import assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from zsim.schedule.operation import (
     BACKWARDS,
@@ -20,6 +20,9 @@ from zsim.schedule.operation import (
     Together,
 )
 from zsim.units import PICOSECONDS_PER_SECOND
+
+if TYPE_CHECKING:  # loaded with the first CUDA graph
+    from zsim.cluster.profile.graph_launch import GraphedWork
 
 FORWARD = (Action.FORWARD, Action.RECOMPUTE)
 
@@ -46,6 +49,8 @@ class LaunchCosts:
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
             unit, besides its kernels: the Python of the trainer. No profile has them: they are not
             the host's (`zsim.runtimes.host_costs`).
+        graphs: the operations in CUDA graphs, which the host launches together; None if there are
+            none.
     """
 
     forward_ps: int = 0
@@ -55,6 +60,7 @@ class LaunchCosts:
     wait_ps: int = 0
     segment_ps: int = 0
     unit_ps: int = 0
+    graphs: "GraphedWork | None" = None
 
     def __post_init__(self) -> None:
         for name in (*NAMES, *OF_TRAINER):
@@ -63,6 +69,13 @@ class LaunchCosts:
 
     def issue_ps(self, operation: Operation) -> int:
         """Return the picoseconds in which the host issues `operation`, without waiting."""
+        alone_ps = self._alone_ps(operation)
+        if self.graphs is None:
+            return alone_ps
+        return self.graphs.issue_ps(operation, alone_ps=alone_ps, call_ps=self.operation_ps)
+
+    def _alone_ps(self, operation: Operation) -> int:
+        """Return the picoseconds in which the host issues `operation` outside of graphs."""
         match operation:
             case Compute():
                 each = self._kernel_ps(operation.action)
@@ -100,7 +113,9 @@ class LaunchCosts:
 OF_TRAINER = ("segment_ps", "unit_ps")
 """Costs of the trainer's own Python, which no file of a host has."""
 
-NAMES = tuple(field.name for field in fields(LaunchCosts) if field.name not in OF_TRAINER)
+NAMES = tuple(
+    field.name for field in fields(LaunchCosts) if field.name not in (*OF_TRAINER, "graphs")
+)
 """Names of all costs of a host, in the order of a file."""
 
 FREE = LaunchCosts()
@@ -117,9 +132,10 @@ def launch_costs(seconds: dict[str, float]) -> LaunchCosts:
     for name in seconds:
         if name not in known:
             raise LaunchError(f"{name}: must be one of {', '.join(known)}")
-    return LaunchCosts(
-        **{known[name]: round(each * PICOSECONDS_PER_SECOND) for name, each in seconds.items()}
-    )
+    costs: dict[str, Any] = {
+        known[name]: round(each * PICOSECONDS_PER_SECOND) for name, each in seconds.items()
+    }
+    return LaunchCosts(**costs)
 
 
 def seconds_of(costs: LaunchCosts) -> dict[str, float]:

@@ -202,7 +202,7 @@ def _entropy(
         return (_chunked_cross_entropy(size, logits, target, whole=whole),)
     if way is Loss.FUSED:
         return (_fused_cross_entropy(size, logits, target),)
-    if size.dtype is size.wide or way is Loss.NARROW:
+    if size.dtype is size.wide or way in (Loss.NARROW, Loss.IN_PLACE):
         return (_cross_entropy(size, logits, target, whole=whole),)
     # The kernels of the cross entropy include the cast.
     wide = replace(logits, name="head/wide", dtype=size.wide)
@@ -397,11 +397,12 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor, *, whole: bool = 
         return streaming(KernelKind.CROSS_ENTROPY, own, dtype, streams=streams, backward=backward)
 
     composed = size.cut and not whole and size.shape.execution.composes_loss
+    in_place = size.in_place_loss or size.shape.execution.loss is Loss.IN_PLACE
     return Operator(
         reads=(logits,),
         makes=target,
         forward_scratch=kept.size_bytes if composed else 0,
-        backward_scratch=0 if size.in_place_loss else (1 + composed) * kept.size_bytes,
+        backward_scratch=0 if in_place else (1 + composed) * kept.size_bytes,
         saves=(kept, targets, last, *((logits,) if size.shape.execution.holds_logits else ())),
         forward=(kernel(9 if composed else 3),),
         backward=(kernel(9 if composed else 2, backward=True),),

@@ -10,6 +10,7 @@ from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.runtimes.fsdp2.order import WHOLE_CHUNKS
 from zsim.strategy.config_table import Count, Flag, Whole
+from zsim.strategy.cuda_graphs import CudaGraphs
 from zsim.strategy.execution import TokenFusion
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
@@ -36,6 +37,13 @@ class PipelineSchedule(StrEnum):
     INTERLEAVED = "Interleaved1F1B"
     INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
     ZERO_BUBBLE_IN_V = "ZBVZeroBubble"
+
+
+class CompileMode(StrEnum):
+    """Modes of `torch.compile`."""
+
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
 
 
 class InputGathers(StrEnum):
@@ -97,6 +105,9 @@ class FSDP2(RuntimeOptions):
             of their outputs: a rank copies parts of others from symmetric memory while it
             multiplies those that have arrived (`micro_pipeline_tp_pass`,
             torch/_inductor/fx_passes/micro_pipeline_tp.py).
+        compile_mode: with `train.compile`, "reduce-overhead" captures the forward and the backward
+            of each block in a CUDA graph, without the collectives of FSDP (`mode` of
+            `torch.compile`; torchtitan has no option for it).
         pipeline_schedule: the schedule of a pipeline. A stage reduces gradients once, after its
             last backward, and keeps parameters after backward, regardless of `gradient_sync` and
             `reshard_after_backward`; it has no root that could be freed.
@@ -112,6 +123,7 @@ class FSDP2(RuntimeOptions):
     trains_narrow = True
     checkpoints_every_nth = True
     checkpoint_option = "offload_wrapper"
+    captures_compiled = True
     receives_separately = True
     execution_options: ClassVar[Mapping[str, str]] = {
         "gathers_logits": "disable_loss_parallel: true",
@@ -140,6 +152,7 @@ class FSDP2(RuntimeOptions):
     enable_fsdp_float8_all_gather: Flag = False
     enable_float8_tensorwise_tp: Flag = True
     enable_async_tensor_parallel: Flag = False
+    compile_mode: CompileMode = CompileMode.DEFAULT
     pipeline_schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
     pipeline_stages_per_rank: Count | None = None
     first_stage_less_layers: Whole = 1
@@ -156,6 +169,10 @@ class FSDP2(RuntimeOptions):
         if self.replicate_embedding and not self.enable_sequence_parallel:
             why = "true needs enable_sequence_parallel = true"
             refuse([refusal("replicate_embedding", None, why)])
+        if self.compile_mode is CompileMode.REDUCE_OVERHEAD and self.offload_wrapper:
+            # CUDAGraph trees keep tensors of a graph in their own pool on the device
+            why = "reduce-overhead excludes offload_wrapper: graphs copy nothing to the host"
+            refuse([refusal("compile_mode", None, why)])
         self._need_cast_shards()
         self._need_fusable()
         chunks, is_interleaved = self.pipeline_stages_per_rank, self.is_interleaved
@@ -166,6 +183,13 @@ class FSDP2(RuntimeOptions):
             why = f"must be 2 for {self.pipeline_schedule}"
             refuse([refusal("pipeline_stages_per_rank", chunks, why)])
         return self
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """Return the parts of a step in CUDA graphs; None if there are none."""
+        if self.compile_mode is CompileMode.DEFAULT:
+            return None
+        return CudaGraphs(attention=True, mlp=True, joined=True)
 
     def _need_cast_shards(self) -> None:
         """Reject float8 gathers with shards on the host, or over fewer ranks for backward."""

@@ -9,6 +9,7 @@ without a reader is refused, unless it does not change a step or is reported wit
 """
 
 from zsim.runtimes.megatron.format_arguments import read_formats, state_options
+from zsim.runtimes.megatron.graph_arguments import graph_options
 from zsim.runtimes.megatron.stage_arguments import stage_options
 from zsim.runtimes.trainer_files.command_line import words_by_name
 from zsim.runtimes.trainer_files.named_arguments import Arguments
@@ -415,6 +416,7 @@ def _runtime(arguments: Arguments, *, has_methods: bool) -> None:
     if arguments.flag(whole):  # otherwise the version decides: see the option
         options["scatter_gather_tensors_in_pipeline"] = (whole, False)
     options |= states | dict(stage_options(arguments))
+    options |= graph_options(arguments)
     for field, (name, value) in options.items():
         arguments.set_field(f"zero.megatron.{field}", value, name)
 

@@ -1,7 +1,7 @@
 """A setting as arguments of Megatron-LM; `zero.megatron_arguments` reads them back."""
 
 import shlex
-from typing import Final
+from typing import Final, cast
 
 from zsim.mistake import MistakeError
 from zsim.runtimes.config import ConfigQuestion
@@ -22,6 +22,7 @@ ARGUMENTS: Final = {
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
     "pipeline_model_parallel_layout": "pipeline-model-parallel-layout",
     "cpu_offloading_num_layers": "cpu-offloading-num-layers",
+    "cuda_graph_impl": "cuda-graph-impl",
 }
 """Arguments of Megatron-LM that have the value of an option."""
 
@@ -53,6 +54,7 @@ def write(asked: ConfigQuestion) -> str:
         for option, argument in ARGUMENTS.items()
         if (value := asked.options.get(option))
     ]
+    found += _graphs(asked)
     if asked.options.get("overlap_p2p_comm") is False:
         found.append("--no-overlap-p2p-communication")
     if not asked.options.get("gradient_accumulation_fusion"):
@@ -79,3 +81,14 @@ def write(asked: ConfigQuestion) -> str:
             "--recompute-num-layers 1",
         ]
     return " \\\n".join(found) + "\n"
+
+
+def _graphs(asked: ConfigQuestion) -> list[str]:
+    """Return the arguments of CUDA graphs other than their implementation."""
+    found: list[str] = []
+    if scopes := asked.options.get("cuda_graph_scope"):
+        words = scopes if isinstance(scopes, str) else " ".join(cast("list[str]", scopes))
+        found.append(f"--cuda-graph-scope {words.replace(',', ' ')}")
+    if asked.options.get("cuda_graph_impl") not in (None, "none"):
+        found.append("--te-rng-tracker")  # CUDA graphs need it
+    return found

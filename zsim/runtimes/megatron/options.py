@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from math import gcd
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.runtimes.megatron.layer_split import LayerSplit, stages_in
 from zsim.strategy.config_table import Count, Flag, Whole
+from zsim.strategy.cuda_graphs import CudaGraphs, GraphImpl, GraphScope
 from zsim.strategy.execution import ContextExchange, Float4, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 from zsim.strategy.runtime_options import Formats, KeptFormats, RuntimeOptions
@@ -41,6 +42,14 @@ OF_THE_WRAPPER = (
     "average_in_collective",
 )
 """Options for accumulating and reducing gradients that `allreduce_in_float32` excludes."""
+
+
+def _listed(value: object) -> object:
+    """Return the scopes of a list, or of a word, which may separate them by commas."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+Scopes = Annotated[tuple[GraphScope, ...], BeforeValidator(_listed)]
 
 
 class GradientFormat(StrEnum):
@@ -129,6 +138,12 @@ class Megatron(RuntimeOptions):
         cpu_offloading_num_layers: number of first layers whose activations are kept in host memory
             (`TransformerConfig`, with Transformer Engine); neither with a pipeline nor with
             recomputation.
+        cuda_graph_impl: the implementation of CUDA graphs: "local" (`--enable-cuda-graph`) and
+            "transformer_engine" (`--external-cuda-graph`) capture blocks, "full_iteration" all of
+            forward and backward.
+        cuda_graph_scope: with graphs of blocks, the captured halves, "attn" and "mlp"; empty or
+            "full" is one graph for a block. With "local", "full_iteration" captures all of forward
+            and backward (the name before 2026).
     """
 
     stages = (0, 1)
@@ -173,6 +188,8 @@ class Megatron(RuntimeOptions):
     overlap_p2p_comm: Flag = True
     scatter_gather_tensors_in_pipeline: Flag = False
     cpu_offloading_num_layers: Whole = 0
+    cuda_graph_impl: GraphImpl = GraphImpl.NONE
+    cuda_graph_scope: Scopes = ()
 
     def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...]:
         """Return the number of layers of each virtual pipeline stage.
@@ -207,6 +224,29 @@ class Megatron(RuntimeOptions):
     def split_options(self) -> tuple[str, ...]:
         """Return the options in use that split layers over stages."""
         return tuple(name for name in SPLITS if getattr(self, name) not in (None, False))
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """Return the parts of a step in CUDA graphs; None if there are none."""
+        if self.cuda_graph_impl is GraphImpl.NONE:
+            return None
+        scopes = set(self.cuda_graph_scope)
+        if self.captures_iteration:
+            return CudaGraphs(iteration=True)
+        whole = not scopes or GraphScope.FULL in scopes
+        return CudaGraphs(
+            attention=whole or GraphScope.ATTENTION in scopes,
+            mlp=whole or GraphScope.MLP in scopes,
+            joined=whole,
+        )
+
+    @property
+    def captures_iteration(self) -> bool:
+        """True if forward and backward are one CUDA graph."""
+        scoped = GraphScope.FULL_ITERATION in self.cuda_graph_scope
+        return self.cuda_graph_impl is GraphImpl.FULL_ITERATION or (
+            scoped and self.cuda_graph_impl is GraphImpl.LOCAL
+        )
 
     @property
     def gathers_float8_tokens(self) -> bool:
@@ -263,7 +303,26 @@ class Megatron(RuntimeOptions):
             refuse([refusal("main_grads_dtype", self.main_grads_dtype, why)])
         self._need_one_sum()
         self._need_one_split()
+        self._need_capturable()
         return self
+
+    def _need_capturable(self) -> None:
+        """Reject scopes that an implementation of CUDA graphs does not have."""
+        # TransformerConfig.__post_init__ and normalize_cuda_graph_modules
+        impl, scopes = self.cuda_graph_impl, self.cuda_graph_scope
+        whole = GraphScope.FULL_ITERATION in scopes
+        name = "cuda_graph_scope"
+        if scopes and impl is GraphImpl.NONE:
+            refuse([refusal(name, None, "needs cuda_graph_impl")])
+        if whole and len(scopes) > 1:
+            refuse([refusal(name, None, "full_iteration allows no other scope")])
+        if whole and impl is GraphImpl.TRANSFORMER_ENGINE:
+            refuse([refusal(name, None, 'full_iteration needs cuda_graph_impl = "local"')])
+        if scopes and not whole and impl is GraphImpl.FULL_ITERATION:
+            refuse([refusal(name, None, 'must be empty with cuda_graph_impl = "full_iteration"')])
+        if self.cuda_graphs and self.cpu_offloading_num_layers and not self.captures_iteration:
+            why = "graphs of blocks exclude cpu_offloading_num_layers; capture full_iteration"
+            refuse([refusal("cuda_graph_impl", None, why)])
 
     def _need_one_sum(self) -> None:
         """Reject options that contradict `allreduce_in_float32`, and its options without it."""

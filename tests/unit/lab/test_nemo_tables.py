@@ -1,0 +1,206 @@
+"""Rows of NVIDIA's publications: blanks come from their recipes, and the rest has a reason."""
+
+from typing import Any, cast
+
+import pytest
+
+from zsim.files.source import resolved
+from zsim.scenario.tables import from_tables
+from zsim_lab.rows.published import Published
+from zsim_lab.rows.training_tables import TABLES
+
+DGXC = {
+    "source": "github:NVIDIA/dgxc-benchmarking/nemotron/README_340b.md@v25.02.02 (0)",
+    "gpu": "H100",
+    "model": "nemotron4_340b",
+    "n_gpus": "128",
+    "gpus_per_node": "8",
+    "layers": "",
+    "tp": "8",
+    "pp": "8",
+    "vpp": "12",
+    "cp": "",
+    "micro_batch": "1",
+    "global_batch": "32",
+    "seq_len": "4096",
+    "precision": "BF16",
+    "step_time_s": "5",
+}
+BRIDGE = {
+    "source": "github:NVIDIA-NeMo/Megatron-Bridge/docs/performance-summary-archive.md@0",
+    "gpu": "GB200",
+    "task": "pretrain",
+    "model": "LLAMA3_8B",
+    "release": "25.11",
+    "n_gpus": "8",
+    "tp": "1",
+    "pp": "1",
+    "vpp": "",
+    "cp": "1",
+    "fsdp": "0",
+    "micro_batch": "2",
+    "global_batch": "128",
+    "seq_len": "8192",
+    "precision": "FP8-CS",
+    "step_time_s_derived": "4",
+}
+MLPERF = {
+    "source": "github:mlcommons/training_results_v5.0/NVIDIA/results/x/llama31_405b@0",
+    "gpu": "NVIDIA Blackwell GPU (GB200)",
+    "model": "llama31_405b",
+    "n_gpus": "512",
+    "tp": "4",
+    "pp": "8",
+    "vpp": "8",
+    "cp": "2",
+    "micro_batch": "1",
+    "global_batch": "896",
+    "config": "x/config_GB200_128x4x112xtp4pp8cp2_cg.sh",
+    "seq_len": "8192",
+    "precision": "",
+    "step_time_s_median": "",
+    "step_time_s_derived": "20",
+}
+GOLDEN = {
+    "source": "github:NVIDIA/Megatron-LM/tests/x@0",
+    "test": "gpt/gpt3_mcore_te_tp2_pp2",
+    "gpu": "H100",
+    "n_gpus": "8",
+    "layers": "12",
+    "hidden": "512",
+    "heads": "8",
+    "kv_groups": "",
+    "vocab_note": "50257",
+    "fsdp": "",
+    "tp": "2",
+    "pp": "2",
+    "vpp": "",
+    "cp": "1",
+    "dist_opt": "False",
+    "sequence_parallel": "False",
+    "micro_batch": "4",
+    "global_batch": "32",
+    "seq_len": "1024",
+    "precision": "bf16",
+    "recompute": "",
+    "overlap_grad_reduce": "False",
+    "overlap_param_gather": "False",
+    "mem_max_allocated_GiB": "1.5",
+}
+ROWS = {
+    "dense_dgxc": DGXC,
+    "dense_megatron_bridge": BRIDGE,
+    "dense_mlperf": MLPERF,
+    "dense_megatron_goldens": GOLDEN,
+}
+
+
+def run_of(table: str, **cells: str) -> Published:
+    (run,) = TABLES[table].read([{**ROWS[table], **cells}])
+    return run
+
+
+def keys(run: Published, table: str) -> dict[str, Any]:
+    assert not run.reason
+    return cast("dict[str, Any]", run.scenario[table])
+
+
+@pytest.mark.parametrize("table", ROWS)
+def test_a_row_is_a_scenario_that_resolves(table: str) -> None:
+    run = run_of(table)
+    assert run.reason == ""
+    assert resolved("row", from_tables(run.scenario)).scenario is not None
+
+
+def test_degrees_that_a_page_leaves_open_are_those_of_its_scripts() -> None:
+    assert keys(run_of("dense_dgxc"), "parallel")["context"] == 2
+    assert keys(run_of("dense_dgxc", precision="FP8"), "parallel")["context"] == 1
+    later = {"source": "README.md@v25.04.02 (0)", "cp": "1", "vpp": "NA", "global_batch": "64"}
+    megatron = keys(run_of("dense_dgxc", **later), "zero")["megatron"]
+    assert megatron["num_virtual_stages_per_pipeline_rank"] == 12
+
+
+@pytest.mark.parametrize(("layers", "is_counted"), [("126", True), ("64", False)])
+def test_layers_that_chunks_do_not_divide_leave_one_to_the_embedding_and_one_to_the_loss(
+    layers: str, *, is_counted: bool
+) -> None:
+    run = run_of("dense_dgxc", model="llama3.1_405b", layers=layers, cp="2", vpp="8")
+    megatron = keys(run, "zero")["megatron"]
+    assert megatron["account_for_embedding_in_pipeline_split"] is is_counted
+    assert megatron["account_for_loss_in_pipeline_split"] is is_counted
+
+
+@pytest.mark.parametrize(
+    ("cells", "impl"),
+    [
+        ({}, "local"),
+        ({"gpu": "H100"}, None),
+        ({"model": "LLAMA3_70B", "tp": "2"}, None),
+        ({"precision": "NVFP4"}, None),
+    ],
+)
+def test_only_recipes_of_8b_on_blackwell_capture_the_iteration(
+    cells: dict[str, str], impl: str | None
+) -> None:
+    megatron = keys(run_of("dense_megatron_bridge", **cells), "zero")["megatron"]
+    assert megatron.get("cuda_graph_impl") == impl
+
+
+@pytest.mark.parametrize(
+    ("precision", "float8", "float4", "overlaps"),
+    [("FP8", "tensorwise", None, True), ("NVFP4", None, "nvfp4", False)],
+)
+def test_a_precision_sets_the_scaling_and_userbuffers_go_with_8_bits(
+    precision: str, float8: str | None, float4: str | None, *, overlaps: bool
+) -> None:
+    run = run_of("dense_megatron_bridge", model="LLAMA3_70B", tp="2", precision=precision)
+    train = keys(run, "train")
+    assert (train.get("float8"), train.get("float4")) == (float8, float4)
+    assert keys(run, "zero")["megatron"]["tp_comm_overlap"] is overlaps
+
+
+@pytest.mark.parametrize(
+    ("table", "cells", "why"),
+    [
+        ("dense_dgxc", {"gpu": "A100"}, "8 'A100' a node are not 8 H100"),
+        ("dense_dgxc", {"precision": "FP16"}, "precision 'FP16' is not modelled"),
+        ("dense_megatron_bridge", {"fsdp": "64"}, "Megatron-FSDP over 64 ranks is not modelled"),
+        (
+            "dense_megatron_bridge",
+            {"task": "lora"},
+            "task 'lora': packed samples, whose lengths are not published",
+        ),
+        ("dense_mlperf", {"gpu": "TPU-v5p"}, "TPU-v5p: TPUs are not modelled"),
+        (
+            "dense_mlperf",
+            {"model": "llama2_70b_lora"},
+            "llama2_70b_lora: packed samples, judged apart",
+        ),
+        (
+            "dense_mlperf",
+            {"config": "", "tp": ""},
+            "no configuration is published: tensor, pipeline and micro-batch are unknown",
+        ),
+        ("dense_megatron_goldens", {"n_gpus": ""}, "the number of GPUs is not published"),
+        ("dense_megatron_goldens", {"fsdp": "optim_grads"}, "Megatron-FSDP is not modelled"),
+    ],
+)
+def test_a_row_that_is_not_judged_has_a_reason(table: str, cells: dict[str, str], why: str) -> None:
+    assert run_of(table, **cells).reason == why
+
+
+def test_a_shape_with_its_degrees_counts_once() -> None:
+    other = {"tp": "4", "pp": "1"}
+    again = {"test": "gpt/gpt3_mcore_te_tp2_pp2_more"}
+    rows = [GOLDEN, {**GOLDEN, **again}, {**GOLDEN, **other}]
+    first, second, third = TABLES["dense_megatron_goldens"].read(rows)
+    assert (first.reason, third.reason) == ("", "")
+    assert second.reason == "the settings of line 2 again"
+
+
+def test_only_profiles_that_a_table_names_are_fitted_to_it() -> None:
+    bridge, sweep = TABLES["dense_megatron_bridge"], TABLES["fsdp_mpt_training_runs"]
+    assert bridge.fits("gb300")
+    assert not bridge.fits("b200")
+    assert sweep.fits("a100")
+    assert not TABLES["dense_mlperf"].fits("b200")
