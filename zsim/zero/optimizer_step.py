@@ -56,12 +56,14 @@ class OptimizerStep:
         pool: memory pool of workspaces.
         number_home: the stream that first writes a number which is reduced over ranks.
         norm_ready: the operation that makes the norm available for clipping.
+        overflow_ready: the operation that makes the overflow flag available.
     """
 
     processor = COMPUTE
     pool = POOL
     number_home = COMPUTE
     norm_ready = "norm/reduce"
+    overflow_ready = "overflow/reduce"
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class OptimizerStep:
         skip, go_on = writer.fork("step/skip"), writer.fork("step/update")
         self.skip_update(skip)
         self._update(go_on)
-        reduced = (writer.path("overflow/reduce"),)
+        reduced = (writer.path(self.overflow_ready),)
         writer.branch("branch", flag, skip, go_on, after=reduced)
         assert skip.alive == go_on.alive
         writer.join(skip)
