@@ -9,9 +9,19 @@ from dataclasses import replace
 
 from zsim.schedule.operation import Action, Reduction
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.zero.bucket import Buckets
 from zsim.zero.names import TENSOR
 from zsim.zero.optimizer_step import OptimizerStep
 from zsim.zero.updated_tensor import UpdatedTensor
+
+
+def whole(buckets: Buckets) -> Buckets:
+    """Return the same buckets as tensors that every rank holds whole."""
+    found = []
+    for bucket in buckets.all:
+        layout = replace(bucket.layout, axis=None)
+        found.append(replace(bucket, layout=layout, plain=layout))
+    return replace(buckets, all=tuple(found))
 
 
 class LocalOptimizerStep(OptimizerStep):

@@ -10,15 +10,13 @@ The schedule is that of the second and later iterations: the first one has other
 Functions named in comments are from `torch/csrc/distributed/c10d/reducer.cpp` in torch 2.13.
 """
 
-from dataclasses import replace
-
 from zsim.model.model import Model, ModelError
 from zsim.runtimes.ddp.assignment import buckets_of
 from zsim.runtimes.ddp.autocast import CastParameters
 from zsim.runtimes.ddp.buckets import BucketReducer
 from zsim.runtimes.ddp.options import DDP, WIRE, CommunicationHook
 from zsim.runtimes.ddp.volume import VOLUME
-from zsim.runtimes.replicated import LocalOptimizerStep
+from zsim.runtimes.replicated import LocalOptimizerStep, whole
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
@@ -75,17 +73,8 @@ def whole_buckets(model: Model, strategy: Strategy) -> Buckets:
     size_bytes = strategy.train.precision.optimizer.size_bytes
     frozen = [each for each in model.parameters if each.frozen]
     groups = buckets_of(model, strategy.options(DDP), size_bytes)
-    found = numbered(
-        model,
-        [*groups, *([frozen] if frozen else [])],
-        place=one_after_the_other(1),
-        ranks=1,
-    )
-    every = []
-    for bucket in found.all:
-        layout = replace(bucket.layout, axis=None)
-        every.append(replace(bucket, layout=layout, plain=layout))
-    return replace(found, all=tuple(every))
+    every = [*groups, *([frozen] if frozen else [])]
+    return whole(numbered(model, every, place=one_after_the_other(1), ranks=1))
 
 
 class DDPStep(Step):
