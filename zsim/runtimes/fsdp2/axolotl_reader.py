@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from zsim.config_error import ConfigError
-from zsim.runtimes.fsdp2.accelerate_reader import OWN_DDP, full_names, set_fsdp
+from zsim.runtimes.fsdp2.accelerate_reader import full_names, set_ddp, set_fsdp
 from zsim.runtimes.trainer_files.option_values import read_clip, read_whole
 from zsim.runtimes.trainer_files.section_options import SectionOptions
 from zsim.runtimes.trainer_files.tables import (
@@ -126,8 +126,8 @@ def _parallel(options: SectionOptions, given: GivenTables) -> None:
         options.drop(("fsdp_config.", "fsdp_version"))
         return
     if not has_fsdp:
-        why = f"missing, and deepspeed; a run without them is DDP, which is not modelled; {OWN_DDP}"
-        raise TrainerFileError(f"{FIELD}: fsdp_config: {why}")
+        _ddp(options)
+        return
     version = options.take("fsdp_version", partial(read_whole, least=1))
     if version is not None:
         options.left.setdefault("fsdp_config.fsdp_version", version)
@@ -135,6 +135,19 @@ def _parallel(options: SectionOptions, given: GivenTables) -> None:
         options.left.setdefault("fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
     set_fsdp(options, given.value("parallel", "replicate", 1))
     _checkpoints_of_fsdp(options)
+
+
+def _ddp(options: SectionOptions) -> None:
+    """Set DDP as the Trainer of transformers wraps a model (`_wrap_model`, 5.23)."""
+    set_ddp(options, "ddp")
+    looks = options.left.pop("ddp_find_unused_parameters", None)
+    if looks is None:  # adapters have no unused parameters, checkpoints do not allow to look
+        has_adapter = "model.lora.rank" in options.origins
+        looks = not has_adapter and options.left.get("gradient_checkpointing") is not True
+    name = "ddp_find_unused_parameters"
+    options.set_field("zero.ddp.find_unused_parameters", looks is True, name)
+    name = "ddp_bucket_cap_mb"
+    options.set_field("zero.ddp.bucket_cap_mb", options.number(name, 0.0) or None, name)
 
 
 def _checkpoints_of_fsdp(options: SectionOptions) -> None:
@@ -206,7 +219,11 @@ def _precision(options: SectionOptions) -> None:
     if fp16 is True:
         options.set_field("train.precision", "fp16", "fp16")
     elif bf16 in ("auto", True):
-        options.set_field("train.precision", "bf16", "bf16")
+        # the base model is loaded in bf16; FSDP and DeepSpeed keep fp32 masters, DDP does not
+        runtime = options.origins.get("zero.emulate")
+        is_ddp = runtime is not None and runtime.value == "ddp"
+        narrow = is_ddp and "model.lora.rank" not in options.origins
+        options.set_field("train.precision", "pure_bf16" if narrow else "bf16", "bf16")
     elif bf16 in (None, "", False):
         options.set_field("train.precision", "fp32", "bf16")
     else:
