@@ -4,8 +4,12 @@ from enum import StrEnum
 
 
 class DType(StrEnum):
-    """Format of one element, named as the field names it; fp8 is any of 8 bits."""
+    """Format of one element, named as the field names it; fp8 is any of 8 bits.
 
+    Two elements of nf4 share a byte (Dettmers et al. 2023, "QLoRA", section 3).
+    """
+
+    NF4 = "nf4"
     INT8 = "int8"
     FP8 = "fp8"
     FP16 = "fp16"
@@ -16,11 +20,16 @@ class DType(StrEnum):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element; of nf4, rounded up."""
         return SIZE_BYTES[self]
+
+    def bytes_of(self, elements: int) -> int:
+        """Return the bytes of a buffer of `elements`."""
+        return -(-elements // 2) if self is DType.NF4 else elements * SIZE_BYTES[self]
 
 
 SIZE_BYTES = {
+    DType.NF4: 1,
     DType.INT8: 1,
     DType.FP8: 1,
     DType.FP16: 2,

@@ -87,7 +87,7 @@ def file_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> FileByte
 def _volume(
     model: Model, strategy: Strategy, others: Sequence[WireBytes], scalars: Sequence[WireBytes]
 ) -> tuple[WireBytes, ...]:
-    """Return the volume of ranks that run all units of `model`, with `others` and `scalars` added."""
+    """Return the volume of ranks that run all units of `model`, with the given lines added."""
     found = [
         *others,
         *tensor(model, strategy),

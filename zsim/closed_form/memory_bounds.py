@@ -72,10 +72,14 @@ def _gathered(parameters: Iterable[Parameter], compute: DType) -> int:
 
 
 def _states(model: Model, strategy: Strategy) -> int:
-    held = sum(each.elements for each in model.parameters)
+    compute = strategy.train.precision.compute
+    held = sum(
+        (compute if each.quantized is None else DType.NF4).bytes_of(each.elements)
+        for each in model.parameters
+    )
     trained = sum(each.elements for each in model.parameters if not each.frozen)
     precision, stage = strategy.train.precision, strategy.zero.stage
-    parameters = 0 if stage == 3 else held * precision.compute.size_bytes
+    parameters = 0 if stage == 3 else held
     runtime = strategy.zero.emulate
     if runtime is not None:
         parameters += trained * runtime.gradient_bytes(
@@ -84,9 +88,11 @@ def _states(model: Model, strategy: Strategy) -> int:
     if _leaves_device(strategy):
         return parameters
     parameters += trained // strategy.parallel.data * _sharded_gradient(strategy)
-    kept = strategy.moments + (1 if strategy.keeps_master or stage == 3 else 0)
+    masters = 1 if strategy.keeps_master or stage == 3 else 0
     shard = trained // strategy.parallel.data if stage else trained
-    return parameters + kept * shard * precision.optimizer.size_bytes
+    number = precision.optimizer.size_bytes
+    moment = DType.INT8.size_bytes if strategy.train.optimizer.quantized else number
+    return parameters + shard * (masters * number + strategy.moments * moment)
 
 
 def _sharded_gradient(strategy: Strategy) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zsim.model.kernel import CUDNN
+from zsim.model.quantization import Quantization
 from zsim.strategy.execution import PLAIN, Execution
 
 
@@ -97,11 +98,13 @@ class LoRA:
 
     A has `rank` rows and B `rank` columns. Only these two are trained. `targets` are the linear
     layers of each block that have adapters; by default those of queries and values, or the layer
-    that computes both.
+    that computes both. `quantization` is the format of the frozen weights of all linear layers of
+    blocks (Dettmers et al. 2023, "QLoRA"); embeddings, norms and the head are not quantized.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
+    quantization: Quantization | None = None
 
 
 HEAD_SIZE_MAX = 65_536

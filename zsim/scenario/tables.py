@@ -21,6 +21,7 @@ from zsim.model.architecture import (
     Positions,
     QKNorm,
 )
+from zsim.model.quantization import Quantization
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.runtimes.lookup import file_keys
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
@@ -63,6 +64,7 @@ class LoRATable(Table):
 
     rank: Count
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    quantization: Quantization | None = None
 
 
 class ModelTable(Table):

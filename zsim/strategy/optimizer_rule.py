@@ -34,12 +34,14 @@ class Optimizer(ABC):
         element_wise: each element is updated from the same element of the gradient and the states.
         fused: the operator of torch that applies the rule as a whole, if backends use one; it
             writes the trained tensor and the states in order, and reads numbers of `arguments`.
+        quantized: states are in 8 bits, with scales of blocks (`zsim.strategy.quantized_rule`).
         torch: classes of `torch.optim` whose step this rule is, with their conditions in words; the
             first class names the constants of the rule.
     """
 
     element_wise: ClassVar[bool] = True
     fused: ClassVar[str] = ""
+    quantized: ClassVar[bool] = False
     torch: ClassVar[Mapping[str, str]] = {}
 
     learning_rate: Rate = 1e-3
@@ -252,7 +254,14 @@ def rules() -> Mapping[str, type[Optimizer]]:
     Raises:
         EntryPointError: a name or a class name is registered twice, or an object is no rule.
     """
-    found: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": SGD}
+    from zsim.strategy.quantized_rule import Adam8bit, PagedAdam8bit  # noqa: PLC0415  (imports this file)
+
+    found: dict[str, type[Optimizer]] = {
+        "adam": Adam,
+        "sgd": SGD,
+        "adamw_8bit": Adam8bit,
+        "paged_adamw_8bit": PagedAdam8bit,
+    }
     for entry in entries(GROUP):
         rule = load(entry)
         if not (isinstance(rule, type) and issubclass(rule, Optimizer)):

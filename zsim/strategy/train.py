@@ -86,7 +86,9 @@ class Train(TrainKnobs):
     def contradictions(
         self, runtime: RuntimeOptions | None, offload: Offload, stage: int
     ) -> Iterator[InitErrorDetails]:
-        """Yield an error if the precision is not modeled for the runtime or the offload tiers."""
+        """Yield an error if precision or 8-bit states are not modeled for runtime or offload."""
+        if self.optimizer.quantized:
+            yield from self._against_quantized(runtime, offload, stage)
         if self.precision is not Precision.PURE_BF16:
             return
         if runtime is not None and not runtime.trains_narrow:
@@ -98,6 +100,20 @@ class Train(TrainKnobs):
         if offload.optimizer is not MemoryTier.DEVICE:
             why = f"is not modelled for offload.optimizer = {offload.optimizer}"
             yield refusal("train.precision", self.precision, why)
+
+    def _against_quantized(
+        self, runtime: RuntimeOptions | None, offload: Offload, stage: int
+    ) -> Iterator[InitErrorDetails]:
+        """Yield an error if 8-bit states are sharded tensors, or leave the device."""
+        kind = type(self.optimizer).__name__
+        if runtime is not None and not runtime.takes_quantized:
+            takers = (each.table() for each in RuntimeOptions.kinds() if each.takes_quantized)
+            why = f"is not modelled for {type(runtime).__name__}; use {', '.join(takers)} or adam"
+            yield refusal("train.optimizer", kind, why)
+        moves = runtime is not None and runtime.tiers(stage=stage)
+        if moves or offload.optimizer is not MemoryTier.DEVICE:
+            why = "keeps its states on the device; remove the offload, or use adam"
+            yield refusal("train.optimizer", kind, why)
 
     @model_validator(mode="after")
     def _rules_fit_together(self) -> Self:

@@ -16,6 +16,7 @@ from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.optimizer_rule import ClipNorm
 from zsim.strategy.precision import Precision
+from zsim.strategy.quantized_rule import SCALE_BYTES, scale_elements
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import replica_group
 from zsim.zero.names import WORLD
@@ -327,6 +328,8 @@ class OptimizerStep:
     ) -> tuple[Kernel, ...]:
         """Return the kernels that update a part, for the mean number of elements over ranks."""
         moments = len(item.moments)
+        if part.rule.quantized:
+            return self._quantized_kernels(part, gradient, item)
         return self.kernels(
             -(-gradient.size * part.size // max(1, item.layout.elements)),
             [item.layout],
@@ -334,6 +337,27 @@ class OptimizerStep:
             writes=1 + moments,
             each=part.rule.flops,
         )
+
+    def _quantized_kernels(
+        self, part: RuledPart, gradient: View, item: UpdatedTensor
+    ) -> tuple[Kernel, ...]:
+        """Return one kernel for each parameter of a part, whose moments are bytes with scales."""
+        dtype, moments = self.strategy.train.precision.optimizer, len(item.moments)
+        end, whole = part.start + part.size, max(1, item.layout.elements)
+        found: list[Kernel] = []
+        for piece in item.layout.pieces:
+            if part.start <= piece.start < end and piece.size:
+                elements = -(-gradient.size * piece.size // whole)
+                moved = elements + SCALE_BYTES * scale_elements([elements])
+                found.append(
+                    Kernel(
+                        kind=KernelKind.ELEMENTWISE,
+                        flops=elements * part.rule.flops,
+                        bytes=3 * elements * dtype.size_bytes + 2 * moments * moved,
+                        dtype=dtype,
+                    )
+                )
+        return tuple(found)
 
     def kernels(
         self,

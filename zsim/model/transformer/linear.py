@@ -15,6 +15,7 @@ from zsim.model.kernel import (
     streaming,
 )
 from zsim.model.model import Parameter
+from zsim.model.quantization import BLOCK, SCALE_BYTES, Quantization
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Float8, TokenFusion
@@ -54,7 +55,9 @@ def layer(
     """
     rows, columns = (each.elements // size.tokens for each in (target, source))
     weight = size.part(f"{name}.weight", rows, columns)
-    weight = replace(weight, float8=size.shape.execution.float8_gathers)
+    lora = size.shape.lora
+    quantized = None if lora is None else lora.quantization
+    weight = replace(weight, float8=size.shape.execution.float8_gathers, quantized=quantized)
     bias = size.part(f"{name}.bias", rows) if biased else None
     adapted = name.rpartition(".")[2] in size.shape.adapted
     base = size.rows(f"{target.name}/base", rows) if adapted else target
@@ -68,7 +71,6 @@ def layer(
             forward=_in_parts(size, frozen.forward, _PARTS[scatters][0]),
             backward=_in_parts(size, frozen.backward, _PARTS[scatters][1]),
         )
-    lora = size.shape.lora
     if not adapted or lora is None:
         return (frozen,)
     low, delta = size.rows(f"{name}/lora_A", lora.rank), size.rows(f"{name}/lora_B", rows)
@@ -92,6 +94,28 @@ def layer(
         backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
     )
     return (frozen, *adapter, scale, replace(added, reads=(base, scaled)))
+
+
+def _dequantized(weight: Parameter, dtype: DType, *, backward: bool) -> tuple[Kernel, ...]:
+    """Return the kernels that make a weight in `dtype` of its 4 bits, for one product.
+
+    `MatMul4Bit` of bitsandbytes 0.45 (`autograd/_functions.py`) does so in both directions. With
+    double quantization `dequantize_4bit` makes the scales first, and adds their mean.
+    """
+    assert weight.quantized is not None
+    elements, scales = weight.elements, -(-weight.elements // BLOCK)
+    read = DType.NF4.bytes_of(elements)
+    stored = SCALE_BYTES * scales
+    moved = [(elements, read + stored + elements * dtype.size_bytes)]
+    if weight.quantized is Quantization.NF4_DOUBLE:
+        moved.insert(0, (scales, weight.quantized.scale_bytes(elements) + stored))
+        moved.insert(1, (scales, 2 * stored))
+    return tuple(
+        Kernel(
+            kind=KernelKind.ELEMENTWISE, flops=2 * count, bytes=size, dtype=dtype, backward=backward
+        )
+        for count, size in moved
+    )
 
 
 def linear(
@@ -137,6 +161,11 @@ def linear(
         if GRADIENT in came:
             again = (_turned(tokens, rows),)
         trains = (*again, _turned(*of_source) if SAVED in came else _cast(*of_source), *trains)
+    scratch = 0
+    if weight.quantized is not None:
+        scratch = weight.elements * size.dtype.size_bytes
+        forward = (*_dequantized(weight, size.dtype, backward=False), *forward)
+        backward = (*_dequantized(weight, size.dtype, backward=True), *backward)
     if bias is not None and not size.shape.fused:
         added = streaming(KernelKind.ELEMENTWISE, (tokens, rows), size.dtype, streams=2)
         forward = (added, *forward)
@@ -145,6 +174,8 @@ def linear(
         makes=target,
         parameters=(weight,) if bias is None else (weight, bias),
         saves=() if weight.frozen else (source if kept is None else kept,),
+        forward_scratch=scratch,
+        backward_scratch=scratch,
         forward=forward,
         backward=backward,
         trains=(

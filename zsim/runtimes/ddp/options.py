@@ -51,6 +51,8 @@ class DDP(RuntimeOptions):
     has_replicas = False
     takes_frozen = True
     trains_narrow = True
+    takes_quantized = True
+    keeps_quantized = True
 
     bucket_cap_mb: Positive | None = None
     gradient_as_bucket_view: Flag = False

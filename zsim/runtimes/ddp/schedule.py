@@ -21,7 +21,7 @@ from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
-from zsim.zero.bucket import Buckets, numbered, one_after_the_other
+from zsim.zero.bucket import Buckets, frozen_groups, numbered, one_after_the_other
 from zsim.zero.state import Holding
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
@@ -71,9 +71,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 def whole_buckets(model: Model, strategy: Strategy) -> Buckets:
     """Return the reducer's buckets and one of frozen parameters; every rank holds them whole."""
     size_bytes = strategy.train.precision.optimizer.size_bytes
-    frozen = [each for each in model.parameters if each.frozen]
     groups = buckets_of(model, strategy.options(DDP), size_bytes)
-    every = [*groups, *([frozen] if frozen else [])]
+    every = [*groups, *frozen_groups(model)]
     return whole(numbered(model, every, place=one_after_the_other(1), ranks=1))
 
 

@@ -134,6 +134,8 @@ class DeepSpeed(RuntimeOptions):
     has_replicas = False
     takes_frozen = True
     trains_narrow = True
+    takes_quantized = True
+    keeps_quantized = True
     checkpoint_option = "cpu_checkpointing"
 
     min_aio_bytes: ClassVar[int] = 1 << 20

@@ -24,7 +24,7 @@ from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
+from zsim.zero.bucket import Bucket, Buckets, frozen_groups, numbered, one_after_the_other
 from zsim.zero.names import DATA
 from zsim.zero.reduce import UnitsLeft, copy_run
 from zsim.zero.state import Holding, Reduced
@@ -37,9 +37,18 @@ def need(strategy: Strategy) -> None:
     """Raise ModelError if DeepSpeed refuses the precision in stage 0.
 
     Raises:
-        ModelError: masters would be in bf16, which only ZeRO has.
+        ModelError: masters would be in bf16, which only ZeRO has, or the optimizer has 8-bit states
+            and another wrapper.
     """
-    if strategy.zero.stage == 0 and strategy.train.precision is Precision.PURE_BF16:
+    if strategy.zero.stage:
+        return
+    if strategy.train.optimizer.quantized and strategy.train.precision.has_master:
+        kind = type(strategy.train.optimizer).__name__
+        raise ModelError(
+            f"train.optimizer: {kind} with zero.stage 0 is wrapped by FP16_UnfusedOptimizer, "
+            "which is not modelled; say zero.emulate = ddp"
+        )
+    if strategy.train.precision is Precision.PURE_BF16:
         raise ModelError(
             'train.precision: "pure_bf16" needs zero.stage 1, 2 or 3 with DeepSpeed; say bf16'
         )
@@ -70,12 +79,14 @@ def by_unit(model: Model) -> Buckets:
     for index, unit in enumerate(model.units):
         for parameter in unit.parameters:
             users.setdefault(parameter.name, []).append(index)
-    groups: dict[tuple[bool, object], list[Parameter]] = {}
+    groups: dict[int | str, list[Parameter]] = {}
     for parameter in model.parameters:
         units = users[parameter.name]
         key = units[0] if len(units) == 1 else parameter.name
-        groups.setdefault((parameter.frozen, key), []).append(parameter)
-    return whole(numbered(model, [*groups.values()], place=one_after_the_other(1), ranks=1))
+        if not parameter.frozen:
+            groups.setdefault(key, []).append(parameter)
+    every = [*groups.values(), *frozen_groups(model)]
+    return whole(numbered(model, every, place=one_after_the_other(1), ranks=1))
 
 
 @dataclass(frozen=True, slots=True)
