@@ -99,12 +99,14 @@ class LoRA:
     A has `rank` rows and B `rank` columns. Only these two are trained. `targets` are the linear
     layers of each block that have adapters; by default those of queries and values, or the layer
     that computes both. `quantization` is the format of the frozen weights of all linear layers of
-    blocks (Dettmers et al. 2023, "QLoRA"); embeddings, norms and the head are not quantized.
+    blocks (Dettmers et al. 2023, "QLoRA"); embeddings, norms and the head are not quantized. If it
+    `keeps_inputs`, autograd keeps the input of each quantized layer, as bitsandbytes did in 0.42.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     quantization: Quantization | None = None
+    keeps_inputs: bool = False
 
 
 HEAD_SIZE_MAX = 65_536

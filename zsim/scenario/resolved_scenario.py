@@ -152,6 +152,7 @@ class ResolvedScenario:
                 rank=table.lora.rank,
                 targets=table.lora.targets or (),
                 quantization=table.lora.quantization,
+                keeps_inputs=table.lora.keeps_inputs,
             )
         again = self.strategy.activations.checkpointing is Checkpointing.SELECTIVE
         return FAMILIES[table.architecture](

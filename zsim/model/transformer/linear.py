@@ -161,8 +161,10 @@ def linear(
         if GRADIENT in came:
             again = (_turned(tokens, rows),)
         trains = (*again, _turned(*of_source) if SAVED in came else _cast(*of_source), *trains)
-    scratch = 0
+    lora, scratch = size.shape.lora, 0
+    drops = weight.frozen
     if weight.quantized is not None:
+        drops = lora is None or not lora.keeps_inputs
         scratch = weight.elements * size.dtype.size_bytes
         forward = (*_dequantized(weight, size.dtype, backward=False), *forward)
         backward = (*_dequantized(weight, size.dtype, backward=True), *backward)
@@ -173,7 +175,7 @@ def linear(
         reads=(source,),
         makes=target,
         parameters=(weight,) if bias is None else (weight, bias),
-        saves=() if weight.frozen else (source if kept is None else kept,),
+        saves=() if drops else (source if kept is None else kept,),
         forward_scratch=scratch,
         backward_scratch=scratch,
         forward=forward,
