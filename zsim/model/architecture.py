@@ -101,12 +101,14 @@ class LoRA:
     that computes both. `quantization` is the format of the frozen weights of all linear layers of
     blocks (Dettmers et al. 2023, "QLoRA"); embeddings, norms and the head are not quantized. If it
     `keeps_inputs`, autograd keeps the input of each quantized layer, as bitsandbytes did in 0.42.
+    `dropout` is the probability that an element of the input of A is dropped, apart for each layer.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     quantization: Quantization | None = None
     keeps_inputs: bool = False
+    dropout: float = 0.0
 
 
 HEAD_SIZE_MAX = 65_536

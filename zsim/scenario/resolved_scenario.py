@@ -153,6 +153,7 @@ class ResolvedScenario:
                 targets=table.lora.targets or (),
                 quantization=table.lora.quantization,
                 keeps_inputs=table.lora.keeps_inputs,
+                dropout=table.lora.dropout,
             )
         again = self.strategy.activations.checkpointing is Checkpointing.SELECTIVE
         return FAMILIES[table.architecture](

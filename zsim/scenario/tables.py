@@ -66,6 +66,7 @@ class LoRATable(Table):
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     quantization: Quantization | None = None
     keeps_inputs: Flag = False
+    dropout: Fraction = 0.0
 
 
 class ModelTable(Table):

@@ -272,6 +272,11 @@ def rules() -> Mapping[str, type[Optimizer]]:
     return found
 
 
+def name_of(rule: Optimizer) -> str:
+    """Return the name of a rule in a scenario."""
+    return next(name for name, kind in rules().items() if kind is type(rule))
+
+
 def constants_of(rule: Optimizer | type[Optimizer]) -> tuple[str, ...]:
     """Return the names of a rule's constants, the learning rate first."""
     return tuple(each.name for each in fields(rule))

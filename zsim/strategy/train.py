@@ -11,7 +11,7 @@ from zsim.strategy.config_table import Count, Flag, Positive, Repeat, Table, Who
 from zsim.strategy.execution import Float8, Loss, Norms
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.offload import MemoryTier, Offload
-from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup
+from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup, name_of
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 
@@ -105,7 +105,7 @@ class Train(TrainKnobs):
         self, runtime: RuntimeOptions | None, offload: Offload, stage: int
     ) -> Iterator[InitErrorDetails]:
         """Yield an error if 8-bit states are sharded tensors, or leave the device."""
-        kind = type(self.optimizer).__name__
+        kind = name_of(self.optimizer)
         if runtime is not None and not runtime.takes_quantized:
             takers = (each.table() for each in RuntimeOptions.kinds() if each.takes_quantized)
             why = f"is not modelled for {type(runtime).__name__}; use {', '.join(takers)} or adam"

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 from zsim.dtype import DType
 from zsim.model.architecture import Norm
+from zsim.model.generator import Draws
 from zsim.model.kernel import (
     FusedPart,
     Kernel,
     KernelKind,
     OperandLayout,
+    dropout,
     matmul,
     resized,
     streaming,
@@ -76,7 +78,8 @@ def layer(
     low, delta = size.rows(f"{name}/lora_A", lora.rank), size.rows(f"{name}/lora_B", rows)
     down = size.copied(f"{name}.lora_A.weight", lora.rank, columns)
     up = size.copied(f"{name}.lora_B.weight", rows, lora.rank)
-    adapter = (linear(size, source, low, down), linear(size, low, delta, up))
+    drops, given = _dropped(size, source, name, lora.dropout)
+    adapter = (*drops, linear(size, given, low, down), linear(size, low, delta, up))
     area, kind = (size.tokens, rows), KernelKind.ELEMENTWISE
     added = Operator(
         reads=(base, delta),
@@ -94,6 +97,26 @@ def layer(
         backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
     )
     return (frozen, *adapter, scale, replace(added, reads=(base, scaled)))
+
+
+def _dropped(
+    size: Size, source: Tensor, name: str, probability: float
+) -> tuple[tuple[Operator, ...], Tensor]:
+    """Return the dropout of an adapter's input, if any, and the tensor that the adapter reads."""
+    if not probability:
+        return (), source
+    columns = source.elements // size.tokens
+    made, area = size.rows(f"{name}/dropped", columns), (size.tokens, columns)
+    mask = Tensor(name=f"{name}/mask", elements=source.elements, dtype=DType.INT8)
+    found = Operator(
+        reads=(source,),
+        makes=made,
+        saves=(mask,),
+        draws=Draws.ALIKE,
+        forward=(dropout(area, size.dtype),),
+        backward=(dropout(area, size.dtype, backward=True),),
+    )
+    return (found,), made
 
 
 def _dequantized(weight: Parameter, dtype: DType, *, backward: bool) -> tuple[Kernel, ...]:

@@ -22,6 +22,7 @@ from zsim.schedule.operation import View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.optimizer_rule import name_of
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, frozen_groups, numbered, one_after_the_other
@@ -43,7 +44,7 @@ def need(strategy: Strategy) -> None:
     if strategy.zero.stage:
         return
     if strategy.train.optimizer.quantized and strategy.train.precision.has_master:
-        kind = type(strategy.train.optimizer).__name__
+        kind = name_of(strategy.train.optimizer)
         raise ModelError(
             f"train.optimizer: {kind} with zero.stage 0 is wrapped by FP16_UnfusedOptimizer, "
             "which is not modelled; say zero.emulate = ddp"

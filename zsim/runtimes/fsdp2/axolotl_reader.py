@@ -52,6 +52,8 @@ NAMED: Mapping[str, str] = {
 
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"), "adam"),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit"), "adamw_8bit"),
+    "paged_adamw_8bit": "paged_adamw_8bit",
     "sgd": "sgd",
 }
 STORED = frozenset({"eager", "xformers"})
@@ -84,20 +86,50 @@ def read(given: GivenTables, text: str) -> ReadTables:
 
 
 def _adapter(options: SectionOptions, given: GivenTables) -> None:
-    """Check the adapter, whose layers the scenario gives; drop its options if there is none."""
-    for name in ("load_in_4bit", "load_in_8bit"):
-        if options.flag(name):
-            raise options.wrong(name, value=True, why="is not modelled: weights are in 16 bits")
+    """Set the adapter and the format of frozen weights; drop its options if there is none."""
+    if options.flag("load_in_8bit"):
+        why = "is not modelled: weights are in 4 bits (adapter: qlora) or in 16"
+        raise options.wrong("load_in_8bit", value=True, why=why)
+    narrow = options.flag("load_in_4bit")
     kind = options.left.pop("adapter", None)
     if kind in (None, "", False):
+        if narrow:
+            raise options.wrong("load_in_4bit", value=True, why="needs adapter: qlora")
         options.drop(("lora_", "peft_", "peft."))
         return
-    if kind != "lora":
-        raise options.wrong("adapter", kind, "is not modelled, only lora")
-    if given.value("model", "lora") is None:
-        raise options.wrong("adapter", kind, "needs model.lora.rank and targets in the scenario")
+    if kind not in ("lora", "qlora"):
+        raise options.wrong("adapter", kind, "is not modelled, only lora and qlora")
     options.set_field("model.lora.rank", options.take("lora_r", read_whole), "lora_r")
-    options.drop(("lora_alpha", "lora_model_dir", "lora_target_", "lora_fan_in"))
+    _targets(options, given)
+    name = "lora_dropout"
+    options.set_field("model.lora.dropout", options.number(name, 0.0) or None, name)
+    if narrow or kind == "qlora":  # load_model: nf4 with bnb_4bit_use_double_quant
+        options.set_field("model.lora.quantization", "nf4_double", "adapter")
+    options.drop(("lora_alpha", "lora_model_dir", "lora_fan_in"))
+
+
+TARGETS = {
+    **{f"{each}_proj": each for each in ("q", "k", "v", "gate", "up", "down")},
+    "o_proj": "proj",
+}
+"""Linear layers of a block in zsim, by their names in Llama's module."""
+
+
+def _targets(options: SectionOptions, given: GivenTables) -> None:
+    """Set the layers with adapters, unless the scenario gives them."""
+    every = options.flag("lora_target_linear")
+    named = options.words("lora_target_modules", ())
+    if given.value("model", "lora") is not None:
+        return
+    name = "lora_target_modules"
+    if unknown := [each for each in named if each not in TARGETS]:
+        raise options.wrong(name, unknown[0], f"is not read, only {', '.join(TARGETS)}")
+    found = dict.fromkeys(TARGETS.values() if every else (TARGETS[each] for each in named))
+    if not found:
+        why = "needs lora_target_linear, lora_target_modules or model.lora in the scenario"
+        raise options.wrong("adapter", "lora", why)
+    option = "lora_target_linear" if every else name
+    options.set_field("model.lora.targets", tuple(found), option)
 
 
 def _parallel(options: SectionOptions, given: GivenTables) -> None:
