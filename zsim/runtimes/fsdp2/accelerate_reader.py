@@ -63,7 +63,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
     full_names(options)
     tables = given.copied("parallel", "zero", "activations", "train")
     kind = _kind(options)
-    assumed = ()
+    assumed: tuple[str, ...] = ()
     if options.flag("use_cpu"):
         raise options.wrong("use_cpu", value=True, why="is not modelled, only GPUs")
     if kind == "MULTI_GPU":
