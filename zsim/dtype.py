@@ -1,6 +1,7 @@
 """Number formats, with their size. Not precision policies: those are `zsim.strategy.strategy`."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class DType(StrEnum):
@@ -39,3 +40,29 @@ SIZE_BYTES = {
     DType.INT64: 8,
 }
 assert set(SIZE_BYTES) == set(DType)
+
+WEIGHTS_BLOCK: Final = 64
+"""Elements of a weight that share a scale (`blocksize` of `quantize_4bit`)."""
+
+SCALES_BLOCK: Final = 256
+"""Scales that share a scale of their own with double quantization."""
+
+SCALE_BYTES: Final = 4
+
+
+class Quantization(StrEnum):
+    """Formats of frozen weights: nf4, with its scales in fp32 or in 8 bits.
+
+    As `Linear4bit` of bitsandbytes 0.45 keeps them.
+    """
+
+    NF4 = "nf4"
+    NF4_DOUBLE = "nf4_double"
+    """Double quantization (`bnb_4bit_use_double_quant`): scales are quantized once more."""
+
+    def scale_bytes(self, elements: int) -> int:
+        """Return the bytes of the scales of a weight."""
+        blocks = -(-elements // WEIGHTS_BLOCK)
+        if self is Quantization.NF4:
+            return blocks * SCALE_BYTES
+        return blocks + -(-blocks // SCALES_BLOCK) * SCALE_BYTES

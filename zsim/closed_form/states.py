@@ -11,7 +11,7 @@ from zsim.closed_form.zero_stages import buckets, padded_elements
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.schedule import Kind
-from zsim.strategy.quantized_rule import scale_elements
+from zsim.strategy.optimizer_rule import scale_elements
 from zsim.strategy.strategy import Strategy
 
 

@@ -7,8 +7,8 @@ fields.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zsim.dtype import Quantization
 from zsim.model.kernel import CUDNN
-from zsim.model.quantization import Quantization
 from zsim.strategy.execution import PLAIN, Execution
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
 
-from zsim.dtype import DType
+from zsim.dtype import DType, Quantization
 from zsim.model.architecture import Architecture
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
-from zsim.model.quantization import Quantization
 from zsim.model.segment_exchange import (
     ExchangeAxis,
     ExchangeKind,

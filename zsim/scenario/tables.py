@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from pydantic import AfterValidator, Field, ValidationError, create_model
 
 from zsim.config_error import ConfigError, line, refusal, refuse, unknown, wrong_fields
+from zsim.dtype import Quantization
 from zsim.memory.host_setup import HostSetup
 from zsim.model.architecture import (
     Activation,
@@ -21,7 +22,6 @@ from zsim.model.architecture import (
     Positions,
     QKNorm,
 )
-from zsim.model.quantization import Quantization
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.runtimes.lookup import file_keys
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from zsim.dtype import DType
+from zsim.dtype import DType, Quantization
 from zsim.model.model import Model, Parameter
-from zsim.model.quantization import Quantization
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind

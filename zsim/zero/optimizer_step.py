@@ -14,9 +14,8 @@ from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
-from zsim.strategy.optimizer_rule import ClipNorm
+from zsim.strategy.optimizer_rule import SCALE_BYTES, ClipNorm, scale_elements
 from zsim.strategy.precision import Precision
-from zsim.strategy.quantized_rule import SCALE_BYTES, scale_elements
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import replica_group
 from zsim.zero.names import WORLD

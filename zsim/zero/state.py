@@ -17,8 +17,8 @@ from zsim.schedule.schedule_writer import (
     ScheduleWriter,
 )
 from zsim.strategy.offload import MemoryTier
+from zsim.strategy.optimizer_rule import scale_elements
 from zsim.strategy.precision import Precision
-from zsim.strategy.quantized_rule import scale_elements
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.names import DATA

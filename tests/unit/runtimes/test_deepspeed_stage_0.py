@@ -11,19 +11,26 @@ from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOpt
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllReduce, walk
 from zsim.schedule.schedule_writer import POOL
+from zsim.strategy.optimizer_rule import Adam, Adam8bit, Optimizer
 from zsim.strategy.precision import Precision
-from zsim.strategy.quantized_rule import Adam8bit
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 
 SHAPE = GPT(layers=3, hidden_size=16, attention_heads=2, sequence_length=8, vocab_size=32)
 
 
-def strategy(precision: Precision, **train: object) -> Strategy:
+def strategy(
+    precision: Precision, *, clip_norm: float | None = None, optimizer: Optimizer | None = None
+) -> Strategy:
     return Strategy(
         parallel=Parallel(data=4),
         zero=Zero(stage=0, emulate=DeepSpeed()),
-        train=Train(precision=precision, gradient_accumulation_steps=2, **train),
+        train=Train(
+            precision=precision,
+            gradient_accumulation_steps=2,
+            clip_norm=clip_norm,
+            optimizer=optimizer or Adam(),
+        ),
     )
 
 
@@ -72,23 +79,24 @@ def test_the_update_holds_casts_and_flat_gradients_at_once() -> None:
     [
         (
             Precision.PURE_BF16,
-            {},
+            Adam(),
             'train.precision: "pure_bf16" needs zero.stage 1, 2 or 3 with DeepSpeed; say bf16',
         ),
         (
             Precision.BF16,
-            {"optimizer": Adam8bit()},
+            Adam8bit(),
             "train.optimizer: adamw_8bit with zero.stage 0 is wrapped by FP16_UnfusedOptimizer, "
             "which is not modelled; say zero.emulate = ddp",
         ),
     ],
 )
 def test_what_stage_0_does_not_have_is_refused(
-    precision: Precision, rule: dict[str, object], why: str
+    precision: Precision, rule: Optimizer, why: str
 ) -> None:
     with pytest.raises(ModelError) as caught:
         make_schedule(
-            transformer(SHAPE, micro_batch_size=1, precision=precision), strategy(precision, **rule)
+            transformer(SHAPE, micro_batch_size=1, precision=precision),
+            strategy(precision, optimizer=rule),
         )
     assert str(caught.value) == why
 

@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from zsim.dtype import DType
+from zsim.dtype import SCALE_BYTES, WEIGHTS_BLOCK, DType, Quantization
 from zsim.model.architecture import Norm
 from zsim.model.generator import Draws
 from zsim.model.kernel import (
@@ -17,7 +17,6 @@ from zsim.model.kernel import (
     streaming,
 )
 from zsim.model.model import Parameter
-from zsim.model.quantization import BLOCK, SCALE_BYTES, Quantization
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Float8, TokenFusion
@@ -126,7 +125,7 @@ def _dequantized(weight: Parameter, dtype: DType, *, backward: bool) -> tuple[Ke
     double quantization `dequantize_4bit` makes the scales first, and adds their mean.
     """
     assert weight.quantized is not None
-    elements, scales = weight.elements, -(-weight.elements // BLOCK)
+    elements, scales = weight.elements, -(-weight.elements // WEIGHTS_BLOCK)
     read = DType.NF4.bytes_of(elements)
     stored = SCALE_BYTES * scales
     moved = [(elements, read + stored + elements * dtype.size_bytes)]

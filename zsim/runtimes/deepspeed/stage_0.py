@@ -91,7 +91,7 @@ def by_unit(model: Model) -> Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class BucketPart:
     """A part of a unit's gradients in one reduced bucket, `pieces` parameters."""
 
     flat: Bucket
@@ -162,24 +162,24 @@ class Stage0Step(Step):
         }
         self.update(reduced, after=(), stream=COMPUTE)
 
-    def _parts(self) -> Iterator[list[_Part]]:
+    def _parts(self) -> Iterator[list[BucketPart]]:
         """Yield the parts of each bucket, which closes once it has too many elements."""
-        found: list[_Part] = []
+        found: list[BucketPart] = []
         filled = 0
         for flat in self.buckets.trained:
             start = pieces = size = 0
             for piece in flat.layout.pieces:
                 size, pieces, filled = size + piece.size, pieces + 1, filled + piece.size
                 if filled > BUCKET_ELEMENTS:
-                    yield [*found, _Part(flat, start, size, pieces)]
+                    yield [*found, BucketPart(flat, start, size, pieces)]
                     found, filled, start = [], 0, start + size
                     size = pieces = 0
             if size:
-                found.append(_Part(flat, start, size, pieces))
+                found.append(BucketPart(flat, start, size, pieces))
         if found:
             yield found
 
-    def _all_reduce(self, number: int, parts: Sequence[_Part]) -> None:
+    def _all_reduce(self, number: int, parts: Sequence[BucketPart]) -> None:
         """Flatten, divide, all-reduce and copy back the gradients of a bucket."""
         # allreduce_bucket, allreduce_and_copy: all on the current stream
         writer, compute = self.writer, self.strategy.train.precision.compute
@@ -213,7 +213,7 @@ class Stage0Step(Step):
             offset += part.size
         writer.free(bucket)
 
-    def _view(self, part: _Part) -> View:
+    def _view(self, part: BucketPart) -> View:
         return View(buffer=self._gradient(part.flat), start=part.start, size=part.size)
 
 

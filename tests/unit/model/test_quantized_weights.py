@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.dtype import DType
+from zsim.dtype import DType, Quantization
 from zsim.model.architecture import Llama, LoRA
 from zsim.model.kernel import KernelKind
 from zsim.model.model import Model, ModelError
-from zsim.model.quantization import Quantization
 from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.ddp.options import DDP

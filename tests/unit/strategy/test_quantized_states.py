@@ -13,9 +13,8 @@ from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind
 from zsim.strategy.offload import MemoryTier, Offload
-from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.optimizer_rule import Adam, Adam8bit, codes, rounded, scale_elements
 from zsim.strategy.precision import Precision
-from zsim.strategy.quantized_rule import Adam8bit, codes, rounded, scale_elements
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
