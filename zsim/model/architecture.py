@@ -314,6 +314,17 @@ class Transformer:
         return (*projections, "proj", *gate, "up", "down")
 
     @property
+    def quantized_inputs(self) -> int:
+        """Return the elements for each token of the inputs of a block's quantized layers.
+
+        Layers that read the same tensor count it once.
+        """
+        if self.lora is None or self.lora.quantization is None:
+            return 0
+        norms = 1 if self.parallel_residual and self.shared_norm else 2
+        return norms * self.hidden_size + self.attention_heads * self.head_width + self.wide
+
+    @property
     def adapted(self) -> frozenset[str]:
         """Linear layers of a block that have adapters."""
         if self.lora is None:
