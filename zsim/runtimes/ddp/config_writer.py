@@ -40,7 +40,7 @@ def write(asked: ConfigQuestion) -> str:
         lines.append(f"    bucket_cap_mb={cap},")
     lines += [f"    {flag}={options.get(flag, False)}," for flag in FLAGS]
     if not options.get("broadcast_buffers"):
-        lines.append("    broadcast_buffers=False,")
+        lines.append("    forward_sync_buffers=False,")
     lines.append(")")
     if hook != "none":
         lines.append(f"model.register_comm_hook(None, {hook}_hook)")
