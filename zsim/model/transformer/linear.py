@@ -66,6 +66,7 @@ def layer(
         kept = Tensor(name=f"{source.name}/narrow", elements=source.elements, dtype=DType.FP8)
     came = _CAST_BEFORE[scatters] if size.float8_tokens else frozenset[str]()
     frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8, came=came)
+    frozen = _dequantizing(size, source, frozen, weight)
     if size.fused_by is TokenFusion.COMPILER:
         frozen = replace(
             frozen,
@@ -116,6 +117,24 @@ def _dropped(
         backward=(dropout(area, size.dtype, backward=True),),
     )
     return (found,), made
+
+
+def _dequantizing(size: Size, source: Tensor, plain: Operator, weight: Parameter) -> Operator:
+    """Return a linear layer that makes its weight of 4 bits for each product, if it is quantized.
+
+    The whole weight is temporary memory of both directions.
+    """
+    if weight.quantized is None:
+        return plain
+    scratch, lora = weight.elements * size.dtype.size_bytes, size.shape.lora
+    return replace(
+        plain,
+        saves=(source,) if lora is not None and lora.keeps_inputs else (),
+        forward_scratch=scratch,
+        backward_scratch=scratch,
+        forward=(*_dequantized(weight, size.dtype, backward=False), *plain.forward),
+        backward=(*_dequantized(weight, size.dtype, backward=True), *plain.backward),
+    )
 
 
 def _dequantized(weight: Parameter, dtype: DType, *, backward: bool) -> tuple[Kernel, ...]:
@@ -183,13 +202,6 @@ def linear(
         if GRADIENT in came:
             again = (_turned(tokens, rows),)
         trains = (*again, _turned(*of_source) if SAVED in came else _cast(*of_source), *trains)
-    lora, scratch = size.shape.lora, 0
-    drops = weight.frozen
-    if weight.quantized is not None:
-        drops = lora is None or not lora.keeps_inputs
-        scratch = weight.elements * size.dtype.size_bytes
-        forward = (*_dequantized(weight, size.dtype, backward=False), *forward)
-        backward = (*_dequantized(weight, size.dtype, backward=True), *backward)
     if bias is not None and not size.shape.fused:
         added = streaming(KernelKind.ELEMENTWISE, (tokens, rows), size.dtype, streams=2)
         forward = (added, *forward)
@@ -197,9 +209,7 @@ def linear(
         reads=(source,),
         makes=target,
         parameters=(weight,) if bias is None else (weight, bias),
-        saves=() if drops else (source if kept is None else kept,),
-        forward_scratch=scratch,
-        backward_scratch=scratch,
+        saves=() if weight.frozen else (source if kept is None else kept,),
         forward=forward,
         backward=backward,
         trains=(
