@@ -9,6 +9,7 @@ from zsim.model.model import Model
 from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.execution import ContextExchange, Execution, Float8, Loss
+from zsim.strategy.optimizer_rule import name_of
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.units import format_bytes
 from zsim.zero.names import PIPELINE, TENSOR
@@ -46,9 +47,19 @@ def refusal(
         or _text(job, data)
         or _ranks(job.schedule, torchrun)
         or _given(job.schedule)
+        or _states(job.schedule)
         or of_schedule(job.schedule)
         or _machine(job, device, torchrun)
     )
+
+
+def _states(schedule: Schedule) -> str | None:
+    """Return why the states of the optimizer cannot be kept, or None."""
+    strategy = schedule.contract.strategy
+    if strategy is None or not strategy.train.optimizer.quantized:
+        return None
+    kind = name_of(strategy.train.optimizer)
+    return f"train.optimizer: {kind} is simulated only, its states are in 8 bits; say adam"
 
 
 def look_at(data: Path) -> None:
@@ -71,6 +82,11 @@ def _model(job: Job) -> str | None:
         return field
     if shape.dropout:
         return f"model.dropout: {shape.dropout} is simulated only"
+    if shape.lora is not None and shape.lora.dropout:
+        return f"model.lora.dropout: {shape.lora.dropout} is simulated only; say 0"
+    if shape.lora is not None and shape.lora.quantization is not None:
+        found = shape.lora.quantization
+        return f"model.lora.quantization: {found} is simulated only; remove it to train in 16 bits"
     if shape.positions is Positions.ALIBI and shape.attention is not Attention.PLAIN:
         return (
             f"model.attention: {shape.attention} has no torch module with positions alibi, "

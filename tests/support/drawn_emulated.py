@@ -9,6 +9,7 @@ from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
+from zsim.runtimes.ddp.options import DDP, CommunicationHook
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
@@ -110,7 +111,25 @@ def nanotron(draw: st.DrawFn) -> Nanotron:
     )
 
 
+HOOKS = [each for each in CommunicationHook if each is not CommunicationHook.POWER_SGD]
+
+
+@st.composite
+def ddp(draw: st.DrawFn) -> DDP:
+    """Any options of DistributedDataParallel."""
+    return DDP(
+        bucket_cap_mb=draw(st.sampled_from([None, 0.0001, 0.001])),
+        gradient_as_bucket_view=draw(st.booleans()),
+        find_unused_parameters=draw(st.booleans()),
+        static_graph=draw(st.booleans()),
+        no_sync=draw(st.booleans()),
+        broadcast_buffers=draw(st.sampled_from([0, 0, 3])),
+        comm_hook=draw(st.sampled_from(HOOKS)),
+    )
+
+
 RUNTIMES: list[st.SearchStrategy[RuntimeOptions]] = [
+    ddp(),
     fsdp1(),
     fsdp2(),
     deepspeed(),
@@ -153,6 +172,20 @@ def precisions(runtime: RuntimeOptions) -> st.SearchStrategy[Precision]:
     return st.sampled_from([each for each in Precision if narrow or each != Precision.PURE_BF16])
 
 
+def unmodelled(runtime: RuntimeOptions, stage: int, precision: Precision) -> bool:
+    """Return True for masters in bf16 without ZeRO, which DeepSpeed refuses."""
+    return isinstance(runtime, DeepSpeed) and not stage and precision is Precision.PURE_BF16
+
+
+def hook_for(runtime: DDP, precision: Precision) -> CommunicationHook:
+    """The drawn hook, or the one of the 16-bit format that gradients have."""
+    compressed = CommunicationHook.BF16_COMPRESS, CommunicationHook.FP16_COMPRESS
+    narrow = precision.compute in (DType.BF16, DType.FP16)
+    if narrow and runtime.comm_hook in compressed:
+        return compressed[precision.compute is DType.FP16]
+    return runtime.comm_hook
+
+
 @st.composite
 def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A model and a strategy that emulates another runtime."""
@@ -169,13 +202,18 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         runtime = runtime.but(zero_hpz_partition_size=1)
     if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
         runtime = runtime.but(reshard_after_forward=True)
-    checkpointing, tensor = draw(st.sampled_from(Checkpointing)), draw(st.integers(1, 2))
+    checkpointing = draw(st.sampled_from(Checkpointing))
+    tensor = 1 if isinstance(runtime, DDP) else draw(st.integers(1, 2))
     full = checkpointing is Checkpointing.FULL
     if full and runtime.checkpoint_option is not None and draw(st.booleans()):
         moves = {runtime.checkpoint_option: True}
         if isinstance(runtime, DeepSpeed):
             moves["checkpoint_stream"] = draw(st.booleans())
         runtime = runtime.but(**moves)
+    precision = draw(precisions(runtime))
+    assume(not unmodelled(runtime, stage, precision))
+    if isinstance(runtime, DDP):
+        runtime = runtime.but(comm_hook=hook_for(runtime, precision))
     may_skip = full and runtime.checkpoints_every_nth
     strategy = Strategy(
         parallel=Parallel(
@@ -195,7 +233,7 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         ),
         train=Train(
             gradient_accumulation_steps=draw(st.integers(1, 3)),
-            precision=draw(precisions(runtime)),
+            precision=precision,
             optimizer=draw(st.sampled_from(optimizers)),
             clip_norm=draw(st.sampled_from([None, 1.0])),
         ),

@@ -1,6 +1,7 @@
 """Strategies that emulate other runtimes, with every option that changes what is issued."""
 
 from zsim.dtype import DType
+from zsim.runtimes.ddp.options import DDP
 from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer, OffloadParam
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
@@ -224,6 +225,20 @@ DEEPSPEED3_FILED: Named = {
     ),
 }
 
+REPLICATED_OPTIONS: Named = {
+    "ddp": (0, DDP(bucket_cap_mb=0.0002)),
+    "ddp views": (0, DDP(gradient_as_bucket_view=True, broadcast_buffers=3)),
+    "ddp every micro-batch": (
+        0,
+        DDP(no_sync=False, find_unused_parameters=True, bucket_cap_mb=0.0002),
+    ),
+    "ddp views, every micro-batch": (
+        0,
+        DDP(no_sync=False, gradient_as_bucket_view=True, bucket_cap_mb=0.0002),
+    ),
+    "deepspeed 0": (0, DeepSpeed()),
+}
+
 OFFLOADED: Named = {
     **DEEPSPEED3_FILED,
     **DEEPSPEED3_OFFLOADED,
@@ -284,6 +299,7 @@ EMULATED: Named = {
     **FSDP2_OPTIONS,
     **MEGATRON_OPTIONS,
     **NANOTRON_OPTIONS,
+    **REPLICATED_OPTIONS,
 }
 
 

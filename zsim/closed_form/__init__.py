@@ -31,15 +31,17 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
     Raises:
         ModelError: the units do not fill the stages.
     """
-    norms = volume.norms(model, strategy)
+    scalars = _scalars(
+        strategy, volume.norms(model, strategy), reduces_overflow=volume.reduces_overflow
+    )
     if strategy.parallel.pipeline == 1:
-        return _volume(model, strategy, volume.data(model, strategy), norms)
+        return _volume(model, strategy, volume.data(model, strategy), scalars)
     found: list[WireBytes] = []
     for stage in stages(model, strategy):
         own = volume.of_stage
         data = volume.data(stage.model, strategy) if own is None else own(stage, strategy)
         sent = (volume.messages or _handed_on)(stage, strategy)
-        lines = _volume(stage.model, strategy, [*sent, *data], norms)
+        lines = _volume(stage.model, strategy, [*sent, *data], scalars)
         found += [replace(line, role=stage.name) for line in lines]
     return tuple(found)
 
@@ -83,15 +85,15 @@ def file_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> FileByte
 
 
 def _volume(
-    model: Model, strategy: Strategy, others: Sequence[WireBytes], norms: int
+    model: Model, strategy: Strategy, others: Sequence[WireBytes], scalars: Sequence[WireBytes]
 ) -> tuple[WireBytes, ...]:
-    """Return the volume of ranks that run all units of `model`, with `others` added."""
+    """Return the volume of ranks that run all units of `model`, with the given lines added."""
     found = [
         *others,
         *tensor(model, strategy),
         *sequence(model, strategy),
         *shared_sequence(model, strategy),
-        *_scalars(strategy, norms),
+        *scalars,
     ]
     total: Counter[tuple[str, str, bool]] = Counter()
     for line in found:
@@ -124,13 +126,14 @@ def _handed_on(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
-def _scalars(strategy: Strategy, norms: int) -> list[WireBytes]:
+def _scalars(strategy: Strategy, norms: int, *, reduces_overflow: bool) -> list[WireBytes]:
     """Return the bytes of the overflow flag with fp16, over all ranks, and of norms.
 
     A norm is summed over the ranks that together hold every gradient once.
     """
     size = strategy.train.precision.optimizer.size_bytes
-    overflow = 2 * (strategy.ranks - 1) * size if strategy.train.precision is Precision.FP16 else 0
+    tests = reduces_overflow and strategy.train.precision is Precision.FP16
+    overflow = 2 * (strategy.ranks - 1) * size if tests else 0
     among = strategy.parallel.data * strategy.parallel.tensor * strategy.parallel.pipeline
     norm = 2 * (among - 1) * size * norms
     if strategy.parallel.replicate == 1:

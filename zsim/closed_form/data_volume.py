@@ -38,7 +38,7 @@ class DataVolume:
     copies of parameters and gradients on the device, `host` copies between device and host,
     `files` reads and writes; None stands for those of `[offload]` in zsim's own stages.
     `checkpoints` counts the copies of checkpoints; None means that each is copied out and back
-    once.
+    once. `reduces_overflow` is False if ranks test only their own gradients for overflow.
     """
 
     data: Callable[[Model, Strategy], list[WireBytes]]
@@ -49,6 +49,7 @@ class DataVolume:
     host: Callable[[Model, Strategy], HostBytes] | None = None
     files: Callable[[Model, Strategy], FileBytes | None] | None = None
     checkpoints: Callable[[Model, Strategy], HostBytes] | None = None
+    reduces_overflow: bool = True
 
 
 def all_reduces(

@@ -73,12 +73,17 @@ def _gathered(parameters: Iterable[Parameter], compute: DType) -> int:
 
 
 def _states(model: Model, strategy: Strategy) -> int:
-    held = sum(each.elements for each in model.parameters)
+    compute = strategy.train.precision.compute
+    held = sum(
+        (compute if each.quantized is None else DType.NF4).bytes_of(each.elements)
+        for each in model.parameters
+    )
     trained = sum(each.elements for each in model.parameters if not each.frozen)
     precision, stage = strategy.train.precision, strategy.zero.stage
-    if strategy.narrow_weights is not NarrowWeights.CAST:
-        held -= sum(each.elements for each in model.parameters if each.float8)
-    parameters = 0 if stage == 3 else held * precision.compute.size_bytes
+    parameters = 0 if stage == 3 else held
+    if stage != 3 and strategy.narrow_weights is not NarrowWeights.CAST:
+        narrow = sum(each.elements for each in model.parameters if each.float8)
+        parameters -= narrow * compute.size_bytes
     runtime = strategy.zero.emulate
     if runtime is not None:
         parameters += trained * runtime.gradient_bytes(
@@ -87,7 +92,11 @@ def _states(model: Model, strategy: Strategy) -> int:
     if _leaves_device(strategy):
         return parameters
     parameters += trained // strategy.parallel.data * _sharded_gradient(strategy)
-    kept = sum(each.size_bytes for each in strategy.kept_formats.moments)
+    is_quantized = strategy.train.optimizer.quantized
+    kept = sum(
+        DType.INT8.size_bytes if is_quantized else each.size_bytes
+        for each in strategy.kept_formats.moments
+    )
     if strategy.keeps_master or stage == 3:
         kept += strategy.kept_formats.master.size_bytes
     shard = trained // strategy.parallel.data if stage else trained

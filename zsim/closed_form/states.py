@@ -7,9 +7,11 @@ checkpoints persist as well.
 """
 
 from zsim.closed_form.checkpoint import kept_bytes
-from zsim.closed_form.zero_stages import padded_elements
+from zsim.closed_form.zero_stages import buckets, padded_elements
+from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.schedule import Kind
+from zsim.strategy.optimizer_rule import scale_elements
 from zsim.strategy.strategy import Strategy
 
 
@@ -26,10 +28,24 @@ def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None
         Kind.PARAMETER: (held // strategy.parallel.data if strategy.zero.stage == 3 else held)
         * precision.compute.size_bytes,
         Kind.MASTER: optimized if strategy.keeps_master else 0,
-        Kind.MOMENT: optimized * strategy.moments,
+        Kind.MOMENT: _moments(model, strategy, optimized),
         Kind.GRADIENT: _gradients(whole, strategy) * precision.compute.size_bytes,
         Kind.SAVED: kept_bytes(model, strategy) if strategy.zero.contiguous else 0,
     }
+
+
+def _moments(model: Model, strategy: Strategy, optimized: int) -> int:
+    """Return the bytes of moments, which are as many as `optimized` each unless in 8 bits."""
+    if not strategy.train.optimizer.quantized:
+        return optimized * strategy.moments
+    ranks = strategy.parallel.data
+    tensors = [each.elements for each in model.parameters if not each.frozen]
+    if strategy.zero.stage:
+        trained = [each for each in buckets(model, strategy) if not each.frozen]
+        tensors = [each.padded(ranks) // ranks for each in trained]
+    number = strategy.train.precision.optimizer.size_bytes
+    each = optimized // number + scale_elements(tensors) * DType.FP32.size_bytes
+    return strategy.moments * each
 
 
 def _gradients(whole: int, strategy: Strategy) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
 
-from zsim.dtype import DType
+from zsim.dtype import DType, Quantization
 from zsim.model.architecture import Architecture
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
@@ -37,7 +37,8 @@ class Parameter:
     copies. If it `serves_own_heads`, ranks hold copies that each applies to its own heads, so that
     gradients are partial sums over the tensor axis. If `frozen`, it is read but not trained
     (`requires_grad` is False), and has neither a gradient nor optimizer state. If `float8`, it is
-    cast to 8-bit floats, with one scale, before it is gathered.
+    cast to 8-bit floats, with one scale, before it is gathered. A `quantized` parameter is kept in
+    4 bits with scales; segments that read it dequantize it first.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Parameter:
     serves_own_heads: bool = False
     frozen: bool = False
     float8: bool = False
+    quantized: Quantization | None = None
 
     @property
     def elements(self) -> int:

@@ -34,6 +34,7 @@ from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.runtime_options import Formats
 
 BITS = {
+    DType.NF4: (0, 3),
     DType.INT8: (0, 7),
     DType.INT64: (0, 63),
     DType.FP8: (4, 3),
@@ -43,7 +44,7 @@ BITS = {
     DType.FP64: (11, 52),
 }
 """Bits of exponent and fraction: IEEE 754-2019, bfloat16 of Intel 2018, E4M3 of Micikevicius et al.
-2022. An integer has no exponent."""
+2022. An integer has no exponent, nor has an entry of the table of nf4."""
 assert set(BITS) == set(DType)
 
 Node = tuple[int, str]

@@ -28,6 +28,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
 from zsim.specification.strategy_formats import formats
 from zsim.strategy.execution import NarrowWeights
+from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.runtime_options import Formats
 
 INVARIANT = "formats"
@@ -79,6 +80,9 @@ class _Narrow:
         self.float8 = frozenset(each.name for each in schedule.contract.parameters if each.float8)
         asked = schedule.contract.strategy
         self.keeps_float8 = asked is not None and asked.narrow_weights is NarrowWeights.KEPT
+        self.quantized = frozenset(
+            each.name for each in schedule.contract.parameters if each.quantized
+        )
         data = schedule.contract.data_axes
         self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
 
@@ -87,6 +91,8 @@ class _Narrow:
         role, wanted = self.program.role, self.wanted.compute
         for name in self.program.persistent:
             buffer = self.program.by_name[name]
+            if self._is_quantized(buffer):
+                continue
             is_kept = self.keeps_float8 and self._may_be_float8(buffer)
             if buffer.kind is Kind.PARAMETER and is_narrower(buffer.dtype, wanted) and not is_kept:
                 why = f"keeps parameters in {buffer.dtype}, and not in {wanted}"
@@ -109,7 +115,16 @@ class _Narrow:
         buffer = self.program.by_name[name]
         if not is_narrower(buffer.dtype, wanted):
             return False
-        return not (gathered and self._may_be_float8(buffer))
+        return not (gathered and (self._may_be_float8(buffer) or self._is_quantized(buffer)))
+
+    def _is_quantized(self, buffer: Buffer) -> bool:
+        """Return True if a buffer has only parameters that are kept in 4 bits, or their scales."""
+        if buffer.dtype is DType.INT8:
+            return buffer.layout is None and bool(self.quantized)
+        if buffer.dtype is not DType.NF4 or buffer.layout is None:
+            return False
+        layout = self.schedule.layout_by_name[buffer.layout]
+        return self.quantized.issuperset(each.parameter for each in layout.pieces)
 
     def _may_be_float8(self, buffer: Buffer) -> bool:
         """Return True if a buffer has only parameters that may be gathered in 8 bits."""
@@ -171,8 +186,11 @@ class _Narrow:
         return ""
 
     def _update(self, update: Compute) -> str:
+        rounds = isinstance(update.rule, Optimizer) and update.rule.quantized
         for each in update.operands:
             dtype, wanted = self._dtype(each.view.buffer), updated_format(self.wanted, each.role)
+            if rounds and each.role is Role.MOMENT and dtype is DType.INT8:
+                continue
             if each.role in UPDATED and is_narrower(dtype, wanted):
                 return f"updates with {each.role} in {dtype}, and not in {wanted}"
         return ""

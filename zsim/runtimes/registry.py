@@ -66,6 +66,7 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
             f"model.frozen: {min(model.frozen)}; {name} trains every parameter here, frozen ones "
             f"go with zsim's own stages, {', '.join(takers)}"
         )
+    _need_whole_weights(model, strategy)
     if model.summed_copies and not (
         strategy.zero.emulate is None or strategy.zero.emulate.sums_copies
     ):
@@ -78,6 +79,19 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
     _need_groups(model, strategy)
     if (need := runtime_of(strategy).need) is not None:
         _part(strategy, need, "need")(model, strategy)
+
+
+def _need_whole_weights(model: Model, strategy: Strategy) -> None:
+    """Raise ModelError if weights in 4 bits would be sharded, which is not modelled."""
+    formats = {each.quantized for each in model.parameters} - {None}
+    runtime = strategy.zero.emulate
+    keeps = runtime is not None and runtime.keeps_quantized and strategy.zero.stage < 3
+    if formats and not keeps:
+        takers = [name for name, each in runtimes().items() if each.options.keeps_quantized]
+        raise ModelError(
+            f"model.lora.quantization: {min(map(str, formats))} is modelled below zero.stage 3 of "
+            f"{' and '.join(takers)}; say zero.emulate = {takers[0]}"
+        )
 
 
 def _need_groups(model: Model, strategy: Strategy) -> None:

@@ -159,7 +159,13 @@ class ResolvedScenario:
         beside = {"architecture", "name", "hf_config", "parameters"}
         given = table.model_dump(exclude=beside, exclude_none=True)
         if table.lora is not None:
-            given["lora"] = LoRA(rank=table.lora.rank, targets=table.lora.targets or ())
+            given["lora"] = LoRA(
+                rank=table.lora.rank,
+                targets=table.lora.targets or (),
+                quantization=table.lora.quantization,
+                keeps_inputs=table.lora.keeps_inputs,
+                dropout=table.lora.dropout,
+            )
         again = self.strategy.activations.checkpointing is Checkpointing.SELECTIVE
         return FAMILIES[table.architecture](
             **given, recompute_attention=again, execution=self._execution()

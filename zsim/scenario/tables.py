@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from pydantic import AfterValidator, Field, ValidationError, create_model
 
 from zsim.config_error import ConfigError, line, refusal, refuse, unknown, wrong_fields
+from zsim.dtype import Quantization
 from zsim.memory.host_setup import HostSetup
 from zsim.model.architecture import (
     Activation,
@@ -63,6 +64,9 @@ class LoRATable(Table):
 
     rank: Count
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    quantization: Quantization | None = None
+    keeps_inputs: Flag = False
+    dropout: Fraction = 0.0
 
 
 class ModelTable(Table):

@@ -127,7 +127,7 @@ class Buffer(Struct, frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         """Bytes of the buffer on one rank."""
-        return self.elements * self.dtype.size_bytes
+        return self.dtype.bytes_of(self.elements)
 
     @property
     def has_room(self) -> bool:
@@ -260,13 +260,14 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
 
     A `frozen` parameter is not trained: it keeps its value from setup. `rule` is its optimizer if
     that differs from the one of the contract's strategy. A `float8` parameter may be gathered and
-    read in 8-bit floats.
+    read in 8-bit floats, a `quantized` one is kept and read in 4 bits.
     """
 
     name: str
     elements: int
     frozen: bool = False
     float8: bool = False
+    quantized: bool = False
     rule: Optimizer | None = None
 
 

@@ -5,11 +5,12 @@ and a subclass of `Optimizer`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, Final
 
 from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Flag, Fraction, NotNegative
@@ -34,12 +35,14 @@ class Optimizer(ABC):
         element_wise: each element is updated from the same element of the gradient and the states.
         fused: the operator of torch that applies the rule as a whole, if backends use one; it
             writes the trained tensor and the states in order, and reads numbers of `arguments`.
+        quantized: states are in 8 bits, with scales of blocks.
         torch: classes of `torch.optim` whose step this rule is, with their conditions in words; the
             first class names the constants of the rule.
     """
 
     element_wise: ClassVar[bool] = True
     fused: ClassVar[str] = ""
+    quantized: ClassVar[bool] = False
     torch: ClassVar[Mapping[str, str]] = {}
 
     learning_rate: Rate = 1e-3
@@ -169,6 +172,101 @@ class Adam(Optimizer):
         return bool(group.get("decoupled_weight_decay", True)) or not group["weight_decay"]
 
 
+STATES_BLOCK: Final = 256
+"""Elements of a moment that share a scale: `block_wise` in `Optimizer2State`."""
+
+STATES_LEAST: Final = 4096
+"""Moments of smaller tensors stay in fp32: `min_8bit_size`."""
+
+SCALE_BYTES: Final = 4
+"""Bytes of a scale, and of an element of a moment that stays in fp32."""
+
+
+def scale_elements(tensors: Iterable[int]) -> int:
+    """Return the fp32 numbers that a moment of tensors with these elements has besides its bytes.
+
+    One for each block; for a tensor that stays in fp32 three quarters of its own, since a byte is
+    counted for each element of a moment.
+    """
+    found = 0
+    for elements in tensors:
+        whole = elements < STATES_LEAST
+        found += -(-3 * elements // SCALE_BYTES) if whole else -(-elements // STATES_BLOCK)
+    return found
+
+
+@cache
+def codes(*, signed: bool) -> tuple[float, ...]:
+    """Return the values of the 8-bit format, ascending: a dynamic exponent and a linear fraction.
+
+    `create_dynamic_map` of bitsandbytes, with seven exponent bits.
+    """
+    exponents, found = 7, [0.0, 1.0]
+    for exponent in range(exponents):
+        fractions = 2 ** (exponent + (0 if signed else 1)) + 1
+        edges = [0.1 + 0.9 * number / (fractions - 1) for number in range(fractions)]
+        means = [(low + high) / 2 for low, high in pairwise(edges)]
+        scale = 10.0 ** (exponent - exponents + 1)
+        found += [sign * scale * mean for mean in means for sign in ((1, -1) if signed else (1,))]
+    return tuple(sorted(found))
+
+
+def rounded(moment: Tensor, *, signed: bool) -> None:
+    """Round a flat moment in place to the nearest code of its block, times the block's maximum."""
+    elements = moment.numel()
+    if elements < STATES_LEAST:
+        return
+    table = moment.new_tensor(codes(signed=signed))
+    middle = (table[1:] + table[:-1]) / 2
+    for start in range(0, elements, STATES_BLOCK):
+        part = moment[start : start + STATES_BLOCK]
+        largest = float(part.abs().max())
+        if largest:
+            places = ((part / largest).unsqueeze(-1) > middle).sum(-1)
+            part.copy_(table[places] * largest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam8bit(Adam):
+    """`AdamW8bit` of bitsandbytes, `adamw_bnb_8bit` of transformers: moments in 8 bits.
+
+    Dettmers et al. 2022, "8-bit optimizers via block-wise quantization", section 2; bitsandbytes
+    0.45 (`optim/optimizer.py`, `functional.py`). torchao's `AdamW8bit` has the same blocks.
+    """
+
+    fused: ClassVar[str] = ""
+    torch: ClassVar[Mapping[str, str]] = {}
+    quantized: ClassVar[bool] = True
+
+    @property
+    def flops(self) -> int:
+        """Return 30: those of Adam, and for each moment 8 comparisons and a product to round it."""
+        return super(Adam8bit, self).flops + 18
+
+    def update(
+        self,
+        gradient: Tensor,
+        trained: Tensor,
+        states: Sequence[Tensor],
+        *,
+        rate: float,
+        step: float,
+    ) -> None:
+        """Update as Adam with the moments as they were rounded, then round the new ones."""
+        super(Adam8bit, self).update(gradient, trained, states, rate=rate, step=step)
+        first, second = states
+        rounded(first, signed=True)
+        rounded(second, signed=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedAdam8bit(Adam8bit):
+    """`PagedAdamW8bit`: moments in unified memory, which the driver moves to the host if needed.
+
+    zsim counts them on the device, so a training that only fits by paging is said not to fit.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(Optimizer):
     """Stochastic gradient descent as `torch.optim.SGD`, without dampening.
@@ -252,7 +350,12 @@ def rules() -> Mapping[str, type[Optimizer]]:
     Raises:
         EntryPointError: a name or a class name is registered twice, or an object is no rule.
     """
-    found: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": SGD}
+    found: dict[str, type[Optimizer]] = {
+        "adam": Adam,
+        "sgd": SGD,
+        "adamw_8bit": Adam8bit,
+        "paged_adamw_8bit": PagedAdam8bit,
+    }
     for entry in entries(GROUP):
         rule = load(entry)
         if not (isinstance(rule, type) and issubclass(rule, Optimizer)):
@@ -261,6 +364,11 @@ def rules() -> Mapping[str, type[Optimizer]]:
             raise duplicate(entry)
         found[entry.name] = rule
     return found
+
+
+def name_of(rule: Optimizer) -> str:
+    """Return the name of a rule in a scenario."""
+    return next(name for name, kind in rules().items() if kind is type(rule))
 
 
 def constants_of(rule: Optimizer | type[Optimizer]) -> tuple[str, ...]:

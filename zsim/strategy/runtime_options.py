@@ -77,6 +77,8 @@ class RuntimeOptions(Table):
         takes_frozen: True if frozen parameters are supported.
         sums_copies: True if partial gradients of parameters that tensor ranks hold copies of are
             summed over the ranks, as of norms of each rank's heads.
+        takes_quantized: True if optimizers with 8-bit states take its parameters: plain tensors.
+        keeps_quantized: True if frozen weights may be in 4 bits, in stages below 3.
         trains_narrow: True if bf16 parameters can be updated directly (`pure_bf16`).
         has_context: True if its context parallelism is modeled here; a search tries context degrees
             only for these runtimes.
@@ -102,6 +104,8 @@ class RuntimeOptions(Table):
     checkpoints_every_nth: ClassVar[bool] = False
     takes_frozen: ClassVar[bool] = False
     sums_copies: ClassVar[bool] = False
+    takes_quantized: ClassVar[bool] = False
+    keeps_quantized: ClassVar[bool] = False
     trains_narrow: ClassVar[bool] = False
     has_context: ClassVar[bool] = False
     context_exchange: ClassVar[ContextExchange] = ContextExchange.ALL_GATHER

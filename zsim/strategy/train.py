@@ -11,7 +11,7 @@ from zsim.strategy.config_table import Count, Flag, Positive, Repeat, Table, Who
 from zsim.strategy.execution import RECIPES, Float4, Float8, Loss, Norms, Quantizer, Recipe
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.offload import MemoryTier, Offload
-from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup
+from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup, name_of
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 
@@ -123,8 +123,10 @@ class Train(TrainKnobs):
     def contradictions(
         self, runtime: RuntimeOptions | None, offload: Offload, stage: int
     ) -> Iterator[InitErrorDetails]:
-        """Yield an error if the precision is not modeled for the runtime or the offload tiers."""
+        """Yield an error if precision or 8-bit states are not modeled for runtime or offload."""
         yield from self._against_recipe(runtime)
+        if self.optimizer.quantized:
+            yield from self._against_quantized(runtime, offload, stage)
         if self.precision is not Precision.PURE_BF16:
             return
         if runtime is not None and not runtime.trains_narrow:
@@ -151,6 +153,20 @@ class Train(TrainKnobs):
             key = "float8" if self.float8 else "float4"
             why = f"is not in {library}; choose {' or '.join(RECIPES[library])}"
             yield refusal(f"train.{key}", self.recipe, why)
+
+    def _against_quantized(
+        self, runtime: RuntimeOptions | None, offload: Offload, stage: int
+    ) -> Iterator[InitErrorDetails]:
+        """Yield an error if 8-bit states are sharded tensors, or leave the device."""
+        kind = name_of(self.optimizer)
+        if runtime is not None and not runtime.takes_quantized:
+            takers = (each.table() for each in RuntimeOptions.kinds() if each.takes_quantized)
+            why = f"is not modelled for {type(runtime).__name__}; use {', '.join(takers)} or adam"
+            yield refusal("train.optimizer", kind, why)
+        moves = runtime is not None and runtime.tiers(stage=stage)
+        if moves or offload.optimizer is not MemoryTier.DEVICE:
+            why = "keeps its states on the device; remove the offload, or use adam"
+            yield refusal("train.optimizer", kind, why)
 
     @model_validator(mode="after")
     def _rules_fit_together(self) -> Self:

@@ -144,6 +144,7 @@ def assemble(
                     elements=parameter.elements,
                     frozen=parameter.frozen,
                     float8=parameter.float8,
+                    quantized=parameter.quantized is not None,
                     rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
                 )
                 for parameter in model.parameters

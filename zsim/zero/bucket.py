@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from zsim.dtype import DType
+from zsim.dtype import DType, Quantization
 from zsim.model.model import Model, Parameter
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation_list import COMPUTE
@@ -63,7 +63,8 @@ class Bucket:
 
     `layout` describes how ranks own the bucket. `plain` is the layout of the whole parameters in
     order; it differs from `layout` only if each rank owns a part of every block. If all parameters
-    are `frozen`, the bucket is neither reduced nor updated.
+    are `frozen`, the bucket is neither reduced nor updated; it may be `quantized`, with all its
+    parameters in 4 bits.
     """
 
     index: int
@@ -73,6 +74,7 @@ class Bucket:
     shard: int
     units: tuple[int, ...]
     frozen: bool = False
+    quantized: Quantization | None = None
 
     @property
     def padded(self) -> int:
@@ -237,6 +239,15 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
     )
 
 
+def frozen_groups(model: Model) -> list[list[Parameter]]:
+    """Return frozen parameters that are kept as they are, and those that are kept in 4 bits."""
+    frozen = [each for each in model.parameters if each.frozen]
+    groups = (
+        [each for each in frozen if (each.quantized is None) is whole] for whole in (True, False)
+    )
+    return [group for group in groups if group]
+
+
 def numbered(
     model: Model,
     groups: Sequence[Sequence[Parameter]],
@@ -337,6 +348,7 @@ def bucket_of(
         shard=packed.elements // ranks,
         units=units,
         frozen=frozen,
+        quantized=members[0].quantized if frozen else None,
     )
 
 

@@ -16,7 +16,7 @@ from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
-from zsim.strategy.optimizer_rule import ClipNorm
+from zsim.strategy.optimizer_rule import SCALE_BYTES, ClipNorm, scale_elements
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import replica_group
@@ -62,12 +62,14 @@ class OptimizerStep:
         pool: memory pool of workspaces.
         number_home: the stream that first writes a number which is reduced over ranks.
         norm_ready: the operation that makes the norm available for clipping.
+        overflow_ready: the operation that makes the overflow flag available.
     """
 
     processor = COMPUTE
     pool = POOL
     number_home = COMPUTE
     norm_ready = "norm/reduce"
+    overflow_ready = "overflow/reduce"
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class OptimizerStep:
         skip, go_on = writer.fork("step/skip"), writer.fork("step/update")
         self.skip_update(skip)
         self._update(go_on)
-        reduced = (writer.path("overflow/reduce"),)
+        reduced = (writer.path(self.overflow_ready),)
         writer.branch("branch", flag, skip, go_on, after=reduced)
         assert skip.alive == go_on.alive
         writer.join(skip)
@@ -331,6 +333,8 @@ class OptimizerStep:
     ) -> tuple[Kernel, ...]:
         """Return the kernels that update a part, for the mean number of elements over ranks."""
         moments = len(item.moments)
+        if part.rule.quantized:
+            return self._quantized_kernels(part, gradient, item)
         made = self.kernels(
             -(-gradient.size * part.size // max(1, item.layout.elements)),
             [item.layout],
@@ -358,6 +362,27 @@ class OptimizerStep:
             if each in (DType.FP16, DType.FP8) and each is not wide:
                 moved += SCALED_PASSES * wide.size_bytes
         return replaced(kernel, bytes=elements * moved)
+
+    def _quantized_kernels(
+        self, part: RuledPart, gradient: View, item: UpdatedTensor
+    ) -> tuple[Kernel, ...]:
+        """Return one kernel for each parameter of a part, whose moments are bytes with scales."""
+        dtype, moments = self.strategy.train.precision.optimizer, len(item.moments)
+        end, whole = part.start + part.size, max(1, item.layout.elements)
+        found: list[Kernel] = []
+        for piece in item.layout.pieces:
+            if part.start <= piece.start < end and piece.size:
+                elements = -(-gradient.size * piece.size // whole)
+                moved = elements + SCALE_BYTES * scale_elements([elements])
+                found.append(
+                    Kernel(
+                        kind=KernelKind.ELEMENTWISE,
+                        flops=elements * part.rule.flops,
+                        bytes=3 * elements * dtype.size_bytes + 2 * moments * moved,
+                        dtype=dtype,
+                    )
+                )
+        return tuple(found)
 
     def kernels(
         self,

@@ -17,6 +17,7 @@ from zsim.schedule.schedule_writer import (
     ScheduleWriter,
 )
 from zsim.strategy.offload import MemoryTier
+from zsim.strategy.optimizer_rule import scale_elements
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets
@@ -101,12 +102,14 @@ class BucketState:
         master: master weights, or None; frozen parameters have none.
         moments: one for each moment of the optimizer; empty for frozen parameters.
         tier: where masters and moments are kept and updated.
+        scales: scales of blocks, if moments are in 8 bits.
     """
 
     parameter: str
     master: str | None
     moments: tuple[str, ...]
     tier: MemoryTier
+    scales: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -139,18 +142,51 @@ def declare(
     dtype = holding.frozen if bucket.frozen and holding.frozen else holding.parameter
     if bucket.index in holding.narrow_parameters:
         dtype = DType.FP8
+    if bucket.quantized is not None:
+        dtype = DType.NF4
     is_cut = holding.parameter_sharded or bucket.index in holding.shards
     name = buffer("parameter", dtype, Kind.PARAMETER, sharded=is_cut, tier=at)
     if bucket.frozen:
-        return BucketState(parameter=name, master=None, moments=(), tier=updated_at)
+        scales = _frozen_scales(writer, bucket)
+        return BucketState(parameter=name, master=None, moments=(), tier=updated_at, scales=scales)
     master = None
     if holding.has_master:
         master = buffer("master", kept.master, Kind.MASTER, sharded=sharded, tier=updated_at)
+    quantized = strategy.train.optimizer.quantized
     moments = tuple(
-        buffer(f"moment{number}", dtype, Kind.MOMENT, sharded=sharded, tier=updated_at)
+        buffer(
+            f"moment{number}",
+            DType.INT8 if quantized else dtype,
+            Kind.MOMENT,
+            sharded=sharded,
+            tier=updated_at,
+        )
         for number, dtype in enumerate(kept.moments, 1)
     )
-    return BucketState(parameter=name, master=master, moments=moments, tier=updated_at)
+    scales = _scales(writer, bucket, moments, sharded=sharded) if quantized else ()
+    return BucketState(
+        parameter=name, master=master, moments=moments, tier=updated_at, scales=scales
+    )
+
+
+def _frozen_scales(writer: ScheduleWriter, bucket: Bucket) -> tuple[str, ...]:
+    """Declare the scales of weights in 4 bits, if these are."""
+    if bucket.quantized is None:
+        return ()
+    size_bytes = sum(bucket.quantized.scale_bytes(piece.size) for piece in bucket.layout.pieces)
+    name = f"{bucket.name}/scales"
+    return (writer.buffer(name, size_bytes, DType.INT8, Kind.PARAMETER),)
+
+
+def _scales(
+    writer: ScheduleWriter, bucket: Bucket, moments: tuple[str, ...], *, sharded: bool
+) -> tuple[str, ...]:
+    """Declare the scales of 8-bit moments, of a rank's shard or of each parameter."""
+    tensors = [bucket.shard] if sharded else [piece.size for piece in bucket.layout.pieces]
+    elements = scale_elements(tensors)
+    return tuple(
+        writer.buffer(f"{moment}/scales", elements, DType.FP32, Kind.MOMENT) for moment in moments
+    )
 
 
 def own_view(writer: ScheduleWriter, bucket: Bucket, buffer: str) -> View:
@@ -207,6 +243,8 @@ def write_setup(
             _initialize(writer, state.master, Role.MASTER)
         for moment in state.moments:
             _persist(writer, moment, partial(_zeros, writer, f"zero/{moment}"))
+        for scales in state.scales:
+            persist_zeros(writer, scales, scales)
     return tuple(states)
 
 

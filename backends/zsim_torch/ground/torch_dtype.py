@@ -6,6 +6,7 @@ from torch.utils._pytree import tree_map
 from zsim.dtype import DType
 
 TORCH_DTYPE = {
+    DType.NF4: torch.uint8,
     DType.INT8: torch.int8,
     DType.FP8: torch.float8_e4m3fn,
     DType.FP16: torch.float16,

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.scenario import load
@@ -283,5 +285,21 @@ def test_what_deepspeed_leaves_at_its_defaults_is_not_written() -> None:
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 2,
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 1},
+        "zero_optimization": {"stage": 0},
     }
+
+
+def test_code_of_ddp_wraps_a_module_of_one_rank(tmp_path: Path) -> None:
+    store = vars(dist)["FileStore"](str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for changes in settings_of("ddp"):
+            text = config_text(asked(changes)).replace("    device_ids=[local_rank],\n", "")
+            text = text.replace("bf16_compress", "fp16_compress")  # Gloo has the latter alone
+            names = {"model": torch.nn.Linear(2, 2)}
+            exec(compile(text, "ddp.py", "exec"), names)
+            hook = changes.get("zero.ddp.comm_hook", "none")
+            assert type(names["model"]).__name__ == "DistributedDataParallel"
+            assert ("register_comm_hook" in text) is (hook != "none")
+    finally:
+        dist.destroy_process_group()

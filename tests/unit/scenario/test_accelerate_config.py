@@ -208,21 +208,22 @@ def test_the_file_of_deepspeed_is_read_after_it(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("num_processes: 8", "distributed_type: missing; must be FSDP or DEEPSPEED"),
-        ("distributed_type: MULTI_GPU", '"MULTI_GPU" is DDP, which is not modelled, only FSDP and'),
+        ("num_processes: 8", "distributed_type: missing; must be FSDP, DEEPSPEED or M"),
         ("distributed_type: NO", '"NO" is one GPU; write parallel.data = 1'),
-        ("distributed_type: MEGATRON_LM", '"MEGATRON_LM" is not read, only FSDP and DEEPSPEED; w'),
-        ("distributed_type: XLA", 'distributed_type: "XLA" must be FSDP or DEEPSPEED'),
-        ("distributed_type: {a: 1}", "distributed_type: missing; must be FSDP or DEEPSPEED"),
+        (
+            "distributed_type: MEGATRON_LM",
+            '"MEGATRON_LM" is not read, only FSDP, DEEPSPEED, MULTI_',
+        ),
+        ("distributed_type: XLA", 'distributed_type: "XLA" must be FSDP, DEEPSPEED or MULT'),
+        ("distributed_type: {a: 1}", "distributed_type: missing; must be FSDP, DEEPSPEED or M"),
         (FSDP1.replace("BASED_WRAP", "WRAP"), '"TRANSFORMER_WRAP" must be TRANSFORMER_BASED_WRAP'),
         (FSDP1.replace("TRANSFORMER_BASED", "NO"), '"NO_WRAP" is not modelled, only TRANSFORMER'),
-        (FSDP1.replace("FULL_SHARD", "NO_SHARD"), '"NO_SHARD" is DDP, which is not modelled; zero'),
         (FSDP1.replace("params: false", "params: true"), "with fsdp_version 1, only with 2"),
         (FSDP1.replace("bf16\n", "fp8\n"), '"fp8" is not modelled'),
         (FSDP1.replace(": 16", ": 0"), "num_processes: 0 must be a whole number from 1"),
         (FSDP2.replace("version: 2", "version: 3"), "fsdp_version: 3 must be 1 or 2"),
         (FSDP2.replace("forward: true", "forward: FULL_SHARD"), "must be true or false"),
-        (DEEPSPEED.replace("stage: 3", "stage: 0"), "0 is not modelled, only 1, 2 and 3"),
+        (DEEPSPEED.replace("stage: 3", "stage: 4"), "4 must be 0, 1, 2 or 3"),
         (DEEPSPEED.replace("device: cpu", "device: disk"), 'must be "none", "cpu" or "nvme"'),
         (FSDP1 + "num_processes: 8\n", '"num_processes" is repeated (line 26, column 1)'),
         ("[1, 2]", "must have keys with values"),
@@ -239,6 +240,21 @@ def test_what_cannot_be_is_one_line_with_the_option(text: str, why: str) -> None
     assert said.startswith("zero.accelerate_config: ")
     assert why in said
     assert "\n" not in said
+
+
+def test_several_gpus_without_shards_are_ddp() -> None:
+    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 8\n"
+    found = configured(parse(TEXT), text)
+    assert (found[0].zero.emulate, found[0].zero.stage) == ("ddp", 0)
+    assert (found[0].train.precision, found.assumed) == ("bf16", ())
+    whole = configured(parse(TEXT), FSDP1.replace("FULL_SHARD", "NO_SHARD"))
+    assert whole[0].zero.emulate == "ddp"
+    assert whole[0].zero.model_dump()["ddp"]["comm_hook"] == "bf16_compress"
+    assert whole.assumed == (
+        "fsdp_sharding_strategy NO_SHARD is DDP with buckets of 25 MiB (zero.ddp)",
+    )
+    none = configured(parse(TEXT), DEEPSPEED.replace("stage: 3", "stage: 0"))[0]
+    assert (none.zero.emulate, none.zero.stage) == ("deepspeed", 0)
 
 
 def test_a_scenario_that_says_otherwise_is_a_contradiction() -> None:

@@ -131,21 +131,46 @@ def test_axes_of_fsdp_2_are_read() -> None:
 
 def test_an_adapter_has_the_layers_of_the_scenario() -> None:
     lora = FSDP2.replace("adapter:\nlora_r:", "adapter: lora\nlora_r: 16\nlora_alpha: 32")
-    assert "needs model.lora.rank and targets in the scenario" in refusal(lora)
+    assert "needs lora_target_linear, lora_target_modules or model.lora" in refusal(lora)
     targets = 'model.lora.targets=["q", "v"]'
     found = read(lora, "model.lora.rank=16", targets).model.lora
     assert found is not None
     assert (found.rank, found.targets) == (16, ("q", "v"))
     said = refusal(lora, "model.lora.rank=8", targets)
     assert said == "model.lora.rank: 8 contradicts axolotl_config, whose lora_r means 16"
+    every = lora.replace("lora_alpha: 32", "lora_target_linear: true\nlora_dropout: 0.05")
+    found = read(every).model.lora
+    assert found is not None
+    assert (found.rank, found.dropout, found.quantization) == (16, 0.05, None)
+    assert set(found.targets or ()) == {"q", "k", "v", "proj", "gate", "up", "down"}
+    some = lora.replace("lora_alpha: 32", "lora_target_modules: [q_proj, o_proj]")
+    assert (read(some).model.lora or found).targets == ("q", "proj")
+    assert '"c_attn" is not read, only q_proj' in refusal(some.replace("o_proj", "c_attn"))
+
+
+def test_qlora_without_fsdp_is_ddp_with_weights_in_4_bits() -> None:
+    qlora = FINE_TUNING.replace(
+        "adapter:\nlora_r:",
+        "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_linear: true",
+    ).replace("adamw_torch_fused", "paged_adamw_8bit")
+    found = read(qlora)
+    assert found.model.lora is not None
+    assert found.model.lora.quantization == "nf4_double"
+    assert (found.zero.emulate, found.zero.stage) == ("ddp", 0)
+    assert (found.train.optimizer, found.train.precision) == ("paged_adamw_8bit", "bf16")
+    assert found.zero.model_dump()["ddp"] == {
+        "no_sync": True,
+        "find_unused_parameters": False,
+    }
 
 
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("adapter:\n", "adapter: qlora\n", 'adapter: "qlora" is not modelled, only lora'),
-        ("adapter:\n", "load_in_4bit: true\n", "load_in_4bit: true is not modelled: weights are"),
-        ("adamw_torch_fused", "adamw_bnb_8bit", '"adamw_bnb_8bit" is not modelled, only adamw_t'),
+        ("adapter:\n", "adapter: llama-adapter\n", "is not modelled, only lora and qlora"),
+        ("adapter:\n", "load_in_4bit: true\n", "load_in_4bit: true needs adapter: qlora"),
+        ("adapter:\n", "load_in_8bit: true\n", "load_in_8bit: true is not modelled: weights are"),
+        ("adamw_torch_fused", "lion_8bit", '"lion_8bit" is not modelled, only adamw_torch'),
         ("bf16: auto", "bf16: full", 'bf16: "full" is not modelled, only auto, true and false'),
         ("checkpointing: true", "checkpointing: offload", '"offload" is not modelled, only true'),
         ("tf32: false", "liger_rms_norm: true", "liger_rms_norm: true is not modelled; remove it"),
@@ -171,5 +196,12 @@ def test_hybrid_sharding_needs_replicas() -> None:
     assert read(hybrid, "parallel.replicate=2").zero.emulate == "fsdp1"
 
 
-def test_a_run_without_fsdp_or_deepspeed_is_refused() -> None:
-    assert "fsdp_config: missing, and deepspeed; a run without them is DDP" in refusal(FINE_TUNING)
+def test_a_run_without_fsdp_or_deepspeed_is_ddp_of_a_bf16_model() -> None:
+    found = read(f"{FINE_TUNING}ddp_bucket_cap_mb: 50\nddp_find_unused_parameters: true\n")
+    assert (found.zero.emulate, found.zero.stage) == ("ddp", 0)
+    assert found.zero.model_dump()["ddp"] == {
+        "no_sync": True,
+        "find_unused_parameters": True,
+        "bucket_cap_mb": 50.0,
+    }
+    assert found.train.precision == "pure_bf16"

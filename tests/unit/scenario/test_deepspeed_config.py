@@ -228,15 +228,7 @@ WRONG: dict[str, tuple[str, str]] = {
         '{"optimizer": {"params": 3}}',
         "optimizer.params: 3 must be an object",
     ),
-    "no stage": (
-        json.dumps(zero(0)),
-        "zero_optimization.stage: 0 is data parallelism without ZeRO, which is not modelled; give",
-    ),
-    "no section for ZeRO": ("{}", "zero_optimization.stage: missing; 0 is data parallelism"),
-    "a section without a stage": (
-        '{"zero_optimization": {"overlap_comm": true}}',
-        "zero_optimization.stage: missing; 0 is data parallelism without ZeRO",
-    ),
+    "no stage": (json.dumps(zero(4)), "zero_optimization.stage: 4 must be 0, 1, 2 or 3"),
     "a fraction": (
         json.dumps(zero(1, reduce_bucket_size=0.5)),
         "zero_optimization.reduce_bucket_size: 0.5 must be a whole number from 1 to",
@@ -283,6 +275,17 @@ def test_what_cannot_be_is_one_line(name: str) -> None:
     with pytest.raises(ScenarioError) as error:
         configured(parse(TEXT), text)
     assert str(error.value).startswith(f"zero.deepspeed_config: {line}")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [{}, zero(0), {"zero_optimization": {"overlap_comm": True, "round_robin_gradients": 1}}],
+)
+def test_a_file_without_zero_is_stage_0(found: dict[str, object]) -> None:
+    text = json.dumps(found | {"train_batch_size": 32, "fp16": {"enabled": True}})
+    read = configured(parse(TEXT), text)[0]
+    assert (read.zero.emulate, read.zero.stage) == ("deepspeed", 0)
+    assert read.zero.model_dump()["deepspeed"] is None
 
 
 CONFIG = zero(3, reduce_bucket_size=5e8) | {

@@ -177,9 +177,9 @@ def test_an_option_that_changes_the_step_and_is_not_modelled_is_refused(
     assert "\n" not in said
 
 
-def test_a_run_without_fsdp_is_refused() -> None:
-    text = MPT[: MPT.index("fsdp_config:")]
-    assert "fsdp_config: missing; a run without it is DDP" in refusal(text)
+def test_a_run_without_fsdp_is_ddp() -> None:
+    found = read(MPT[: MPT.index("fsdp_config:")])
+    assert (found.zero.emulate, found.zero.stage) == ("ddp", 0)
 
 
 def test_adapters_are_refused() -> None:

@@ -3,13 +3,15 @@
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from zsim.dtype import DType
+from zsim.dtype import SCALE_BYTES, WEIGHTS_BLOCK, DType, Quantization
 from zsim.model.architecture import Norm
+from zsim.model.generator import Draws
 from zsim.model.kernel import (
     FusedPart,
     Kernel,
     KernelKind,
     OperandLayout,
+    dropout,
     matmul,
     resized,
     streaming,
@@ -59,7 +61,9 @@ def layer(
     weight = size.part(f"{name}.weight", rows, columns)
     narrow, part = size.narrow, name.rpartition(".")[2]
     casts_weights = size.shape.execution.float8_gathers or (narrow and narrow.joins_casts)
-    weight = replace(weight, float8=bool(narrow and casts_weights))
+    lora = size.shape.lora
+    quantized = None if lora is None else lora.quantization
+    weight = replace(weight, float8=bool(narrow and casts_weights), quantized=quantized)
     bias = size.part(f"{name}.bias", rows) if biased else None
     adapted = part in size.shape.adapted
     base = size.rows(f"{target.name}/base", rows) if adapted else target
@@ -74,13 +78,14 @@ def layer(
         elif scatters or not size.sequence:
             kept = kept_cast(narrow, size, source)
     frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=narrow, came=came)
+    frozen = _dequantizing(size, source, frozen, weight)
     if size.fused_by is TokenFusion.COMPILER:
         frozen = replace(
             frozen,
             forward=_in_parts(size, frozen.forward, _PARTS[scatters][0]),
             backward=_in_parts(size, frozen.backward, _PARTS[scatters][1]),
         )
-    if not adapted or size.shape.lora is None:
+    if not adapted or lora is None:
         return (frozen,)
     return (frozen, *_adapter(size, source, base, target, name=name))
 
@@ -95,7 +100,8 @@ def _adapter(
     low, delta = size.rows(f"{name}/lora_A", lora.rank), size.rows(f"{name}/lora_B", rows)
     down = size.copied(f"{name}.lora_A.weight", lora.rank, columns)
     up = size.copied(f"{name}.lora_B.weight", rows, lora.rank)
-    adapter = (linear(size, source, low, down), linear(size, low, delta, up))
+    drops, given = _dropped(size, source, name, lora.dropout)
+    adapter = (*drops, linear(size, given, low, down), linear(size, low, delta, up))
     area, kind = (size.tokens, rows), KernelKind.ELEMENTWISE
     added = Operator(
         reads=(base, delta),
@@ -113,6 +119,66 @@ def _adapter(
         backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
     )
     return (*adapter, scale, replace(added, reads=(base, scaled)))
+
+
+def _dropped(
+    size: Size, source: Tensor, name: str, probability: float
+) -> tuple[tuple[Operator, ...], Tensor]:
+    """Return the dropout of an adapter's input, if any, and the tensor that the adapter reads."""
+    if not probability:
+        return (), source
+    columns = source.elements // size.tokens
+    made, area = size.rows(f"{name}/dropped", columns), (size.tokens, columns)
+    mask = Tensor(name=f"{name}/mask", elements=source.elements, dtype=DType.INT8)
+    found = Operator(
+        reads=(source,),
+        makes=made,
+        saves=(mask,),
+        draws=Draws.ALIKE,
+        forward=(dropout(area, size.dtype),),
+        backward=(dropout(area, size.dtype, backward=True),),
+    )
+    return (found,), made
+
+
+def _dequantizing(size: Size, source: Tensor, plain: Operator, weight: Parameter) -> Operator:
+    """Return a linear layer that makes its weight of 4 bits for each product, if it is quantized.
+
+    The whole weight is temporary memory of both directions.
+    """
+    if weight.quantized is None:
+        return plain
+    scratch, lora = weight.elements * size.dtype.size_bytes, size.shape.lora
+    return replace(
+        plain,
+        saves=(source,) if lora is not None and lora.keeps_inputs else (),
+        forward_scratch=scratch,
+        backward_scratch=scratch,
+        forward=(*_dequantized(weight, size.dtype, backward=False), *plain.forward),
+        backward=(*_dequantized(weight, size.dtype, backward=True), *plain.backward),
+    )
+
+
+def _dequantized(weight: Parameter, dtype: DType, *, backward: bool) -> tuple[Kernel, ...]:
+    """Return the kernels that make a weight in `dtype` of its 4 bits, for one product.
+
+    `MatMul4Bit` of bitsandbytes 0.45 (`autograd/_functions.py`) does so in both directions. With
+    double quantization `dequantize_4bit` makes the scales first, and adds their mean.
+    """
+    assert weight.quantized is not None
+    elements, scales = weight.elements, -(-weight.elements // WEIGHTS_BLOCK)
+    read = DType.NF4.bytes_of(elements)
+    stored = SCALE_BYTES * scales
+    moved = [(elements, read + stored + elements * dtype.size_bytes)]
+    if weight.quantized is Quantization.NF4_DOUBLE:
+        moved.insert(0, (scales, weight.quantized.scale_bytes(elements) + stored))
+        moved.insert(1, (scales, 2 * stored))
+    return tuple(
+        Kernel(
+            kind=KernelKind.ELEMENTWISE, flops=2 * count, bytes=size, dtype=dtype, backward=backward
+        )
+        for count, size in moved
+    )
 
 
 def linear(

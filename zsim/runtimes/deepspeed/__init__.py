@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages 1 to 3."""
+"""DeepSpeed's ZeRO stages 1 to 3, and stage 0 without ZeRO."""
 
 from zsim.runtimes.config import Config
 from zsim.runtimes.deepspeed.options import DeepSpeed
@@ -8,6 +8,7 @@ RUNTIME = Runtime(
     options=DeepSpeed,
     schedule="zsim.runtimes.deepspeed.dispatch:schedule",
     volume="zsim.runtimes.deepspeed.dispatch:volume",
+    need="zsim.runtimes.deepspeed.dispatch:need",
     search="zsim.runtimes.deepspeed.search:SEARCH",
     config=Config(
         readers={"deepspeed_config": "zsim.runtimes.deepspeed.config_reader:read"},

@@ -47,12 +47,6 @@ Options = dict[str, object]
 
 Betas = tuple[float, float]
 
-NO_STAGE = (
-    "is data parallelism without ZeRO, which is not modelled; give 1, 2 or 3, or write "
-    "zero.stage = 0 without this file"
-)
-"""Refusal of stage 0."""
-
 Read = Callable[[object], object]
 """Converts the value of an option to zsim's; raises ValueError with the allowed values."""
 
@@ -106,10 +100,13 @@ def read(given: GivenTables, text: str) -> ReadTables:
             said[field] = what  # otherwise there are no checkpoints
     stage = _stage(said, tables["zero"])
     if stage != 3:
-        autos = [name for name in autos if not name.startswith(f"{ZERO}.stage3_")]
+        unused = f"{ZERO}.stage3_" if stage else f"{ZERO}."
+        autos = [name for name in autos if not name.startswith(unused)]
     fill_autos(FIELD, autos, said, tables, hidden_size=given.value("model", "hidden_size"))
     if stage != 3:
         _drop_stage3(said)
+    if stage == 0:
+        _drop_zero(said)
     put_all(tables, said.items(), source=FIELD)
     _complete(tables["train"], precision)
     recomputes = tables["activations"].get("checkpointing") is Checkpointing.FULL
@@ -371,18 +368,30 @@ def _optimizer(options: Options, said: dict[str, FileOption], train: Mapping[str
             said[f"train.{field}"] = what
 
 
-def _stage(said: Mapping[str, FileOption], zero: Mapping[str, Any]) -> int:
-    """Return the stage. Raise if it is not given or 0: DeepSpeed without ZeRO is not modelled."""
+def _stage(said: dict[str, FileOption], zero: Mapping[str, Any]) -> int:
+    """Return the stage of the file or the scenario; set DeepSpeed's default, 0, if neither has it.
+
+    Raises:
+        TrainerFileError: it is not a stage.
+    """
     what = said.get("zero.stage")
     if what is None and "stage" in zero:
         return cast("int", zero["stage"])
-    stage = 0 if what is None else cast("int", what.value)
+    if what is None:
+        what = said["zero.stage"] = FileOption(f"{ZERO}.stage", 0)
+    stage = cast("int", what.value)
     if stage not in DeepSpeed.stages:
-        why = (
-            f"{stage} must be 1, 2 or 3" if stage else f"{'0' if what else 'missing; 0'} {NO_STAGE}"
-        )
-        raise TrainerFileError(f"{FIELD}: {ZERO}.stage: {why}")
+        raise TrainerFileError(f"{FIELD}: {ZERO}.stage: {stage} must be 0, 1, 2 or 3")
     return stage
+
+
+def _drop_zero(said: dict[str, FileOption]) -> None:
+    """Remove options that have no effect in stage 0."""
+    for name in ("reduce_bucket_size", "overlap_comm"):
+        said.pop(f"zero.deepspeed.{name}", None)
+    device = said.get(f"{OPTIMIZER_FIELD}.device")
+    for name in STATES if device is None or device.value == OffloadDevice.NONE else ():
+        said.pop(f"{OPTIMIZER_FIELD}.{name}", None)
 
 
 def _drop_stage3(said: dict[str, FileOption]) -> None:

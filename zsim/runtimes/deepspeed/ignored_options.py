@@ -131,6 +131,8 @@ def is_silent(name: str, value: object, *, stage: int | None) -> bool:
         return True
     if name.startswith("zero_optimization.stage3_") and stage in {1, 2}:
         return True
+    if name.startswith("zero_optimization.") and stage == 0:
+        return True
     if name in DEFAULTS:
         default = DEFAULTS[name]
         return value == default and isinstance(value, bool) == isinstance(default, bool)

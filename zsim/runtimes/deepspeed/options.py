@@ -101,7 +101,9 @@ class Aio(Table):
 
 
 class DeepSpeed(RuntimeOptions):
-    """Options of stages 1 to 3, in elements, not bytes. The stage is set in the strategy.
+    """Options of stages 0 to 3, in elements, not bytes. The stage is set in the strategy.
+
+    Stage 0 reads `communication_data_type` and `cpu_checkpointing` only.
 
     Attributes:
         reduce_bucket_size: gradients are reduced in buckets of at most this number of elements.
@@ -128,10 +130,12 @@ class DeepSpeed(RuntimeOptions):
         aio: stage 3: how files are read and written.
     """
 
-    stages = (1, 2, 3)
+    stages = (0, 1, 2, 3)
     has_replicas = False
     takes_frozen = True
     trains_narrow = True
+    takes_quantized = True
+    keeps_quantized = True
     checkpoint_option = "cpu_checkpointing"
 
     min_aio_bytes: ClassVar[int] = 1 << 20
@@ -193,7 +197,10 @@ class DeepSpeed(RuntimeOptions):
             yield "migration_stream", True, why
         if self.checkpoint_stream and not self.cpu_checkpointing:
             yield "checkpoint_stream", None, "true needs cpu_checkpointing = true"
-        if stage < 3:
+        if stage == 0 and optimizer.is_on:
+            why = "is for stages 1 to 3; stage 0 keeps states on the device"
+            yield "offload_optimizer.device", optimizer.device, why
+        elif stage < 3:
             if optimizer.device is OffloadDevice.NVME:
                 why = f"is for stage 3; in stage {stage} DeepSpeed keeps states in host memory: cpu"
                 yield "offload_optimizer.device", optimizer.device, why
@@ -227,7 +234,7 @@ class DeepSpeed(RuntimeOptions):
     def alignment(self, *, stage: int, data: int) -> int:
         """Return the `nccl_start_alignment_factor` of `stage_1_and_2`: 4 bytes of fp16."""
         del data
-        return 2 if stage < 3 else 1
+        return 2 if 0 < stage < 3 else 1
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return dtypes: gradients accumulate in that of parameters, in stage 1 in that of states.
@@ -250,4 +257,6 @@ class DeepSpeed(RuntimeOptions):
     def offloads(cls, *, stage: int) -> tuple[tuple[str, ...], ...]:
         """Return the optimizer on the host (ZeRO-Offload), then parameters as well."""
         optimizer, parameters = "offload_optimizer.device=cpu", "offload_param.device=cpu"
+        if not stage:
+            return ()
         return ((optimizer,),) if stage < 3 else ((optimizer,), (optimizer, parameters))

@@ -24,6 +24,8 @@ def _offload(optimizer: str, parameters: str = "") -> Options:
 
 
 def _knobs(axes: SearchedAxes) -> Knobs:
+    if not axes.stage:
+        return {}
     found: dict[str, Sequence[object]] = {"reduce_bucket_size": (500_000_000, 50_000_000)}
     inner = axes.gpus_per_node // axes.tensor
     if axes.stage < 3:

@@ -26,7 +26,7 @@ from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import CPU, ScheduleWriter
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Buckets, numbered, one_after_the_other
+from zsim.zero.bucket import Buckets, frozen_groups, numbered, one_after_the_other
 from zsim.zero.gather import gather_updated
 from zsim.zero.optimizer_step import OptimizerStep
 from zsim.zero.parameter_groups import by_rule
@@ -49,8 +49,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     # the flat tensor of each group. Frozen parameters stay as they are, here in one tensor.
     place = one_after_the_other(strategy.parallel.data, alignment=ALIGNMENT)
     trained = [parameter for parameter in model.parameters if not parameter.frozen]
-    frozen = [parameter for parameter in model.parameters if parameter.frozen]
-    groups = [*by_rule(trained, strategy), *([frozen] if frozen else [])]
+    groups = [*by_rule(trained, strategy), *frozen_groups(model)]
     step = Stage12Step(
         model, strategy, numbered(model, groups, place=place, ranks=strategy.parallel.data)
     )

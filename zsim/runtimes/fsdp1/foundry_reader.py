@@ -187,10 +187,13 @@ def _attention(options: SectionOptions) -> None:
 
 
 def _fsdp(options: SectionOptions) -> None:
-    """Set FSDP1 as Composer wraps a model: each block, without `no_sync`."""
+    """Set FSDP1 as Composer wraps a model: each block, without `no_sync`; else DDP."""
     if not any(name.startswith(f"{FSDP}.") for name in options.left):
-        why = "missing; a run without it is DDP, which is not modelled"
-        raise TrainerFileError(f"{FIELD}: {FSDP}: {why}")
+        options.set_field("zero.emulate", "ddp", FSDP)
+        options.set_field("zero.stage", 0, FSDP)
+        # single_auto_sync of ddp_sync_context (composer/distributed/dist_strategy.py)
+        options.set_field("zero.ddp.no_sync", value=True, option=FSDP)
+        return
     options.set_field("zero.emulate", "fsdp1", FSDP)
     options.set_field("zero.stage", 3, FSDP)
     name = f"{FSDP}.sharding_strategy"
@@ -223,7 +226,8 @@ def _train(options: SectionOptions, given: GivenTables) -> None:
     options.set_field("train.precision", precision, name)
     name = f"{FSDP}.mixed_precision"
     mixed = options.word(name, "DEFAULT", ("PURE", "DEFAULT", "FULL"))
-    if precision is not Precision.FP32 and mixed != "PURE":
+    shards = options.origins["zero.emulate"].value == "fsdp1"
+    if shards and precision is not Precision.FP32 and mixed != "PURE":
         why = "gathers parameters in fp32, which is not modelled, only PURE"
         raise options.wrong(name, mixed, why)
     name = "global_train_batch_size"

@@ -40,6 +40,7 @@ class FSDP1(RuntimeOptions):
 
     stages = (3,)
     trains_narrow = True
+    takes_quantized = True
     checkpoints_every_nth = True
     checkpoint_option = "offload_wrapper"
 

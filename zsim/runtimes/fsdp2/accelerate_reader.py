@@ -63,12 +63,17 @@ def read(given: GivenTables, text: str) -> ReadTables:
     full_names(options)
     tables = given.copied("parallel", "zero", "activations", "train")
     kind = _kind(options)
+    assumed: tuple[str, ...] = ()
     if options.flag("use_cpu"):
         raise options.wrong("use_cpu", value=True, why="is not modelled, only GPUs")
-    if kind == "FSDP":
+    if kind == "MULTI_GPU":
+        _precision(options)
+        set_ddp(options, "distributed_type")
+        options.drop(("deepspeed_config.", "fsdp_config.", "megatron_lm_config.", "fp8_config."))
+    elif kind == "FSDP":
         _precision(options)
         _axes(options)
-        set_fsdp(options, _replicas(options, given))
+        assumed = set_fsdp(options, _replicas(options, given))
         options.drop(("deepspeed_config.", "megatron_lm_config.", "fp8_config."))
     else:
         _deepspeed(options, clips="clip_norm" in tables["train"])
@@ -82,29 +87,36 @@ def read(given: GivenTables, text: str) -> ReadTables:
     off: tuple[object, ...] = (False, "", [])
     left = {name: shown(value) for name, value in options.left.items() if value not in off}
     need_followed(FIELD, left.items())
-    return ReadTables(tables=tables, origins=options.origins, ranks=ranks, machines=machines)
+    return ReadTables(
+        tables=tables,
+        origins=options.origins,
+        ranks=ranks,
+        machines=machines,
+        assumed=assumed,
+    )
+
+
+KINDS = ("FSDP", "DEEPSPEED", "MULTI_GPU")
 
 
 def _kind(options: SectionOptions) -> str:
-    """Take the kind of training, which must be FSDP or DEEPSPEED."""
-    name = "distributed_type"
+    """Take the kind of training: FSDP, DeepSpeed or DDP."""
+    name, allowed = "distributed_type", "must be FSDP, DEEPSPEED or MULTI_GPU"
     if name not in options.left:
-        raise TrainerFileError(f"{FIELD}: {name}: missing; must be FSDP or DEEPSPEED")
+        raise TrainerFileError(f"{FIELD}: {name}: missing; {allowed}")
     found = options.left.pop(name)
     if found is False:  # unquoted `NO` is false in YAML 1.1
         found = "NO"
     kind = found.upper() if isinstance(found, str) else found
-    if kind not in ("FSDP", "DEEPSPEED"):
-        why = OTHER_KINDS.get(str(kind), "must be FSDP or DEEPSPEED")
+    if kind not in KINDS:
+        why = OTHER_KINDS.get(str(kind), allowed)
         raise options.wrong(name, found, why)
     return str(kind)
 
 
-OWN_DDP = "zero.stage = 0 without this file is zsim's own DDP"
 OTHER_KINDS: Mapping[str, str] = {
-    "MULTI_GPU": f"is DDP, which is not modelled, only FSDP and DEEPSPEED; {OWN_DDP}",
     "NO": "is one GPU; write parallel.data = 1 and zero.stage = 0 without this file",
-    "MEGATRON_LM": "is not read, only FSDP and DEEPSPEED; write zero.megatron_arguments",
+    "MEGATRON_LM": f"is not read, only {', '.join(KINDS)}; write zero.megatron_arguments",
 }
 """Other values of `DistributedType`; those of accelerators are not modelled."""
 
@@ -201,12 +213,34 @@ def _axes(options: SectionOptions) -> None:
         raise options.wrong(stages, degree, "is not modelled, only 1")
 
 
-def set_fsdp(options: SectionOptions, replicas: int) -> None:
-    """Set FSDP of version `fsdp_version`, wrapped around every block."""
+def set_ddp(options: SectionOptions, option: str) -> None:
+    """Set DistributedDataParallel, which accumulates without communication."""
+    options.set_field("zero.emulate", "ddp", option)
+    options.set_field("zero.stage", 0, option)
+    # `Accelerator.accumulate` uses no_sync, except with sync_each_batch.
+    options.set_field("zero.ddp.no_sync", value=True, option=option)
+
+
+def _no_shard(options: SectionOptions, name: str) -> tuple[str, ...]:
+    """Set DDP for FSDP1 without shards, which all-reduces in the format of the mixed precision."""
+    set_ddp(options, name)
+    precision = options.origins.get("train.precision")
+    is_narrow = precision is not None and precision.value in ("bf16", "fp16")
+    if precision is not None and is_narrow:
+        options.set_field("zero.ddp.comm_hook", f"{precision.value}_compress", name)
+    options.drop(("fsdp_config.",))
+    return (f"{name.rpartition('.')[2]} NO_SHARD is DDP with buckets of 25 MiB (zero.ddp)",)
+
+
+def set_fsdp(options: SectionOptions, replicas: int) -> tuple[str, ...]:
+    """Set FSDP of version `fsdp_version`, wrapped around every block; return assumptions."""
     section = "fsdp_config"
     version = options.whole(f"{section}.fsdp_version", 1)
     if version > 2:
         raise options.wrong(f"{section}.fsdp_version", version, "must be 1 or 2")
+    cuts, name = _sharding(options, section) if version == 1 else ("", "")
+    if cuts == "NO_SHARD":
+        return _no_shard(options, name)
     runtime = f"fsdp{version}"
     options.set_field("zero.emulate", runtime, "fsdp_version")
     options.set_field("zero.stage", 3, "fsdp_version")
@@ -221,9 +255,10 @@ def set_fsdp(options: SectionOptions, replicas: int) -> None:
     options.set_field("activations.early_stop", full or None, recomputes)  # PyTorch's default
     _offloaded_checkpoints(options, version=version, full=full)
     if version == 1:
-        _fsdp1(options, section, replicas)
+        _fsdp1(options, section, replicas, cuts=cuts, name=name)
     else:
         _fsdp2(options, section)
+    return ()
 
 
 def _offloaded_checkpoints(options: SectionOptions, *, version: int, full: bool) -> None:
@@ -236,9 +271,11 @@ def _offloaded_checkpoints(options: SectionOptions, *, version: int, full: bool)
         options.set_field("zero.fsdp2.offload_wrapper", value=True, option=name)
 
 
-def _fsdp1(options: SectionOptions, section: str, replicas: int) -> None:
-    """Set the options of `FullyShardedDataParallel`; hybrid strategies need replicas."""
-    cuts, name = _sharding(options, section)
+def _fsdp1(options: SectionOptions, section: str, replicas: int, *, cuts: str, name: str) -> None:
+    """Set the options of `FullyShardedDataParallel`; hybrid strategies need replicas.
+
+    `cuts` is the sharding strategy, which the option `name` gives.
+    """
     is_hybrid = cuts.startswith("HYBRID")
     if is_hybrid and replicas == 1 and "parallel.replicate" not in options.origins:
         why = "needs parallel.replicate, such as one replica a node"
@@ -268,8 +305,6 @@ def _sharding(options: SectionOptions, section: str) -> tuple[str, str]:
     name = old if old in options.left else new
     found = _numbered(options, name, "FULL_SHARD", SHARDING)
     options.left.pop(new, None)
-    if found == "NO_SHARD":
-        raise options.wrong(name, found, f"is DDP, which is not modelled; {OWN_DDP}")
     return found, name
 
 
@@ -324,13 +359,12 @@ def _deepspeed(options: SectionOptions, *, clips: bool) -> None:
     options.set_field("zero.emulate", "deepspeed", "distributed_type")
     name = f"{section}.zero_stage"
     stage = options.whole(name, 2, least=0)
-    if stage not in (1, 2, 3):
-        why = f"is not modelled, only 1, 2 and 3; {OWN_DDP}"
-        raise options.wrong(name, stage, why if stage == 0 else "must be 1, 2 or 3")
+    if stage > 3:
+        raise options.wrong(name, stage, "must be 0, 1, 2 or 3")
     options.set_field("zero.stage", stage, name)
     for option, field in OFFLOADS.items():
         device = options.take(f"{section}.{option}", read_device)
-        if stage == 3 or "optimizer" in option:
+        if stage == 3 or (stage and "optimizer" in option):
             options.set_field(field, device, option)
     is_given = options.left.get(f"{section}.gradient_clipping") not in (None, AUTO)
     for key, field, read in (

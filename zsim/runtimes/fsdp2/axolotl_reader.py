@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from zsim.config_error import ConfigError
-from zsim.runtimes.fsdp2.accelerate_reader import OWN_DDP, full_names, set_fsdp
+from zsim.runtimes.fsdp2.accelerate_reader import full_names, set_ddp, set_fsdp
 from zsim.runtimes.trainer_files.option_values import read_clip, read_whole
 from zsim.runtimes.trainer_files.section_options import SectionOptions
 from zsim.runtimes.trainer_files.tables import (
@@ -52,6 +52,8 @@ NAMED: Mapping[str, str] = {
 
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"), "adam"),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit"), "adamw_8bit"),
+    "paged_adamw_8bit": "paged_adamw_8bit",
     "sgd": "sgd",
 }
 STORED = frozenset({"eager", "xformers"})
@@ -84,20 +86,50 @@ def read(given: GivenTables, text: str) -> ReadTables:
 
 
 def _adapter(options: SectionOptions, given: GivenTables) -> None:
-    """Check the adapter, whose layers the scenario gives; drop its options if there is none."""
-    for name in ("load_in_4bit", "load_in_8bit"):
-        if options.flag(name):
-            raise options.wrong(name, value=True, why="is not modelled: weights are in 16 bits")
+    """Set the adapter and the format of frozen weights; drop its options if there is none."""
+    if options.flag("load_in_8bit"):
+        why = "is not modelled: weights are in 4 bits (adapter: qlora) or in 16"
+        raise options.wrong("load_in_8bit", value=True, why=why)
+    narrow = options.flag("load_in_4bit")
     kind = options.left.pop("adapter", None)
     if kind in (None, "", False):
+        if narrow:
+            raise options.wrong("load_in_4bit", value=True, why="needs adapter: qlora")
         options.drop(("lora_", "peft_", "peft."))
         return
-    if kind != "lora":
-        raise options.wrong("adapter", kind, "is not modelled, only lora")
-    if given.value("model", "lora") is None:
-        raise options.wrong("adapter", kind, "needs model.lora.rank and targets in the scenario")
+    if kind not in ("lora", "qlora"):
+        raise options.wrong("adapter", kind, "is not modelled, only lora and qlora")
     options.set_field("model.lora.rank", options.take("lora_r", read_whole), "lora_r")
-    options.drop(("lora_alpha", "lora_model_dir", "lora_target_", "lora_fan_in"))
+    _targets(options, given)
+    name = "lora_dropout"
+    options.set_field("model.lora.dropout", options.number(name, 0.0) or None, name)
+    if narrow or kind == "qlora":  # load_model: nf4 with bnb_4bit_use_double_quant
+        options.set_field("model.lora.quantization", "nf4_double", "adapter")
+    options.drop(("lora_alpha", "lora_model_dir", "lora_fan_in"))
+
+
+TARGETS = {
+    **{f"{each}_proj": each for each in ("q", "k", "v", "gate", "up", "down")},
+    "o_proj": "proj",
+}
+"""Linear layers of a block in zsim, by their names in Llama's module."""
+
+
+def _targets(options: SectionOptions, given: GivenTables) -> None:
+    """Set the layers with adapters, unless the scenario gives them."""
+    every = options.flag("lora_target_linear")
+    named = options.words("lora_target_modules", ())
+    if given.value("model", "lora") is not None:
+        return
+    name = "lora_target_modules"
+    if unknown := [each for each in named if each not in TARGETS]:
+        raise options.wrong(name, unknown[0], f"is not read, only {', '.join(TARGETS)}")
+    found = dict.fromkeys(TARGETS.values() if every else (TARGETS[each] for each in named))
+    if not found:
+        why = "needs lora_target_linear, lora_target_modules or model.lora in the scenario"
+        raise options.wrong("adapter", "lora", why)
+    option = "lora_target_linear" if every else name
+    options.set_field("model.lora.targets", tuple(found), option)
 
 
 def _parallel(options: SectionOptions, given: GivenTables) -> None:
@@ -126,8 +158,8 @@ def _parallel(options: SectionOptions, given: GivenTables) -> None:
         options.drop(("fsdp_config.", "fsdp_version"))
         return
     if not has_fsdp:
-        why = f"missing, and deepspeed; a run without them is DDP, which is not modelled; {OWN_DDP}"
-        raise TrainerFileError(f"{FIELD}: fsdp_config: {why}")
+        _ddp(options)
+        return
     version = options.take("fsdp_version", partial(read_whole, least=1))
     if version is not None:
         options.left.setdefault("fsdp_config.fsdp_version", version)
@@ -135,6 +167,19 @@ def _parallel(options: SectionOptions, given: GivenTables) -> None:
         options.left.setdefault("fsdp_config.fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
     set_fsdp(options, given.value("parallel", "replicate", 1))
     _checkpoints_of_fsdp(options)
+
+
+def _ddp(options: SectionOptions) -> None:
+    """Set DDP as the Trainer of transformers wraps a model (`_wrap_model`, 5.23)."""
+    set_ddp(options, "ddp")
+    looks = options.left.pop("ddp_find_unused_parameters", None)
+    if looks is None:  # adapters have no unused parameters, checkpoints do not allow to look
+        has_adapter = "model.lora.rank" in options.origins
+        looks = not has_adapter and options.left.get("gradient_checkpointing") is not True
+    name = "ddp_find_unused_parameters"
+    options.set_field("zero.ddp.find_unused_parameters", looks is True, name)
+    name = "ddp_bucket_cap_mb"
+    options.set_field("zero.ddp.bucket_cap_mb", options.number(name, 0.0) or None, name)
 
 
 def _checkpoints_of_fsdp(options: SectionOptions) -> None:
@@ -206,7 +251,11 @@ def _precision(options: SectionOptions) -> None:
     if fp16 is True:
         options.set_field("train.precision", "fp16", "fp16")
     elif bf16 in ("auto", True):
-        options.set_field("train.precision", "bf16", "bf16")
+        # the base model is loaded in bf16; FSDP and DeepSpeed keep fp32 masters, DDP does not
+        runtime = options.origins.get("zero.emulate")
+        is_ddp = runtime is not None and runtime.value == "ddp"
+        narrow = is_ddp and "model.lora.rank" not in options.origins
+        options.set_field("train.precision", "pure_bf16" if narrow else "bf16", "bf16")
     elif bf16 in (None, "", False):
         options.set_field("train.precision", "fp32", "bf16")
     else:
