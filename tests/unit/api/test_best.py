@@ -353,7 +353,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "--batch: 1,000 tokens must be a multiple of 8,192",
     ),
     "fabric": ({"gpus": "16xh100", "fabrics": ["ring"]}, "--fabric: 'ring' must be one of"),
-    "node": ({"fabrics": ["fat_tree_2"]}, "--fabric: 8 H100 are on one node"),
+    "node": ({"fabrics": ["fat_tree_2"]}, "--fabric: 8 H100 are on one node; remove --fabric"),
+    "other table": (
+        {"changes": ["train.sequence_length=64"]},
+        "train.sequence_length: unknown key; did you mean model.sequence_length?",
+    ),
     "fabric set": (
         {
             "gpus": "16xh100",
