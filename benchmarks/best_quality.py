@@ -27,7 +27,7 @@ from zsim_plan.answer.best_search import OPERATIONS, best_of
 from zsim_plan.answer.setting_trial import tried
 from zsim_plan.search.space import SettingGroup
 
-SPACES, NEAR_EXHAUSTIVE = 20, 0.01
+SEEDS, NEAR_EXHAUSTIVE = tuple(range(20)), 0.01
 TIMES, NEAR_LONG = 4, 0.03
 SHARE, PAIRS = 0.90, 0.85
 WORKERS = None
@@ -105,7 +105,7 @@ def excess(found: BestResult, least: float | None) -> float:
 def _exhaustive() -> bool:
     """Print how much worse searches are than exhaustive sweeps; return True if none is."""
     worst = 0.0
-    for seed in range(SPACES):
+    for seed in SEEDS:
         question = small_question(seed)
         found = best_of(question, workers=1)
         worst = max(worst, excess(found, exhaustive(question)))

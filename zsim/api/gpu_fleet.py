@@ -141,6 +141,13 @@ def _usual_word(text: str) -> str:
     return named[0] if len(named) == 1 else text
 
 
+def gpu_of_word(text: str) -> str | None:
+    """Return the name of the file of a GPU that people call `text`, such as h100, or None."""
+    nodes = usual_nodes().get(_usual_word(text.lower()))
+    gpu = None if nodes is None else find(Part.NODE, nodes[0])["gpu"]
+    return gpu if isinstance(gpu, str) else None
+
+
 def _has_parts(name: object, parts: Sequence[str]) -> bool:
     """Return True if the name of a GPU has each of `parts`; sxm is in sxm4, but l40 not in l40s."""
     words = name.split("_") if isinstance(name, str) else []

@@ -140,7 +140,9 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
         name, where = node, "cluster"
     else:
         missing, other = ("node", "fabric") if node is None else ("fabric", "node")
-        raise ScenarioError(f"cluster.{missing}: missing beside {other}")
+        raise ScenarioError(
+            f"cluster.{missing}: missing, cluster.{other} needs one (zsim list {missing}s)"
+        )
     try:
         return topology(name, fabric, nodes, table.gpu)
     except UnknownTopologyError as error:

@@ -80,3 +80,29 @@ def test_reasons_with_many_settings_are_shown_rather_than_counted_as_others() ->
 
 def _with_losses(found: BestResult, losses: list[LossReason]) -> BestResult:
     return BestResult(**{**vars(found), "losses": tuple(losses)})
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["show", "gpu"], "name: 'gpu' needs a name after it, of those in zsim list gpus"),
+        (["check", "tiny", "--explain", "1"], "--explain: 1 has no finding"),
+    ],
+)
+def test_other_commands_name_the_fix_as_well(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(words) == 2
+    assert capsys.readouterr().err == f"zsim: {why}\n"
+
+
+def test_a_gpu_is_shown_by_its_common_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["show", "gpu", "h100"]) == 0
+    assert 'name = "H100-SXM5-80GB"' in capsys.readouterr().out
+
+
+def test_cards_on_pcie_have_no_nvswitch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["topology", "server_8x4090"]) == 0
+    found = capsys.readouterr().out
+    assert "GPU to other GPUs over PCIe: 8 x 24 GB/s" in found
+    assert "NVSwitch" not in found

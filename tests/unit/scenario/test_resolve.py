@@ -111,8 +111,8 @@ def test_a_node_and_a_fabric_make_a_cluster() -> None:
     [
         ('"box"', '"bag"', "cluster.node: 'bag' must be box"),
         ('"tree"', '"bush"', "cluster.fabric: 'bush' must be tree"),
-        ('node = "box"', "", "cluster.node: missing beside fabric"),
-        ('fabric = "tree"', "", "cluster.fabric: missing beside node"),
+        ('node = "box"', "", "cluster.node: missing, cluster.fabric needs one (zsim list nodes)"),
+        ('fabric = "tree"', "", "cluster.fabric: missing, cluster.node needs one (zsim list"),
         ('node = "box"\nfabric = "tree"', "", "cluster.topology: missing; give it, or node and"),
         (
             'node = "box"',
