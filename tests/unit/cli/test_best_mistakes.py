@@ -9,6 +9,8 @@ from zsim.mistake import MistakeError
 from zsim_plan.answer.best_question import ADAPTED_SEQUENCES, question_of
 from zsim_plan.answer.best_result import REASONS_SHOWN, BestResult, LossReason
 from zsim_plan.answer.best_search import best_of
+from zsim_plan.answer.setting_trial import SettingOutcome
+from zsim_plan.answer.tried_setting import TriedSetting
 
 REFUSED = {
     "the name first": (["--gpus", "h100x8"], "--gpus: 'h100x8': did you mean 8xh100?"),
@@ -106,3 +108,13 @@ def test_cards_on_pcie_have_no_nvswitch(capsys: pytest.CaptureFixture[str]) -> N
     found = capsys.readouterr().out
     assert "GPU to other GPUs over PCIe: 8 x 24 GB/s" in found
     assert "NVSwitch" not in found
+
+
+def test_stages_of_one_data_rank_are_one_choice() -> None:
+    def choice(stage: int, data: int) -> tuple[object, ...]:
+        changes = {"zero.stage": stage, "zero.emulate": "megatron", "parallel.data": data}
+        outcome = SettingOutcome(fits=True)
+        return TriedSetting(group=0, changes=changes, gpus=8, outcome=outcome, value=1.0).choice
+
+    assert choice(0, 1) == choice(1, 1)
+    assert choice(0, 2) != choice(1, 2)
