@@ -1,5 +1,7 @@
 """`zsim best` with options that people write first: understood, or refused with the fix."""
 
+from dataclasses import replace
+
 import pytest
 
 from zsim.api.gpu_fleet import gpu_fleet
@@ -81,7 +83,7 @@ def test_reasons_with_many_settings_are_shown_rather_than_counted_as_others() ->
 
 
 def _with_losses(found: BestResult, losses: list[LossReason]) -> BestResult:
-    return BestResult(**{**vars(found), "losses": tuple(losses)})
+    return replace(found, losses=tuple(losses))
 
 
 @pytest.mark.parametrize(
