@@ -366,7 +366,7 @@ def test_both_names_of_one_argument_contradict_each_other() -> None:
             "--deepspeed --deepspeed_config ds.json --no-pipeline-parallel --overlap-grad-reduce",
             "--overlap-grad-reduce: not modelled; remove it",
         ),
-        ("--sft", "--sft: fine-tuning, whose samples share sequences,: not modelled"),
+        ("--sft", "--sft: fine-tuning on packed samples: not modelled"),
         (
             "--global-batch-size 64 --rampup-batch-size 8 8 1000",
             "--rampup-batch-size: 8 8 1000: a batch that grows is not modelled; remove it to "

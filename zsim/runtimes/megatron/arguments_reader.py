@@ -114,7 +114,7 @@ REFUSED = {
     "fine-grained-activation-offloading": "activations of modules on the host",
     "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
     "ds-sequence-parallel-size": "DeepSpeed's sequence parallelism",
-    "sft": "fine-tuning, whose samples share sequences,",
+    "sft": "fine-tuning on packed samples",
     "batch-size": "the global batch of versions before 2020 (write --micro-batch-size)",
     "model-parallel-size": "an old name (write --tensor-model-parallel-size)",
 }
