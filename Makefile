@@ -86,6 +86,7 @@ bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072
 	.venv-run/bin/python -m benchmarks.page
 	.venv-run/bin/python -m benchmarks.pipeline
 	.venv-run/bin/python -m benchmarks.best
+	.venv-run/bin/python -m benchmarks.best_quality
 
 bench-real: .venv/installed  ## real steps on Gloo beside DDP, ZeroRedundancyOptimizer and FSDP2: ratios of time and memory
 	.venv/bin/python -m benchmarks.real 2

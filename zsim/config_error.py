@@ -106,8 +106,9 @@ def wrong_fields(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[
         if any(at.path[: len(key)] == key and at.path[-1] != KEY for key in wrong_keys):
             continue  # the key above it is wrong already
         if at.kind == "extra_forbidden":
-            meant = _elsewhere(at.path[-1], root) if len(at.path) == 1 else ""
-            strangers.append(WrongField(_field(at.path), _unknown(at.path[-1], at.fields, meant)))
+            *above, key = at.path
+            meant = _elsewhere(key, root) if len(above) <= 1 else ""
+            strangers.append(WrongField(_field(at.path), _unknown(key, at.fields, meant)))
         elif at.kind == "missing" and at.path and isinstance(at.path[-1], str):
             missing.append(_field(at.path))
         elif at.kind == "union_tag_not_found":
@@ -241,7 +242,7 @@ def unknown(name: str, root: type[BaseModel]) -> str | None:
             return None
         fields = {each: kind for kind in inside for each in _fields_of(kind)}
         if key not in fields:
-            meant = "" if depth else _elsewhere(key, root)
+            meant = _elsewhere(key, root) if depth <= 1 else ""
             return f"{'.'.join(path[: depth + 1])}: {_unknown(key, fields, meant)}"
         hint = _inside(fields[key], key)
     return None

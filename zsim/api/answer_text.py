@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 from textwrap import fill, wrap
 
 LINE_WIDTH = 100
@@ -43,26 +44,39 @@ def table_text(
 ) -> str:
     """Return a table; columns at `words` are left-aligned, the others right-aligned.
 
-    A rule below the column names needs wider gaps. The first column is wrapped to keep lines
-    within `width` if possible.
+    A rule below the column names needs wider gaps. Columns at `words` are wrapped to keep lines
+    within `width` if possible; a column narrower than its share leaves the rest to the others.
     """
     lines = [tuple(columns), *map(tuple, rows)]
     gap = "   " if ruled else "  "
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    taken = sum(widths[1:]) + len(gap) * (len(widths) - 1)
     if width is not None:
-        widths[0] = min(widths[0], max(width - taken, 1))
+        _share(widths, words, width - len(gap) * (len(widths) - 1))
     text = [_row(line, widths, gap, words) for line in lines]
     if ruled:
-        text.insert(1, RULE * (widths[0] + taken))
+        text.insert(1, RULE * (sum(widths) + len(gap) * (len(widths) - 1)))
     return "\n".join(text)
 
 
+def _share(widths: list[int], words: Collection[int], width: int) -> None:
+    """Narrow the columns at `words` until all columns fit into `width`, the widest first."""
+    left = width - sum(each for at, each in enumerate(widths) if at not in words)
+    narrow_first = sorted(words, key=lambda at: widths[at])
+    for done, at in enumerate(narrow_first):
+        widths[at] = min(widths[at], max(left // (len(narrow_first) - done), 1))
+        left -= widths[at]
+
+
 def _row(cells: Sequence[str], widths: Sequence[int], gap: str, words: Collection[int]) -> str:
-    """Return a row of a table; the first cell wraps onto more lines below."""
-    first, *more = wrap(cells[0], widths[0]) or [""]
-    aligned = [
-        f"{cell:{'<' if at in words else '>'}{width}}"
-        for at, (cell, width) in enumerate(zip([first, *cells[1:]], widths, strict=True))
+    """Return a row of a table; cells of words wrap onto more lines below."""
+    wrapped = [
+        wrap(cell, width) if at in words and len(cell) > width else [cell]
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
-    return "\n".join([gap.join(aligned).rstrip(), *more])
+    return "\n".join(
+        gap.join(
+            f"{cell:{'<' if at in words else '>'}{width}}"
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in zip_longest(*wrapped, fillvalue="")
+    )

@@ -1,6 +1,7 @@
 """GPUs by their common names: `128xh100`, `dgx2`, `4x4090`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,12 @@ ASKED = re.compile(r"(?:([0-9]+)\s*[xX]\s*)?(\S+|\S.*\.(?:toml|xml))", re.ASCII 
 
 COUNTED = re.compile(r"([0-9]+)([a-z]\S*)", re.ASCII | re.IGNORECASE)
 """A number and a GPU without the x between them."""
+
+REVERSED: Final = re.compile(r"([a-z][a-z0-9_-]*)\s*[x*]\s*([0-9]+)", re.ASCII | re.IGNORECASE)
+"""A name before its number, as in h100x8."""
+
+MAKERS: Final = re.compile(r"(?:(?:nvidia|geforce|tesla|amd|instinct)_?)+")
+"""Words before the name of a GPU that do not tell GPUs apart."""
 
 FILES: Final = (".toml", ".xml")
 """Suffixes of files that describe a GPU or a node."""
@@ -73,8 +80,8 @@ def gpu_fleet(text: str, gpu: str | None = None) -> GpuFleet:
     match = ASKED.fullmatch(text.strip())
     if match is None:
         raise MistakeError(f"--gpus: {text!r} must be a number and a name, such as 128xh100")
-    if match[1] is None and (lone := COUNTED.fullmatch(match[2])) and lone[2] in usual_nodes():
-        raise MistakeError(f"--gpus: {text!r}: did you mean {lone[1]}x{lone[2]}?")
+    if match[1] is None and (meant := _meant(match[2])) is not None:
+        raise MistakeError(f"--gpus: {text!r}: did you mean {meant}?")
     most, digits = limits().ranks, (match[1] or "1").lstrip("0")
     count = int(digits[: len(str(most)) + 1] or 0)
     if not count:
@@ -105,6 +112,49 @@ def gpu_fleet(text: str, gpu: str | None = None) -> GpuFleet:
     )
 
 
+def _meant(text: str) -> str | None:
+    """Return what `text` without a readable number probably means, such as 8xh100; else None."""
+    if text.isdecimal():
+        return f"{text}xh100, or {text} of other GPUs (zsim list gpus)"
+    found = COUNTED.fullmatch(text)
+    number, name = (found[1], found[2]) if found else ("", "")
+    if found is None and (found := REVERSED.fullmatch(text)):
+        number, name = found[2], found[1]
+    word = _usual_word(name.lower())
+    return f"{number}x{word}" if word in usual_nodes() else None
+
+
+def _usual_word(text: str) -> str:
+    """Return the common name of the GPU called `text`, such as h100 for nvidia-h100-sxm5-80gb.
+
+    A text that is no longer name of one GPU is returned as it is.
+    """
+    usual = usual_nodes()
+    spelled = MAKERS.sub("", text.replace("-", "_"), count=1)
+    for word in (text, spelled, spelled.removeprefix("rtx_"), spelled.removeprefix("rtx")):
+        if word in usual:
+            return word
+    parts = spelled.removeprefix("rtx").strip("_").split("_")
+    if parts[0] in usual and _has_parts(find(Part.NODE, usual[parts[0]][0])["gpu"], parts):
+        return parts[0]
+    named = [name for name in part_names(Part.GPU) if name in usual and _has_parts(name, parts)]
+    return named[0] if len(named) == 1 else text
+
+
+def gpu_of_word(text: str) -> str | None:
+    """Return the name of the file of a GPU that people call `text`, such as h100, or None."""
+    nodes = usual_nodes().get(_usual_word(text.lower()))
+    gpu = None if nodes is None else find(Part.NODE, nodes[0])["gpu"]
+    return gpu if isinstance(gpu, str) else None
+
+
+def _has_parts(name: object, parts: Sequence[str]) -> bool:
+    """Return True if the name of a GPU has each of `parts`; sxm is in sxm4, but l40 not in l40s."""
+    words = name.split("_") if isinstance(name, str) else []
+    words += ["sxm"] if any(word.startswith("sxm") for word in words) else []
+    return set(parts) <= set(words)
+
+
 def _node_of(name: str, count: int) -> tuple[str, bool]:
     """Return the node named `name`, and True if `count` counts GPUs, False if it counts nodes.
 
@@ -115,7 +165,7 @@ def _node_of(name: str, count: int) -> tuple[str, bool]:
         with mistakes(TopologyError, prefix="--gpus: "):
             table = find(Part.NODE, name)
         return name, holds_lone_gpu(table)
-    word, usual = name.lower(), usual_nodes()
+    word, usual = _usual_word(name.lower()), usual_nodes()
     if word in usual:
         return usual_node(word, count), True
     nodes = part_names(Part.NODE)

@@ -61,8 +61,9 @@ class ProofResult(Answer):
             MistakeError: there are fewer findings.
         """
         if number > len(self.findings):
-            most = f"at most {len(self.findings)}, the findings there are"
-            raise MistakeError(f"--explain: {number} must be {most}")
+            many = len(self.findings)
+            why = f"must be at most {many}, the number of findings" if many else "has no finding"
+            raise MistakeError(f"--explain: {number} {why}")
         finding = self.findings[number - 1]
         return "\n".join(
             [

@@ -121,9 +121,19 @@ def shipped_text(name: str) -> str:
     Raises:
         MistakeError: none has this name.
     """
+    from zsim.cluster.files import Part
     from zsim.files.source import shipped_text
 
+    if name in [str(part) for part in Part]:
+        raise MistakeError(
+            f"name: {name!r} needs a name after it, of those in zsim list {plural(name)}"
+        )
     return shipped_text(name)
+
+
+def plural(kind: str) -> str:
+    """Return the kind as `zsim list` has it."""
+    return "topologies" if kind == "topology" else f"{kind}s"
 
 
 _TITLES: dict[str, Callable[[], dict[str, str]]] = {
@@ -172,12 +182,15 @@ def part_of_kind(kind: str, name: str) -> str:
     Raises:
         MistakeError: the kind is unknown, or has no part of this name.
     """
+    from zsim.api.gpu_fleet import gpu_of_word
     from zsim.cluster.files import Part
     from zsim.files.installed import part_names, part_text
 
     kinds = [str(part) for part in Part]
     if kind not in kinds:
         raise MistakeError(f"name: {one_of(kind, kinds)}, since another name follows")
+    if Part(kind) is Part.GPU:
+        name = gpu_of_word(name) or name
     if name not in part_names(Part(kind)):
         raise MistakeError(f"{kind}: {one_of(name, part_names(Part(kind)))}")
     return part_text(Part(kind), name)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -189,6 +190,9 @@ def _changed(settings: tuple[str, ...]) -> _ClusterSettings:
         raise ScenarioError(line(error.errors(include_url=False), _Settings)) from None
 
 
+PEERS: Final = "other GPUs over PCIe"
+
+
 def _facts(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]]:
     gpu = cluster.gpu
     yield "nodes", f"{cluster.nodes:,} of {cluster.gpus_per_node} GPUs: {cluster.ranks:,} in all"
@@ -203,7 +207,8 @@ def _facts(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]
     yield "fabric", _fabric(cluster)
     for each in summed_up(link_classes(cluster)):
         what = f"{each.count:,} x {speed(each.link)}"
-        yield "links", f"{each.source} to {each.target}: {what} each way"
+        target = PEERS if cluster.over_pcie and each.target == "NVSwitch" else each.target
+        yield "links", f"{each.source} to {target}: {what} each way"
     if found:
         bisection, least = found[-1], narrowest(found)
         yield "bisection", _cut(bisection)

@@ -227,8 +227,8 @@ BATCH_UNITS = {"K": 2**10, "M": 2**20}
 """Tokens of a unit of a batch."""
 
 
-def batch_of(text: str | None) -> int | None:
-    """Return the tokens of a step; k and M are 2^10 and 2^20, as usual for batches.
+def batch_of(text: str | None, option: str = "--batch", example: str = "4M or 512k") -> int | None:
+    """Return the tokens of a step or of a sequence; k and M are 2^10 and 2^20.
 
     Raises:
         MistakeError: it is not a number of tokens.
@@ -238,5 +238,9 @@ def batch_of(text: str | None) -> int | None:
     number, unit = text.strip(), 1
     if (letter := number[-1:].upper()) in BATCH_UNITS:
         number, unit = number[:-1], BATCH_UNITS[letter]
-    found = tokens_of(number, "--batch")
-    return None if found is None else found * unit
+    try:
+        return parse_tokens(number) * unit
+    except UnitError:
+        raise MistakeError(
+            f"{option}: {text!r} must be a whole number of tokens, such as {example}"
+        ) from None

@@ -335,7 +335,7 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
         MistakeError: a file cannot be read.
         ScenarioError: the content of a file cannot be used.
     """
-    from zsim.scenario.hugging_face import configured, length_source
+    from zsim.scenario.hugging_face import configured, with_usual_length
     from zsim.scenario.model_catalogue import named
 
     if scenario.model.name is not None:
@@ -346,10 +346,8 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
         text = _config_text(name, "model.hf_config", path)
         scenario = configured(scenario, text)
         if not is_given:
-            ignored.append(
-                f"{path}: model.sequence_length: not given, {scenario.model.sequence_length:,} is "
-                f"taken, {length_source(text, scenario.model.sequence_length)}"
-            )
+            scenario, source = with_usual_length(scenario, text)
+            ignored.append(f"{path}: model.sequence_length: not given, {source}")
     while (key := scenario.zero.file_key) is not None:  # a file may name another one
         path = getattr(scenario.zero, key)
         text = _config_text(name, f"zero.{key}", path)

@@ -18,7 +18,7 @@ from zsim.prediction.run_features import RunFeatures, features_of
 
 PUBLISHED = (
     "unknown: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "
-    "published, not from measurements"
+    "published, not from measurements; real steps are mostly longer"
 )
 NETWORK = (
     "unknown: times of kernels come from {gpu} rates and memory bandwidth as published; "

@@ -63,8 +63,8 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
         takers = [name for name, each in runtimes().items() if each.options.takes_frozen]
         name = type(strategy.zero.emulate).__name__
         raise ModelError(
-            f"model.frozen: {min(model.frozen)}; {name} trains every parameter here, frozen ones "
-            f"go with zsim's own stages, {', '.join(takers)}"
+            f"model.frozen: {min(model.frozen)}: frozen parameters are not modelled for {name}; "
+            f"use zero.emulate = {' or '.join(takers)}, or zsim's own stages"
         )
     _need_whole_weights(model, strategy)
     if model.summed_copies and not (
@@ -73,8 +73,9 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
         takers = [name for name, each in runtimes().items() if each.options.sums_copies]
         name = type(strategy.zero.emulate).__name__
         raise ModelError(
-            f"model.qk_norm: {name} sums no gradients of {min(model.summed_copies)} over tensor "
-            f"{model.tensor}; say parallel.tensor 1, or zero.emulate {', '.join(takers)} or none"
+            f"model.qk_norm: {name} does not sum gradients of {min(model.summed_copies)} over "
+            f"{model.tensor} tensor ranks; use parallel.tensor = 1, zero.emulate = "
+            f"{' or '.join(takers)}, or zsim's own stages"
         )
     _need_groups(model, strategy)
     if (need := runtime_of(strategy).need) is not None:

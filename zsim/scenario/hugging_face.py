@@ -5,7 +5,7 @@ norms, initialization, scales of embeddings and scores, caps of logits and score
 scaling and share of rotary positions.
 """
 
-from typing import cast
+from typing import Final, cast
 
 from pydantic import ValidationError
 
@@ -44,15 +44,38 @@ LENGTHS = (
 """Keys of the longest sequence of a model."""
 
 
-def length_source(text: str, length: int | None) -> str:
-    """Return where the `length` that was read from `text`, a config.json, comes from."""
+USUAL_LENGTH: Final = 8192
+"""Maximum sequence length that is assumed if none is given.
+
+Models are mostly pretrained with at most this length, and extended to a longer one at the end:
+Llama 3 (arXiv 2407.21783, section 3.4) and Qwen 3 (arXiv 2505.09388, section 3.2) train that way.
+"""
+
+
+def with_usual_length(scenario: Scenario, text: str) -> tuple[Scenario, str]:
+    """Return `scenario` with at most the usual sequence length, and where the length comes from.
+
+    `text` is the config.json from which the scenario has the longest sequence of its model.
+    """
+    longest = scenario.model.sequence_length
+    assert longest is not None  # every reader of a config.json gives it
+    taken = min(longest, USUAL_LENGTH)
+    model = scenario.model.model_copy(update={"sequence_length": taken})
+    source = f"{taken:,} is taken, {_length_source(text, longest, taken)}"
+    return scenario.model_copy(update={"model": model}), source
+
+
+def _length_source(text: str, longest: int, taken: int) -> str:
+    """Return where the length `taken` for `text`, a config.json with the `longest`, comes from."""
     config = cast("Config", bounded_json(text))
     inner = config.get("text_config")
     tables = [config, cast("Config", inner)] if isinstance(inner, dict) else [config]
-    for name in LENGTHS:
-        if any(each.get(name) == length for each in tables):
-            return f"{name} of the file, its longest; trainings are often shorter"
-    return "the default of its model_type; trainings are often shorter"
+    keys = [name for name in LENGTHS for each in tables if each.get(name) == longest]
+    if longest != taken:
+        where = f"{keys[0]} of the file" if keys else "its model_type"
+        return f"the usual length of pretraining; {where} allows up to {longest:,}"
+    where = f"{keys[0]} of the file, its longest" if keys else "the default of its model_type"
+    return f"{where}; trainings are often shorter"
 
 
 def shape_fields(text: str) -> Fields:

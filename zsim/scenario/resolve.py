@@ -243,7 +243,10 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
             (tier == MemoryTier.NVME and cluster.drives is None, "drives"),
         ):
             if missing:
-                why = f"{tier} needs a node with {what}, {cluster.name} describes none"
+                why = (
+                    f"{tier} needs {what}, which {cluster.name} does not describe; use another "
+                    "node, or a file of it with [host] and [cpu] or [drives]"
+                )
                 raise ScenarioError(f"{name}: {why}")
 
 

@@ -10,6 +10,7 @@ from zsim.cluster.files import TopologyError, UnknownTopologyError
 from zsim.config_error import shown
 from zsim.scenario.missing_keys import need_cluster_keys
 from zsim.scenario.tables import ClusterTable, ParallelTable, Scenario, ScenarioError
+from zsim.units import format_bytes
 
 Topology = Callable[[str, str | None, int, str | None], Cluster]
 """Returns the cluster of a topology by name, or of a node on a fabric, with a number of nodes.
@@ -99,7 +100,8 @@ def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
         slot = _known(cluster.pcie_link, "nvlink: false", "PCIe slots", cluster)
         cluster = replace(cluster, switch_link=slot, nodes_per_domain=1, board_link=None)
     if (memory := table.host_memory) is not None:
-        host = _known(cluster.host, f"host_memory: {memory}", "host memory", cluster)
+        given = f"host_memory: {format_bytes(memory)}"
+        host = _known(cluster.host, given, "host memory", cluster)
         pinned = None if host.pinned_bytes is None else min(host.pinned_bytes, memory)
         cluster = replace(cluster, host=replace(host, memory_bytes=memory, pinned_bytes=pinned))
     if (count := table.drives) is not None:
@@ -120,8 +122,8 @@ def _known(found: Described | None, given: str, what: str, cluster: Cluster) -> 
         ScenarioError: it is None: the node does not describe it.
     """
     if found is None:
-        why = f"needs a node whose {what} are known, {cluster.name} describes none"
-        raise ScenarioError(f"cluster.{given} {why}")
+        why = f"{cluster.name} does not describe its {what}; use another node or your own file"
+        raise ScenarioError(f"cluster.{given}: {why}")
     return found
 
 
@@ -140,7 +142,9 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
         name, where = node, "cluster"
     else:
         missing, other = ("node", "fabric") if node is None else ("fabric", "node")
-        raise ScenarioError(f"cluster.{missing}: missing beside {other}")
+        raise ScenarioError(
+            f"cluster.{missing}: missing, cluster.{other} needs one (zsim list {missing}s)"
+        )
     try:
         return topology(name, fabric, nodes, table.gpu)
     except UnknownTopologyError as error:

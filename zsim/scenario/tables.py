@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, Field, ValidationError, create_model
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
 
 from zsim.config_error import ConfigError, line, refusal, refuse, unknown, wrong_fields
 from zsim.dtype import Quantization
@@ -210,7 +210,10 @@ else:  # with the constants of each rule that is installed
             if name != LEARNING_RATE
         },
     )
-    RuleName = Literal[tuple(rules())]
+    RuleName = Annotated[
+        Literal[tuple(rules())],
+        BeforeValidator(lambda word: "adam" if word == "adamw" else word),  # its decay is decoupled
+    ]
 
 
 class GroupTable(RuleTable):

@@ -19,6 +19,7 @@ from zsim_lab.rows.measurements import published_runs
 from zsim_lab.rows.published import Published
 from zsim_lab.verdict.setting_choice import (
     AXES,
+    DIFFERENT,
     LEAST_SETTINGS,
     NEAR,
     PublishedSetting,
@@ -26,6 +27,7 @@ from zsim_lab.verdict.setting_choice import (
     choices,
     gpus_of,
     name_of,
+    ordered_pairs,
     tokens_of,
 )
 
@@ -37,10 +39,15 @@ class ChoiceValidation(Answer):
     Attributes:
         choices: the choice in each group with enough settings.
         knows_failures: True if runs without a result are among the settings.
+        ordered: number of pairs of settings whose faster one is expected to be faster.
+        pairs: number of pairs whose published rates differ by more than a tenth; 0 if not all of
+            their settings are predicted.
     """
 
     choices: tuple[SettingChoice, ...]
     knows_failures: bool
+    ordered: int = 0
+    pairs: int = 0
 
     @property
     def good(self) -> int:
@@ -50,7 +57,7 @@ class ChoiceValidation(Answer):
     def text(self) -> str:
         """Return a table of choices, and how many are good."""
         rows = [_cells(each) for each in self.choices]
-        columns = ("model", "hardware", "GPUs", "settings", "chosen / best")
+        columns = ("model", "hardware", "sequence", "GPUs", "settings", "chosen / best")
         share = self.good / len(self.choices)
         lines = [
             table_text(columns, rows, words=range(2), width=None),
@@ -58,6 +65,11 @@ class ChoiceValidation(Answer):
             f"first is within {NEAR:.0%} of the published best",
         ]
         lines += [_miss(each) for each in self.choices if not each.is_good]
+        if self.pairs:
+            lines.append(
+                f"{self.ordered:,} of {self.pairs:,} pairs ({self.ordered / self.pairs:.0%}) that "
+                f"differ by more than {DIFFERENT:.0%}: the faster setting is expected to be faster"
+            )
         if self.knows_failures:
             runs = sum(each.runs for each in self.choices)
             lines.append(
@@ -72,6 +84,8 @@ class ChoiceValidation(Answer):
             "groups": len(self.choices),
             "within": NEAR,
             "good": self.good,
+            "pairs": self.pairs,
+            "ordered": self.ordered,
             "choices": [_object(each) for each in self.choices],
         }
 
@@ -91,8 +105,12 @@ def validate_best(
         MistakeError: no group has enough settings.
     """
     if folder is None:
-        found = choices(_judged())
-        return ChoiceValidation(choices=tuple(found), knows_failures=False)
+        settings = tuple(_judged())
+        ordered, pairs = ordered_pairs(settings)
+        found = choices(settings)
+        return ChoiceValidation(
+            choices=tuple(found), knows_failures=False, ordered=ordered, pairs=pairs
+        )
     runs = [run for own in published_runs(Path(folder)).values() for run in own if run.alternatives]
     blank = [_setting(run) for run in runs]
     counted = {
@@ -129,6 +147,8 @@ def _judged() -> Iterable[PublishedSetting]:
             predicted_s=run.predicted_step_s,
             slower=slower_elsewhere(run.features, run.sweep),
             is_tight=tight,
+            vocab_size=_whole(settings, "model.vocab_size"),
+            sequence_length=_whole(settings, "model.sequence_length"),
         )
 
 
@@ -144,12 +164,21 @@ def _setting(run: Published) -> PublishedSetting:
         tokens=tokens_of(settings),
         step_s=run.step_time_s,
         predicted_s=None,
+        vocab_size=_whole(settings, "model.vocab_size"),
+        sequence_length=_whole(settings, "model.sequence_length"),
     )
+
+
+def _whole(settings: Mapping[str, object], key: str) -> int:
+    """Return the whole number that a run has under a dotted key; 0 if it has none."""
+    value = settings.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _cells(found: SettingChoice) -> tuple[str, ...]:
     chosen = found.chosen
-    counts = (f"{chosen.gpus:,}", f"{found.settings:,}", f"{found.share:.1%}")
+    length = f"{chosen.sequence_length:,}" if chosen.sequence_length else ""
+    counts = (length, f"{chosen.gpus:,}", f"{found.settings:,}", f"{found.share:.1%}")
     return (chosen.model, chosen.hardware, *counts)
 
 
@@ -171,6 +200,7 @@ def _object(found: SettingChoice) -> Mapping[str, object]:
         "publication": found.chosen.publication,
         "hardware": found.chosen.hardware,
         "model": found.chosen.model,
+        "sequence_length": found.chosen.sequence_length or None,
         "gpus": found.chosen.gpus,
         "settings": found.settings,
         "share_of_best": found.share,

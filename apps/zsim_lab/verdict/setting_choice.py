@@ -1,12 +1,13 @@
 """Choices among published settings: the setting that predictions rank first, and the fastest one.
 
-A group has one model, one number and kind of GPUs, and one publication. The values that its rows
-share are the inputs of a planner; the values that differ are its choices.
+A group has one model with one vocabulary and sequence length, one number and kind of GPUs, and one
+publication: a planner chooses none of them. The values in which its rows differ are its choices.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 
 LEAST_SETTINGS = 10
@@ -15,7 +16,16 @@ LEAST_SETTINGS = 10
 NEAR = 0.1
 """A choice is good if its published rate is within this fraction of the published best."""
 
+DIFFERENT = 0.1
+"""Pairs of settings count whose published rates differ by more than this fraction."""
+
+PADDED = 1024
+"""Vocabularies are equal if they are after padding for 8 tensor ranks, as Megatron-LM pads them."""
+
 AXES = ("data", "tensor", "pipeline", "replicate")
+
+
+Group = tuple[str, str, str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,7 @@ class PublishedSetting:
         predicted_s: predicted step time; None if it is predicted not to fit, or not predicted.
         slower: median ratio of published to predicted times of similar runs in other sweeps.
         is_tight: True if it is predicted to be at the edge of memory.
+        vocab_size, sequence_length: those of the model; 0 if they are unknown.
     """
 
     publication: str
@@ -44,11 +55,14 @@ class PublishedSetting:
     predicted_s: float | None
     slower: float = 1.0
     is_tight: bool = False
+    vocab_size: int = 0
+    sequence_length: int = 0
 
     @property
-    def group(self) -> tuple[str, str, str, int]:
+    def group(self) -> Group:
         """Key of the settings that one choice is made among."""
-        return (self.publication, self.hardware, self.model, self.gpus)
+        model = (self.model, -(-self.vocab_size // PADDED), self.sequence_length)
+        return (self.publication, self.hardware, *model, self.gpus)
 
     @property
     def rate(self) -> float:
@@ -57,12 +71,14 @@ class PublishedSetting:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sort key, the best last: free memory, then expected tokens per second.
-
-        The expected rate is the predicted one divided by the slowdown of similar published runs.
-        """
-        rate = 0.0 if self.predicted_s is None else self.tokens / self.predicted_s / self.slower
+        """Sort key, the best last: free memory, then expected tokens per second."""
+        rate = self.expected_rate
         return (bool(rate) and not self.is_tight, rate)
+
+    @property
+    def expected_rate(self) -> float:
+        """Predicted tokens per second, divided by the slowdown of similar runs; 0 if unknown."""
+        return 0.0 if self.predicted_s is None else self.tokens / self.predicted_s / self.slower
 
     @property
     def error(self) -> float | None:
@@ -106,14 +122,30 @@ class SettingChoice:
 
 def choices(settings: Iterable[PublishedSetting]) -> list[SettingChoice]:
     """Return the choice of each group with enough settings with a result."""
-    groups: defaultdict[tuple[str, str, str, int], list[PublishedSetting]] = defaultdict(list)
+    return [made for own in _groups(settings) if (made := _choice(own)) is not None]
+
+
+def ordered_pairs(settings: Iterable[PublishedSetting]) -> tuple[int, int]:
+    """Return the pairs of a group whose faster setting is expected to be faster, and all pairs.
+
+    Pairs of groups of any size count, if their published rates differ by more than `DIFFERENT`.
+    """
+    ordered = total = 0
+    for own in _groups(settings):
+        known = [each for each in own if each.rate and each.predicted_s]
+        for one, other in combinations(sorted(known, key=lambda each: each.rate), 2):
+            if other.rate > (1 + DIFFERENT) * one.rate:
+                total += 1
+                ordered += other.expected_rate > one.expected_rate
+    return ordered, total
+
+
+def _groups(settings: Iterable[PublishedSetting]) -> list[list[PublishedSetting]]:
+    """Return the settings of each group, ordered by group."""
+    groups: defaultdict[Group, list[PublishedSetting]] = defaultdict(list)
     for each in settings:
         groups[each.group].append(each)
-    return [
-        made
-        for _, own in sorted(groups.items(), key=lambda item: item[0])
-        if (made := _choice(own)) is not None
-    ]
+    return [own for _, own in sorted(groups.items(), key=lambda item: item[0])]
 
 
 def _choice(own: Sequence[PublishedSetting]) -> SettingChoice | None:

@@ -29,6 +29,9 @@ from zsim_plan.search.space import RuntimeSpace, SettingSpace, powers
 BATCH_TOKENS: Final = 4 * 2**20
 """Default tokens of a step: the batch of Llama 2 (arXiv 2307.09288, section 2.2)."""
 
+ADAPTED_SEQUENCES: Final = 128
+"""Default sequences of a step with LoRA: those of its paper for GPT-3 (arXiv 2106.09685)."""
+
 OBJECTIVES: Final = ("time", "cost", "energy", "gpus")
 
 FOLLOWS: Final = {
@@ -46,7 +49,8 @@ class BestOptions(TypedDict, total=False):
     Attributes:
         tokens: tokens of the whole training, to compute days, money and energy.
         within_s: limit of the training time in seconds.
-        batch_tokens: tokens of a step; default 4,194,304, or one sequence per GPU if that is more.
+        batch_tokens: tokens of a step; default 4,194,304 (with LoRA 128 sequences), or one
+            sequence per GPU if that is more.
         objective: "time", "cost", "energy" or "gpus"; all but "time" may use fewer GPUs.
         price: price of a GPU hour.
         prices: path of a file with the prices of GPUs.
@@ -221,9 +225,7 @@ def question_of(
     scenario = _described(tables)
     length = scenario.model.sequence_length
     if length is None:
-        raise MistakeError(
-            f"model: {model!r} says no sequence_length: --set model.sequence_length=N"
-        )
+        raise MistakeError(f"model: {model!r} has no sequence length; add --sequence TOKENS")
     known = price_of(fleet.cluster.gpu.name, options.get("price"), options.get("prices"))
     if objective == "cost" and known is None:
         raise MistakeError("--objective: cost needs --price or --prices")
@@ -235,7 +237,9 @@ def question_of(
     return Question(
         tables=tables,
         fleet=fleet,
-        sequences=_sequences(options.get("batch_tokens"), length, fleet.gpus),
+        sequences=_sequences(
+            options.get("batch_tokens"), length, fleet.gpus, adapts="lora" in tables["model"]
+        ),
         sequence_length=length,
         layers=scenario.model.layers or 0,
         objective=objective,
@@ -321,7 +325,7 @@ def _fabrics(fleet: GpuFleet, names: Sequence[str], *, is_set: bool) -> tuple[st
         raise MistakeError(f"--set: {FABRIC_KEY} is what --fabric compares: say one of the two")
     nodes = fleet.gpus // fleet.cluster.gpus_per_node
     if nodes < 2:
-        raise MistakeError(f"--fabric: {fleet.title} are on one node, and meet over none")
+        raise MistakeError(f"--fabric: {fleet.title} are on one node; remove --fabric")
     for name in names:
         if name not in part_names(Part.FABRIC):
             raise MistakeError(f"--fabric: {one_of(name, part_names(Part.FABRIC))}")
@@ -358,14 +362,15 @@ def _described(tables: Mapping[str, Any]) -> Scenario:
         return scenario
 
 
-def _sequences(batch_tokens: int | None, length: int, gpus: int) -> int:
-    """Return the sequences of a step.
+def _sequences(batch_tokens: int | None, length: int, gpus: int, *, adapts: bool) -> int:
+    """Return the sequences of a step; `adapts` is True if it trains adapters only.
 
     Raises:
         MistakeError: `batch_tokens` is not a multiple of `length`.
     """
     if batch_tokens is None:
-        return max(BATCH_TOKENS // length // gpus, 1) * gpus
+        usual = ADAPTED_SEQUENCES if adapts else BATCH_TOKENS // length
+        return max(usual // gpus, 1) * gpus
     if batch_tokens % length:
         below = batch_tokens // length * length
         near = f"{below:,} or {below + length:,}" if below else f"{length:,}"

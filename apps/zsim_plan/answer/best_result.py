@@ -398,9 +398,9 @@ class BestResult(BestPages, AnswerInFacts):
         return f"{self.more(each):+.1%}{verdict}"
 
     def _losses_text(self) -> str:
-        shown = list(self.losses[:REASONS_SHOWN])
-        rest = sum(each.count for each in self.losses[REASONS_SHOWN:])
-        if rest:
+        many = sorted(self.losses, key=lambda each: -each.count)[:REASONS_SHOWN]
+        shown = [each for each in self.losses if each in many]
+        if rest := sum(each.count for each in self.losses if each not in many):
             shown.append(LossReason("others", "other reasons, all in --json", rest))
         return facts_text((f"{each.count:,} {each.kind}", each.why) for each in shown)
 

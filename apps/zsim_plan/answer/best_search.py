@@ -383,7 +383,7 @@ class _SearchRun:
         if best.outcome.is_sure and each.outcome.keeps_to_be_unsure:
             return f"fits with a probability below {SURE:.0%}"
         if each.outcome.is_tight:
-            return f"takes more than {TIGHT:.0%} of the memory, which may not do"
+            return f"leaves less than {1 - TIGHT:.0%} of the memory free; real runs may run out"
         if best.outcome.is_sure and not each.outcome.is_sure:
             return f"fits with a probability below {SURE:.0%}"
         if each.outcome.slower >= MUCH:

@@ -142,7 +142,22 @@ class ClusterChoice(AnswerInFacts):
             lines.append(
                 (each.gpus, f"{self.more(each):+.1%} {what}{beyond}: {self._figures(each)}")
             )
-        return lines
+        return [*lines, *self._caution()]
+
+    def _caution(self) -> list[tuple[str, str]]:
+        """Return a line if only some of the compared step times have a known error."""
+        known = {True: list[str](), False: list[str]()}
+        for each in self.ranked:
+            if each.best is not None and each.value is not None:
+                known[each.best.outcome.error is not None].append(each.gpus)
+        if not all(known.values()):
+            return []
+        unknown, measured = (" and ".join(known[is_known]) for is_known in (False, True))
+        text = (
+            f"no published run is like that on {unknown}, whose times rest on data sheets and are "
+            f"mostly too short; those on {measured} rest on measurements"
+        )
+        return [("caution", text)]
 
     def _figures(self, each: ClusterAnswer) -> str:
         assert each.best is not None

@@ -42,7 +42,10 @@ class TriedSetting:
     @property
     def choice(self) -> tuple[object, ...]:
         """Key of what people choose between: all but the micro-batch and options of the runtime."""
-        changes = [(key, value) for key, value in self.changes.items() if key in CHOSEN]
+        degrees = (self.changes.get(f"parallel.{axis}", 1) for axis in ("data", "replicate"))
+        is_alone = all(degree == 1 for degree in degrees)  # then all stages are the same
+        chosen = CHOSEN - {"zero.stage"} if is_alone else CHOSEN
+        changes = [(key, value) for key, value in self.changes.items() if key in chosen]
         moves = any("offload" in key for key in self.changes)
         return self.gpus, moves, *sorted(changes)
 

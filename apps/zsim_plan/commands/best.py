@@ -61,6 +61,10 @@ Batch = Annotated[
     str | None,
     typer.Option(metavar="TOKENS", help="Tokens of a step: 4M is 4 x 2^20. Default: 4M, or more."),
 ]
+Length = Annotated[
+    str | None,
+    typer.Option("--sequence", metavar="TOKENS", help="Tokens of a sequence: 32k is 32 x 2^10."),
+]
 Objective = Annotated[
     str, typer.Option(metavar="WHAT", help="The least time, cost, energy or gpus.")
 ]
@@ -76,6 +80,9 @@ Fabric = Annotated[
         autocompletion=completed("fabric_names"),
     ),
 ]
+LENGTH_KEY = "model.sequence_length"
+"""Key of a scenario that --sequence sets."""
+
 OPERATIONS = 3_000_000
 """Default limit on simulated operations; the same as in `zsim_plan.answer.best_search`."""
 
@@ -145,6 +152,7 @@ def best(
     tokens: Tokens = None,
     within: Within = None,
     batch: Batch = None,
+    sequence: Length = None,
     objective: Objective = "time",
     price: Price = None,
     prices: Prices = None,
@@ -168,6 +176,7 @@ def best(
 
     del search_time  # its callback rejects it
     _need_files(save, config, report, (picture, figure), or_gpus)
+    settings = _with_length(settings, sequence)
     many = {"--set": settings, "--runtime": runtime, "--fabric": fabric}
     many |= {"--reliability": reliability, "--or": or_gpus}
     once = {"--tokens": tokens, "--within": within, "--batch": batch, "--prices": prices}
@@ -212,6 +221,19 @@ def _print(
         files += _drawing(found, picture, figure)
     with answer_before(files):
         print_answer(found, as_json=as_json)
+
+
+def _with_length(settings: list[str] | None, sequence: str | None) -> list[str] | None:
+    """Return `settings` with the sequence length of --sequence, if it is given."""
+    from zsim.api.training_budget import batch_of
+
+    length = batch_of(sequence, "--sequence", "32k or 32768")
+    if length is None:
+        return settings
+    given = settings or []
+    if any(each.partition("=")[0].strip() == LENGTH_KEY for each in given):
+        raise MistakeError(f"--sequence: cannot be combined with --set {LENGTH_KEY}; remove one")
+    return [*given, f"{LENGTH_KEY}={length}"]
 
 
 def _need_files(

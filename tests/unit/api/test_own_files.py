@@ -103,7 +103,7 @@ def test_a_pasted_node_has_the_pasted_gpu(client: Client) -> None:
             {"precision": "fp64"},
             "Precision: 'fp64': did you mean fp16? It must be empty, or one of bf16, ",
         ),
-        ({"lora": "8", "runtime": "megatron-1"}, "Megatron trains every parameter here"),
+        ({"lora": "8", "runtime": "megatron-1"}, "frozen parameters are not modelled for Megatron"),
         ({"context": "4"}, "Context parallel: 4 must divide the 2 data-parallel ranks"),
         ({"length": "long"}, "Context length: 'long' must be a whole number, at least 1"),
     ],

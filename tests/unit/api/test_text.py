@@ -52,3 +52,24 @@ def test_a_long_first_cell_goes_on_below_itself() -> None:
     assert first.endswith(" 1")
     assert " ".join([first.removesuffix("1"), *more]).split() == ["word"] * 40
     assert max(map(len, text.splitlines())) <= LINE_WIDTH
+
+
+def test_a_long_last_cell_does_not_squeeze_the_first() -> None:
+    name = "Megatron, ZeRO-1, 8-way tensor parallel, 2 pipeline stages, micro-batch 1 x 128"
+    verdict = "-8.9%, within the error, fits with probability 64%, published ones took 1.1 times"
+    rows = [(name, "16", verdict), ("FSDP2", "16", "best")]
+    lines = table_text(("setting", "GPUs", "to the best"), rows, words=(0, 2)).splitlines()
+    assert len(lines) <= 5
+    assert max(map(len, lines)) <= LINE_WIDTH
+    at = lines[0].index("to the best")
+    assert " ".join(line[at:].strip() for line in lines[1:-1]) == verdict
+
+
+@given(table=tables, data=st.data())
+def test_columns_of_words_share_a_line(table: list[tuple[str, ...]], data: st.DataObject) -> None:
+    columns, *rows = table
+    left = data.draw(st.sets(st.integers(0, len(columns) - 1)))
+    numbers = [max(len(row[at]) for row in table) for at in range(len(columns)) if at not in left]
+    width = sum(numbers) + 2 * (len(columns) - 1) + 8 * len(left)
+    for line in table_text(columns, rows, words=left, width=width).splitlines():
+        assert len(line) <= width

@@ -18,6 +18,8 @@ def test_in_four_of_five_groups_the_choice_is_within_a_tenth_of_the_published_be
 ) -> None:
     assert len(found.choices) >= 10
     assert found.good >= 0.8 * len(found.choices)
+    assert found.ordered >= 0.85 * found.pairs > 1000
+    assert f"{found.ordered:,} of {found.pairs:,} pairs" in found.text()
     assert f"{found.good} of {len(found.choices)} groups" in found.text()
     missed = [each for each in found.choices if not each.is_good]
     assert all(each.best.name in found.text() for each in missed)

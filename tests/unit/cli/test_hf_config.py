@@ -151,3 +151,23 @@ def test_a_remedy_with_shorter_sequences_says_so(
     (line,) = [each for each in capsys.readouterr().out.splitlines() if "it would fit" in each]
     assert "model.sequence_length=1024: " in line
     assert line.endswith(" a step, which has fewer tokens")
+
+
+def test_a_config_for_long_contexts_is_planned_at_the_usual_length(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = without_length(scenario)
+    long = json.dumps(CONFIG | {"max_position_embeddings": 131_072})
+    (scenario.parent / "config.json").write_text(long, "utf-8")
+    assert answer(["plan", str(path), "--json"]) == 0
+    usual = capsys.readouterr()
+    assert usual.err == (
+        "zsim: config.json: model.sequence_length: not given, 8,192 is taken, the usual length of "
+        "pretraining; max_position_embeddings of the file allows up to 131,072\n"
+    )
+    peaks = []
+    for length in (8192, 131_072):
+        words = ["plan", str(path), "--json", "--set", f"model.sequence_length={length}"]
+        assert answer(words) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["peak_allocated_bytes"])
+    assert json.loads(usual.out)["peak_allocated_bytes"] == peaks[0] != peaks[1]

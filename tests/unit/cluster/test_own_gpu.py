@@ -109,6 +109,12 @@ def test_a_wrong_file_of_a_gpu_is_one_line(mine: Path, old: str, new: str, why: 
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_with_little_of_a_gpu_is_read_as_one(mine: Path) -> None:
+    mine.write_text('name = "Mine"\nmemory = "80 GB"\n', "utf-8")
+    with pytest.raises(MistakeError, match=r"Mine\.toml: memory_bandwidth, rates: missing$"):
+        gpu_fleet(f"8x{mine}")
+
+
 @given(
     half=st.integers(1, 10_000),
     fp8=st.none() | st.integers(1, 20_000),

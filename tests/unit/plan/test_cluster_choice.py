@@ -7,7 +7,7 @@ import pytest
 
 from zsim.mistake import MistakeError
 from zsim_plan.answer.best_search import best
-from zsim_plan.answer.cluster_choice import ClusterChoice, best_clusters, quoted
+from zsim_plan.answer.cluster_choice import ClusterAnswer, ClusterChoice, best_clusters, quoted
 
 TINY = (
     "model.layers=2",
@@ -135,3 +135,25 @@ def test_quotes_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(MistakeError, match=why):
         best_clusters("llama3.2-1b", clusters, price=price)
+
+
+def test_times_of_a_data_sheet_are_not_compared_with_measured_ones_without_a_caution(
+    choice: ClusterChoice,
+) -> None:
+    first, second, third = choice.answers
+    assert "caution" not in dict(choice.facts())
+    found = replace(choice, answers=(first, _without_error(second), third))
+    caution = dict(found.facts())["caution"]
+    assert caution.startswith(f"no published run is like that on {second.gpus}, ")
+    assert first.gpus in caution
+    assert third.gpus in caution
+    unknown = tuple(_without_error(each) for each in choice.answers)
+    assert "caution" not in dict(replace(choice, answers=unknown).facts())
+
+
+def _without_error(answer: ClusterAnswer) -> ClusterAnswer:
+    """Return `answer` without an error of its step times, as on a GPU of a data sheet."""
+    tried = tuple(
+        replace(each, outcome=replace(each.outcome, error=None)) for each in answer.result.tried
+    )
+    return replace(answer, result=replace(answer.result, tried=tried))

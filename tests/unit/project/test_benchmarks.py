@@ -118,6 +118,17 @@ def test_the_search_for_the_best_setting(lines: Lines) -> None:
     assert found[0].startswith("gpt2 on 1xh100: ")
 
 
+@pytest.mark.one_commit_in(18)
+def test_the_quality_of_answers(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = {"zero.emulate": "fsdp2", "zero.stage": 3, "model.layers": 1, "parallel.tensor": 1}
+    few: dict[str, object] = {"SEEDS": (2,), "OPERATIONS": 10_000, "NEAR_LONG": -1.0, "WORKERS": 1}
+    questions = (("gpt2", "1xh100", narrow),)
+    found = lines("best_quality", "exhaustive", "long", QUESTIONS=questions, **few)
+    assert found[0].startswith("space 2: ")
+    assert found[1].endswith(": True")
+    assert "; +0.00% to 4 times the operations" in found[2]
+
+
 def test_reads_and_writes_beside_adam(lines: Lines, tmp_path: Path) -> None:
     found = lines("offload", tmp_path, ELEMENTS=1000, GROUPS=4, ROUNDS=1, STEPS=2)
     assert found[-1].startswith("phase over larger ")

@@ -109,8 +109,9 @@ def test_a_runtime_that_does_not_sum_these_gradients_is_refused(runtime: Runtime
         make_schedule(fitting(NORMED, strategy), strategy)
     name = type(runtime).__name__
     assert str(raised.value) == (
-        f"model.qk_norm: {name} sums no gradients of block0.ln_k.weight over tensor 2; say "
-        "parallel.tensor 1, or zero.emulate fsdp2, megatron, nanotron or none"
+        f"model.qk_norm: {name} does not sum gradients of block0.ln_k.weight over 2 tensor "
+        "ranks; use parallel.tensor = 1, zero.emulate = fsdp2 or megatron or nanotron, or zsim's "
+        "own stages"
     )
     alone = strategy.but({"parallel.tensor": 1})
     assert make_schedule(fitting(NORMED, alone), alone).mesh.size == 2

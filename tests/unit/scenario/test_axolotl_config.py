@@ -91,8 +91,36 @@ def test_a_fine_tuning_with_fsdp_of_version_2_is_read() -> None:
     assert (train.precision, train.clip_norm, train.learning_rate) == ("bf16", 1.0, 2e-5)
     assert train.model_dump()["beta2"] == 0.95
     assert found.activations.checkpointing == "full"
-    told = configured(parse(TEXT), FSDP2, model_catalogue()).ignored
-    assert told == ("pad_to_sequence_len (every sequence has sequence_len tokens)",)
+    told = configured(parse(TEXT), FSDP2, model_catalogue())
+    assert (told.ignored, told.assumed) == ((), ())
+
+
+PACKED = FSDP2.replace(
+    "pad_to_sequence_len: true", "sample_packing: true\nsample_packing_eff_est: 1"
+)
+
+
+def test_packed_samples_see_the_window_that_the_scenario_gives() -> None:
+    why = refusal(PACKED)
+    assert why.startswith(
+        "zero.axolotl_config: sample_packing: true needs model.window in the scenario: half the "
+        "mean tokens of a sample, or sequence_len"
+    )
+    assert read(PACKED, "model.window=128").model.window == 128
+    own = PACKED.replace("meta-llama/Llama-3.2-1B", "mistralai/Mistral-7B-v0.1")
+    assert read(own, "model.window=128").model.window == 128
+    assert read(own.replace("sample_packing: true", "pad_to_sequence_len: true")).model.window
+
+
+def test_samples_that_are_not_padded_count_as_whole_sequences() -> None:
+    loose = FSDP2.replace("pad_to_sequence_len: true", "")
+    assert configured(parse(TEXT), loose, model_catalogue()).assumed == (
+        "pad_to_sequence_len: true (every sequence counts as sequence_len tokens)",
+    )
+    assert "group_by_length: true sequences of different lengths" in refusal(
+        f"{loose}\ngroup_by_length: true"
+    )
+    assert read(f"{FSDP2}\ngroup_by_length: true").model.sequence_length == 1024
 
 
 def test_fsdp_of_version_1_is_read_as_accelerate_reads_it() -> None:

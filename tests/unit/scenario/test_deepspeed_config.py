@@ -180,7 +180,6 @@ def test_what_changes_no_step_is_silent_or_named_with_what_differs() -> None:
         "scheduler": {"type": "WarmupLR"},
         "flops_profiler": {"enabled": False, "module_depth": -1},
         "steps_per_print": 10,
-        "wall_clock_breakdown": True,
         "a.b": 1,
         "activation_checkpointing": {"contiguous_memory_optimization": True},
         "fp16": {"fp16_master_weights_and_grads": True},
@@ -194,9 +193,19 @@ def test_what_changes_no_step_is_silent_or_named_with_what_differs() -> None:
     }
     assert named(config) == (
         "scheduler (the learning rate is train.learning_rate in every step)",
-        "wall_clock_breakdown (its timers stop the host: steps take longer)",
         '"a.b" (no option of DeepSpeed, which ignores it)',
     )
+
+
+def test_timers_that_stop_the_host_are_refused() -> None:
+    for is_on in (False, True):
+        for name, value in (("wall_clock_breakdown", is_on), ("comms_logger", {"enabled": is_on})):
+            config: Config = {**zero(2), name: value}
+            if not is_on:
+                assert named(config) == ()
+                continue
+            with pytest.raises(ScenarioError, match=f"zero.deepspeed_config: {name}: .*remove it"):
+                read(config)
 
 
 def test_every_default_is_silent_and_any_other_value_is_not() -> None:

@@ -1,5 +1,6 @@
 """Arguments of Megatron-LM are what the scenario means; what they cannot say is one line."""
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from zsim.api.scenario import load
 from zsim.files.installed import model_catalogue
+from zsim.mistake import MistakeError
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.megatron.options import Megatron
 from zsim.scenario import trainer_files
 from zsim.scenario.model_catalogue import named
@@ -67,7 +70,7 @@ def test_a_file_is_read_beside_the_scenario_and_what_differs_is_told_once(
 ) -> None:
     (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
     words = LLAMA3_8B.replace(" --hidden", " \\\n  --hidden")
-    words += " --rampup-batch-size 8 8 1000"
+    words += " --rampup-batch-size 128 8 1000 --start-weight-decay 0.1"
     command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words}  # a run\n"
     (tmp_path / "arguments.txt").write_text(command, "utf-8")
     loaded = load(tmp_path / "scenario.toml")
@@ -77,7 +80,7 @@ def test_a_file_is_read_beside_the_scenario_and_what_differs_is_told_once(
     said = capsys.readouterr().err
     assert said == (
         "zsim: arguments.txt: not modelled: "
-        "--rampup-batch-size (every step has the whole global batch)\n"
+        "--start-weight-decay (the decay is train.weight_decay in every step)\n"
     )
 
 
@@ -353,7 +356,26 @@ def test_both_names_of_one_argument_contradict_each_other() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("--deepspeed --zero-stage 1", "--deepspeed: Megatron-DeepSpeed (write a scenario with"),
+        ("--deepspeed --zero-stage 1", "--deepspeed: needs --deepspeed_config FILE, which has its"),
+        (
+            "--deepspeed --deepspeed_config ds.json",
+            "--deepspeed: without --no-pipeline-parallel, DeepSpeed's engine for pipelines trains",
+        ),
+        (
+            "--deepspeed --deepspeed_config ds.json --pipeline-model-parallel-size 2",
+            "--pipeline-model-parallel-size: 2: pipelines of DeepSpeed are not modelled; set it to",
+        ),
+        (
+            "--deepspeed --deepspeed_config ds.json --no-pipeline-parallel --overlap-grad-reduce",
+            "--overlap-grad-reduce: not modelled; remove it",
+        ),
+        ("--sft", "--sft: fine-tuning on packed samples: not modelled"),
+        (
+            "--global-batch-size 64 --rampup-batch-size 8 8 1000",
+            "--rampup-batch-size: 8 8 1000: a batch that grows is not modelled; remove it to "
+            "simulate a step of --global-batch-size, or set that to the batch of another step",
+        ),
+        ("--step-batch-size-schedule 0:8", "--step-batch-size-schedule: 0:8: a batch that grows"),
         ("--zero-stage 1", "--zero-stage: 1 is not modelled; remove it to run without it"),
         ("--fp8-format e5m2", "--fp8-format: 'e5m2' must be e4m3 or hybrid"),
         ("--fp8-format e4m3 --fp8-recipe custom", "--fp8-recipe: custom is not modelled"),
@@ -482,3 +504,39 @@ def test_first_and_last_layers_may_stay_in_16_bits() -> None:
     assert (found.num_layers_at_start_in_bf16, found.num_layers_at_end_in_bf16) == (1, 2)
     found = read(f"{words} --num-layers-at-start-in-bf16 0").train
     assert (found.num_layers_at_start_in_bf16, found.num_layers_at_end_in_bf16) == (0, 1)
+
+
+BY_DEEPSPEED = (
+    "--num-layers 2 --hidden-size 64 --ffn-hidden-size 192 --num-attention-heads 4 --seq-length 16"
+    " --num-key-value-heads 2 --vocab-size 1000 --micro-batch-size 2 --global-batch-size 64"
+    " --tensor-model-parallel-size 2 --bf16 --swiglu --normalization rmsnorm --clip-grad 1.0"
+    " --disable-bias-linear --use-rotary-position-embeddings --checkpoint-activations"
+    " --deepspeed --deepspeed_config ds.json --zero-stage 3 --no-pipeline-parallel"
+    " --deepspeed-activation-checkpointing"
+)
+
+
+def test_a_command_line_of_megatron_deepspeed_is_trained_by_its_configuration(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
+    (tmp_path / "arguments.txt").write_text(f"deepspeed pretrain_gpt.py {BY_DEEPSPEED}", "utf-8")
+    said = {"stage": 3, "stage3_max_live_parameters": 77}
+    engine = {"zero_optimization": said, "bf16": {"enabled": True}, "gradient_clipping": 0.5}
+    (tmp_path / "ds.json").write_text(json.dumps(engine), "utf-8")
+    loaded = load(tmp_path / "scenario.toml")
+    strategy = loaded.strategy
+    assert strategy.zero.emulate == DeepSpeed(stage3_max_live_parameters=77)
+    assert (strategy.zero.stage, strategy.parallel.tensor, strategy.parallel.data) == (3, 2, 4)
+    assert strategy.train.gradient_accumulation_steps == 64 // (2 * 4)
+    assert strategy.train.clip_norm == 0.5
+    assert strategy.activations.checkpointing == "full"
+    assert read(BY_DEEPSPEED).model.key_value_heads == 2
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', "utf-8")
+    with pytest.raises(MistakeError, match=r"zero\.stage: 3 contradicts deepspeed_config"):
+        load(tmp_path / "scenario.toml").strategy  # noqa: B018
+
+
+def test_megatron_deepspeed_stores_scores_unless_it_has_flash_attention() -> None:
+    assert read(BY_DEEPSPEED).model.attention == "plain"
+    assert read(f"{BY_DEEPSPEED} --use-flash-attn-v2").model.attention == "flash2"

@@ -248,6 +248,11 @@ def test_fp8_in_nemo_has_delayed_scaling(kind: str) -> None:
         ("num_layers: 32", "num_layers: many", "model.num_layers: 'many' must be a whole number"),
         ("layers: 32", "layers: ${.depth}", "'${.depth}' must be a whole number of at least 1"),
         ("num_layers: 32", "num_layers: 32\n  num_moe_experts: 8", "num_moe_experts: experts"),
+        (
+            "num_layers: 32",
+            "num_layers: 32\n  rampup_batch_size: [16, 16, 300]",
+            "model.rampup_batch_size: a list is not modelled; remove it",
+        ),
         ("num_layers: 32", "num_layers: 32\n  expert_model_parallel_size: 2", "2 is not modelled"),
         ("mcore_distributed_optim", "fused_adam", '"fused_adam" is not modelled, only mcore_'),
         ("mcore_distributed_optim", "distributed_fused_adam", "is not modelled, only mcore_"),

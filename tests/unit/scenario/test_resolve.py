@@ -111,8 +111,8 @@ def test_a_node_and_a_fabric_make_a_cluster() -> None:
     [
         ('"box"', '"bag"', "cluster.node: 'bag' must be box"),
         ('"tree"', '"bush"', "cluster.fabric: 'bush' must be tree"),
-        ('node = "box"', "", "cluster.node: missing beside fabric"),
-        ('fabric = "tree"', "", "cluster.fabric: missing beside node"),
+        ('node = "box"', "", "cluster.node: missing, cluster.fabric needs one (zsim list nodes)"),
+        ('fabric = "tree"', "", "cluster.fabric: missing, cluster.node needs one (zsim list"),
         ('node = "box"\nfabric = "tree"', "", "cluster.topology: missing; give it, or node and"),
         (
             'node = "box"',
@@ -169,7 +169,7 @@ def test_a_node_has_as_many_drives_as_the_scenario_says_where_what_one_does_is_k
     drives = Drives(count=8, capacity_bytes=10**12, write_bytes_per_s=10**9)
     known = replace(BOX, drives=drives)
     assert with_overrides(ClusterTable(drives=3), known).drives == replace(drives, count=3)
-    wanted = "cluster.drives: 3 needs a node whose drives are known, boxes describes none"
+    wanted = "cluster.drives: 3: boxes does not describe its drives; use another node"
     with pytest.raises(ScenarioError, match=re.escape(wanted)):
         resolved("cluster.drives=3")
 
@@ -179,7 +179,7 @@ def test_gpus_without_nvlink_meet_over_their_pcie_slots() -> None:
     known = replace(BOX, pcie_link=slot)
     assert with_overrides(ClusterTable(nvlink=False), known).switch_link == slot
     assert with_overrides(ClusterTable(), known).switch_link == BOX.switch_link
-    with pytest.raises(ScenarioError, match=r"cluster\.nvlink: false needs a node whose PCIe"):
+    with pytest.raises(ScenarioError, match=r"nvlink: false: .* does not describe its PCIe"):
         with_overrides(ClusterTable(nvlink=False), replace(BOX, pcie_link=None))
 
 
@@ -304,13 +304,13 @@ WRONG = {
     "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",
     "zero.stage=3 zero.emulate=fsdp2 zero.fsdp2.offload_policy=cpu": (
-        "zero.fsdp2.offload_policy: host needs a node with host memory behind PCIe, boxes "
-        "describes none"
+        "zero.fsdp2.offload_policy: host needs host memory behind PCIe, which boxes does not "
+        "describe; use another node, or a file of it with [host]"
     ),
     "zero.stage=3 zero.emulate=deepspeed zero.deepspeed.offload_param.device=nvme "
     "zero.deepspeed.offload_optimizer.device=cpu": (
-        "zero.deepspeed.offload_optimizer.device: host needs a node with host memory behind PCIe, "
-        "boxes describes none"
+        "zero.deepspeed.offload_optimizer.device: host needs host memory behind PCIe, which boxes "
+        "does not describe; use another node"
     ),
     "offload.checkpoints=host": (
         "offload.checkpoints: 'host' needs activations.checkpointing = full"
@@ -319,7 +319,7 @@ WRONG = {
         "activations.offload: is not here any more: say offload.checkpoints = host"
     ),
     "offload.checkpoints=host activations.checkpointing=full": (
-        "offload.checkpoints: host needs a node with host memory behind PCIe, boxes describes none"
+        "offload.checkpoints: host needs host memory behind PCIe, which boxes does not describe; "
     ),
     "zero.fused_buffers=model zero.stage=3": "zero.fused_buffers: 'model' is for stages 0 to 2",
     "zero.fused_buffers=model zero.bucket_elements=9": "zero.bucket_elements: 9 is for fused_buff",

@@ -207,3 +207,7 @@ def test_the_reference_names_every_key() -> None:
     text = "".join(page.read_text("utf-8") for page in pages)
     options = [name for each in runtimes().values() for name in each.options.model_fields]
     assert [key for key in [*keys(Scenario), *options] if f"`{key}`" not in text] == []
+
+
+def test_adamw_is_the_name_of_adam_with_decoupled_decay() -> None:
+    assert TrainTable.model_validate({"optimizer": "adamw"}).optimizer == "adam"

@@ -8,6 +8,9 @@ from zsim.cluster.files.table import TopologyError, read
 GPUS: Final = 8
 NIC: Final = "50 GB/s"
 SLOT: Final = "63 GB/s"
+GPU_KEYS: Final = ("rates", "memory", "memory_bandwidth")
+"""Keys of a GPU's file that a node's file does not have."""
+
 SOURCE: Final = (
     f"{RULE}: eight GPUs on a switch with the GPU's link, each with a NIC of 400 Gb/s, as in a DGX "
     "H100; a file of a node says otherwise (zsim show node --template)"
@@ -20,8 +23,8 @@ def holds_lone_gpu(table: dict[str, Any]) -> bool:
 
 
 def is_gpu(table: dict[str, Any]) -> bool:
-    """Return True if the table describes a GPU: it has rates or memory bandwidth, but no node."""
-    return "node" not in table and ("rates" in table or "memory_bandwidth" in table)
+    """Return True if the table describes a GPU: it has memory or rates of one, but no node."""
+    return "node" not in table and any(key in table for key in GPU_KEYS)
 
 
 def node_of_gpu(name: str, table: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ marked. `fsdp_config` is read as Accelerate reads it, a DeepSpeed file after thi
 read by its name if it ships with zsim; the scenario gives the cluster.
 """
 
-from collections.abc import Mapping
 from functools import partial
 
 from zsim.config_error import ConfigError
@@ -43,12 +42,8 @@ WITHOUT_EFFECT = (
 )
 """Prefixes of options that change neither time nor memory of a step in zsim."""
 
-NAMED: Mapping[str, str] = {
-    "sample_packing": "every sequence is one sample: attention between samples counts",
-    "pad_to_sequence_len": "every sequence has sequence_len tokens",
-    "group_by_length": "every sequence has sequence_len tokens",
-}
-"""Options whose effect depends on the data, with the length that zsim takes."""
+PACKING = "sample_packing"
+PADDING = "pad_to_sequence_len"
 
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"), "adam"),
@@ -77,12 +72,41 @@ def read(given: GivenTables, text: str) -> ReadTables:
     _parallel(options, given)
     _model(options, given)
     _train(options)
+    assumed = _lengths(options, given)
     put_all(tables, options.origins.items(), source=FIELD)
     options.drop(WITHOUT_EFFECT)
     off: tuple[object, ...] = (False, "", [])
     left = {name: shown(value) for name, value in options.left.items() if value not in off}
-    ignored = need_followed(FIELD, left.items(), NAMED)
-    return ReadTables(tables=tables, origins=options.origins, ignored=ignored)
+    need_followed(FIELD, left.items())
+    return ReadTables(tables=tables, origins=options.origins, assumed=assumed)
+
+
+def _lengths(options: SectionOptions, given: GivenTables) -> tuple[str, ...]:
+    """Check how samples fill sequences; return the assumption about samples that are not padded.
+
+    Tokens of packed samples see on average half a sample, as with a window of that length.
+
+    Raises:
+        TrainerFileError: samples are packed and no window says how many tokens they see, or
+            sequences have different lengths.
+    """
+    is_packed, is_padded = options.flag(PACKING), options.flag(PADDING)
+    by_length = "group_by_length"
+    if options.flag(by_length) and not is_packed and not is_padded:
+        why = "sequences of different lengths are not modelled; remove it"
+        raise options.wrong(by_length, value=True, why=why)
+    options.drop((f"{PACKING}_", "multipack_real_batches"))
+    if not is_packed:
+        every = f"{PADDING}: true (every sequence counts as sequence_len tokens)"
+        return () if is_padded else (every,)
+    if given.value("model", "window") is None:
+        why = (
+            "needs model.window in the scenario: half the mean tokens of a sample, or sequence_len "
+            "to count attention between samples, too"
+        )
+        raise options.wrong(PACKING, value=True, why=why)
+    options.origins.pop("model.window", None)
+    return ()
 
 
 def _adapter(options: SectionOptions, given: GivenTables) -> None:

@@ -8,6 +8,7 @@ tokenizer defines it. Names of recomputation arguments from before 2023 are also
 without a reader is refused, unless it does not change a step or is reported with the difference.
 """
 
+from zsim.runtimes.megatron.deepspeed_arguments import set_deepspeed, takes_deepspeed
 from zsim.runtimes.megatron.format_arguments import read_formats, state_options
 from zsim.runtimes.megatron.graph_arguments import graph_options
 from zsim.runtimes.megatron.stage_arguments import stage_options
@@ -30,7 +31,6 @@ WITHOUT_EFFECT = (
         "eod-mask-loss",
         "reset-position-ids",
         "reset-attention-mask",
-        "sft",
         "fim-",
         "use-dist-ckpt",
     ),
@@ -45,7 +45,7 @@ WITHOUT_EFFECT = (
     *("rerun-mode", "error-injection", "langrl", "rl-", "grpo-", "mid-level-dataset"),
     *("init-method", "inference", "load", "log-", "lr-", "manual-gc", "merge-file", "min-lr"),
     *("mock-data", "no-load", "no-mmap", "no-save", "num-workers", "override-opt", "profile"),
-    *("rotary-base", "save", "seed", "split", "step-batch-size", "tensorboard"),
+    *("rotary-base", "save", "seed", "split", "tensorboard"),
     *("test-data", "tiktoken", "timing", "tokenizer", "train-data", "train-iters"),
     *("train-samples", "use-checkpoint", "use-mcore-models", "valid-data"),
     *("vocab-file", "wandb", "no-create-attention-mask", "rotary-percent", "attention-softmax"),
@@ -55,7 +55,6 @@ WITHOUT_EFFECT = (
 
 NAMED = {
     "hysteresis": "the loss scale falls at the first overflow",
-    "rampup-batch-size": "every step has the whole global batch",
     "weight-decay-incr-style": "the decay is train.weight_decay in every step",
     "start-weight-decay": "the decay is train.weight_decay in every step",
     "end-weight-decay": "the decay is train.weight_decay in every step",
@@ -116,7 +115,8 @@ REFUSED = {
     "optimizer-cpu-offload": "its optimizer on the host",
     "fine-grained-activation-offloading": "activations of modules on the host",
     "overlap-p2p-communication-warmup-flush": "another order of sends and receives",
-    "deepspeed": "Megatron-DeepSpeed (write a scenario with zero.deepspeed_config, its file)",
+    "ds-sequence-parallel-size": "DeepSpeed's sequence parallelism",
+    "sft": "fine-tuning on packed samples",
     "batch-size": "the global batch of versions before 2020 (write --micro-batch-size)",
     "model-parallel-size": "an old name (write --tensor-model-parallel-size)",
 }
@@ -148,6 +148,9 @@ def with_arguments(
     for name, other in REFUSED.items():
         if name in arguments.given:
             raise arguments.wrong(name, f"{other}: not modelled")
+    _need_one_batch(arguments)
+    by_deepspeed = takes_deepspeed(arguments)
+    is_old = is_old or by_deepspeed
     _parallel(arguments)
     _model(arguments)
     _attention(arguments, is_old=is_old)
@@ -155,9 +158,14 @@ def with_arguments(
     _optimizer(arguments)
     _checkpoints(arguments)
     runtime = tables["zero"].get("megatron") or {}
-    _runtime(arguments, has_methods=METHODS_KEY in runtime)
+    if by_deepspeed:
+        set_deepspeed(arguments)
+    else:
+        _runtime(arguments, has_methods=METHODS_KEY in runtime)
     put_all(tables, arguments.origins.items(), source=arguments.field)
-    if "global_batch_size" not in tables["train"]:  # the default is one micro-batch per replica
+    if (
+        "global_batch_size" not in tables["train"] and not by_deepspeed
+    ):  # the default is one micro-batch per replica
         tables["train"].setdefault("gradient_accumulation_steps", 1)
     left = [
         (arguments.called(name), " ".join(values))
@@ -167,6 +175,23 @@ def with_arguments(
     reasons = {arguments.called(name): reason for name, reason in NAMED.items()}
     ignored = need_followed(arguments.field, left, reasons)
     return ReadTables(tables=tables, origins=arguments.origins, ignored=ignored, ranks=ranks)
+
+
+def _need_one_batch(arguments: Arguments) -> None:
+    """Drop a growing batch that does not grow.
+
+    Raises:
+        TrainerFileError: the batch grows, so steps differ.
+    """
+    for name in ("rampup-batch-size", "step-batch-size-schedule"):
+        values = arguments.given.pop(name, None)
+        if values is None or values[:1] == arguments.given.get("global-batch-size"):
+            continue
+        why = (
+            f"{' '.join(values)}: a batch that grows is not modelled; remove it to simulate a step "
+            f"of {arguments.called('global-batch-size')}, or set that to the batch of another step"
+        )
+        raise arguments.wrong(name, why)
 
 
 EXCHANGES = {"p2p": "ring", "all_gather": "all_gather"}  # `cp_comm_type` of Transformer Engine
@@ -206,17 +231,18 @@ def _model(arguments: Arguments) -> None:
     groups = arguments.whole("num-query-groups", 1)
     if arguments.flag("group-query-attention"):
         arguments.set_field("model.key_value_heads", groups, "num-query-groups")
+    heads = "num-key-value-heads"  # Megatron-DeepSpeed
+    arguments.set_field("model.key_value_heads", arguments.whole(heads), heads)
     kind = _positions(arguments)
     most = arguments.whole("max-position-embeddings")
     if kind == "learned":
         arguments.set_field("model.position_embeddings", most, "max-position-embeddings")
-    norms = {"LayerNorm": "layer", "RMSNorm": "rms"}
-    norm = arguments.word("normalization", "LayerNorm", tuple(norms))
-    arguments.set_field("model.norm", norms[norm], "normalization")
+    norm = NORMS[arguments.word("normalization", "LayerNorm", tuple(NORMS))]
+    arguments.set_field("model.norm", norm, "normalization")
     _mlp(arguments)
     has_bias = not arguments.flag("disable-bias-linear")
     arguments.set_field("model.bias", has_bias, "disable-bias-linear")
-    arguments.set_field("model.norm_bias", norm == "LayerNorm" or None, "normalization")
+    arguments.set_field("model.norm_bias", norm == "layer" or None, "normalization")
     arguments.set_field("model.qkv_bias", arguments.flag("add-qkv-bias") or None, "add-qkv-bias")
     if arguments.flag("qk-layernorm"):
         arguments.set_field("model.qk_norm", "head", "qk-layernorm")
@@ -229,6 +255,9 @@ def _model(arguments: Arguments) -> None:
         hidden = arguments.called("hidden-dropout")
         raise arguments.wrong("attention-dropout", f"{other} must be {dropout}, as {hidden}")
 
+
+NORMS = {"LayerNorm": "layer", "RMSNorm": "rms", "layernorm": "layer", "rmsnorm": "rms"}
+"""Values of `--normalization`; the latter two are Megatron-DeepSpeed's."""
 
 POSITIONS = {
     "learned_absolute": "learned",

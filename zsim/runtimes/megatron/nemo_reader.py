@@ -97,7 +97,7 @@ WITHOUT_EFFECT = (
     *("model.batch_p2p", "model.reduce_amax", "model.barrier_with", "model.onnx_safe"),
     *("model.pre_process", "model.post_process", "model.do_layer_norm_weight_decay"),
     *("model.attention_type", "model.ffn_dropout", "model.cpu_offloading_", "model.skip_"),
-    *("model.fsdp_", "model.rampup_batch_size", "model.nccl_", "model.drop_layers"),
+    *("model.fsdp_", "model.nccl_", "model.drop_layers"),
     *("model.num_micro_batches_with", "model.activations_checkpoint_layers_per", "model.fp32_"),
     *("model.validation_", "model.enable_megatron_timers"),
 )
