@@ -9,9 +9,9 @@ well. Without the distributed optimizer (stage 0), there are no gaps, and a tied
 separate bucket.
 """
 
-from collections.abc import Set
 from math import lcm
 
+from zsim.closed_form.by_model import kept_by_model
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
 from zsim.closed_form.stored_layers import stored_bytes
 from zsim.dtype import DType
@@ -29,11 +29,20 @@ def padded(
     *,
     shards: bool,
     has_size: bool = True,
-    alone: Set[str] = frozenset(),
+    alone: frozenset[str] = frozenset(),
 ) -> list[int]:
     """Return elements of each bucket with gaps and padding; some parameters are `alone`."""
-    start, end = (64, 128) if shards else (1, 1)
     limit = (has_size and options.bucket_elements(data=ranks)) or 0
+    key = "buckets", ranks, shards, limit, alone
+    return kept_by_model(
+        model, key, lambda: _padded(model, ranks, limit, shards=shards, alone=alone)
+    )
+
+
+def _padded(
+    model: Model, ranks: int, limit: int, *, shards: bool, alone: frozenset[str]
+) -> list[int]:
+    start, end = (64, 128) if shards else (1, 1)
     multiple = lcm(ranks, end)
     sizes: list[int] = []
     filled = 0
@@ -84,8 +93,7 @@ def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes
     wire = strategy.train.precision.compute.size_bytes
     reduced = _reduced(strategy).size_bytes
     sent = (ranks - 1) * sum(shards)
-    partial = model.summed_copies
-    copies = sum(each.elements for each in model.parameters if each.name in partial)
+    copies = kept_by_model(model, "summed copies", lambda: _summed_copies(model))
     summed = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced)
     if strategy.zero.stage == 0:
         return [*summed, *all_reduces("data", sizes, ranks=ranks, size_bytes=reduced)]
@@ -99,6 +107,12 @@ def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes
         WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
         *all_reduces("replicate", shards, ranks=strategy.parallel.replicate, size_bytes=reduced),
     ]
+
+
+def _summed_copies(model: Model) -> int:
+    """Return the elements of replicated parameters whose gradients are summed."""
+    partial = model.summed_copies
+    return sum(each.elements for each in model.parameters if each.name in partial)
 
 
 def _reduced(strategy: Strategy) -> DType:
