@@ -251,7 +251,8 @@ def test_the_lowest_bound_is_tried_soon_even_if_it_is_expected_not_to_fit() -> N
         picks.append(pick[0])
         fits = pick[0] != len(others)
         search.record(
-            *pick, Trial(value=3.0 if fits else None, is_answer=fits, memory_bytes=1 if fits else 120)
+            *pick,
+            Trial(value=3.0 if fits else None, is_answer=fits, memory_bytes=1 if fits else 120),
         )
     assert len(others) in picks
     assert search.gap == pytest.approx(1 / 3)
