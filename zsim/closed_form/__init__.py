@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.closed_form import offloaded
+from zsim.closed_form.by_model import kept_stages
 from zsim.closed_form.data_volume import DataVolume
 from zsim.closed_form.exchanged_keys import shared_sequence
 from zsim.closed_form.tensor import sequence, tensor
 from zsim.model.model import Model
-from zsim.model.pipeline_stages import Stage, stages
+from zsim.model.pipeline_stages import Stage
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
@@ -37,7 +38,7 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
     if strategy.parallel.pipeline == 1:
         return _volume(model, strategy, volume.data(model, strategy), scalars)
     found: list[WireBytes] = []
-    for stage in stages(model, strategy):
+    for stage in kept_stages(model, strategy):
         own = volume.of_stage
         data = volume.data(stage.model, strategy) if own is None else own(stage, strategy)
         sent = (volume.messages or _handed_on)(stage, strategy)
@@ -67,7 +68,7 @@ def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Ho
             ),
             role=stage.name,
         )
-        for stage in stages(model, strategy)
+        for stage in kept_stages(model, strategy)
     )
 
 

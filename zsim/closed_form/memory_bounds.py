@@ -6,7 +6,7 @@ Searches skip settings whose bound exceeds the memory.
 
 from collections.abc import Iterable
 
-from zsim.closed_form.by_model import kept_by_model, kept_stages
+from zsim.closed_form.by_model import elements_of, kept_by_model, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.in_flight import moments
 from zsim.closed_form.stored_layers import stored
@@ -44,7 +44,7 @@ def _of_stage(stage: Stage, strategy: Strategy) -> int:
         formats = runtime.formats(
             stage=strategy.zero.stage, compute=precision.compute, optimizer=precision.optimizer
         )
-        trained = sum(each.elements for each in stage.model.parameters if not each.frozen)
+        _, trained = elements_of(stage.model)
         gradients = trained * formats.whole.size_bytes
     return max(
         states
@@ -72,13 +72,18 @@ def _gathered(parameters: Iterable[Parameter], compute: DType) -> int:
     )
 
 
-def _states(model: Model, strategy: Strategy) -> int:
-    compute = strategy.train.precision.compute
-    held = sum(
+def _held_bytes(model: Model, compute: DType) -> int:
+    """Return the bytes of all parameters: frozen ones may be in 4 bits."""
+    return sum(
         (compute if each.quantized is None else DType.NF4).bytes_of(each.elements)
         for each in model.parameters
     )
-    trained = sum(each.elements for each in model.parameters if not each.frozen)
+
+
+def _states(model: Model, strategy: Strategy) -> int:
+    compute = strategy.train.precision.compute
+    _, trained = elements_of(model)
+    held = kept_by_model(model, ("held bytes", compute), lambda: _held_bytes(model, compute))
     precision, stage = strategy.train.precision, strategy.zero.stage
     parameters = 0 if stage == 3 else held
     if stage != 3 and strategy.narrow_weights is not NarrowWeights.CAST:
@@ -173,7 +178,7 @@ def host_state_bytes(model: Model, strategy: Strategy) -> int:
         on_host = bool(of_states) and all(tier is MemoryTier.HOST for tier in of_states)
     if not on_host:
         return 0
-    trained = sum(each.elements for each in model.parameters if not each.frozen)
+    _, trained = elements_of(model)
     shard = trained // strategy.parallel.data if strategy.zero.stage else trained
     kept = strategy.moments + (1 if strategy.keeps_master else 0)
     return kept * shard * strategy.train.precision.optimizer.size_bytes

@@ -7,26 +7,29 @@ a node or a GPU. Searches skip settings whose bound is worse than the best found
 Land and Doig 1960).
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from zsim.closed_form.by_model import alike_units, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
+from zsim.closed_form.fused_bounds import fused_backward_s, fused_forward_s
 from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
-from zsim.model.kernel import FusedPart, Kernel, parts_of
+from zsim.closed_form.rank_speeds import (
+    ALONE_IN_RING,
+    KernelTime,
+    KernelTimes,
+    RankSpeeds,
+    RankWork,
+    TensorSeconds,
+    tensor_s,
+)
+from zsim.model.kernel import FusedPart, parts_of
 from zsim.model.model import Model, Segment, Unit, Value
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
-
-ALONE_IN_RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-"""Laps of a ring for each collective: the number of times all but a share is sent."""
-
-SWITCHED = frozenset({"all_reduce"})
-"""Collectives that a switch can carry out, so that GPUs send the tensor once, not twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,66 +55,6 @@ class LinkCut:
 
 
 ADAM_MOMENTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTime:
-    """Seconds of an operation's kernels alone; in `moving_s` of them they only move memory."""
-
-    seconds: float
-    moving_s: float
-
-
-KernelTimes = Callable[[tuple[Kernel, ...]], KernelTime]
-
-TensorSeconds = Callable[[str, int, int], float]
-"""Return the seconds of a collective of the tensor axis that has the links alone.
-Arguments: its name, the bytes of the whole tensor, the ranks."""
-
-
-def tensor_s(collective: str, size_bytes: float, ranks: int, bytes_per_s: int) -> float:
-    """Return a lower bound of the seconds of a collective within a domain with such links.
-
-    It holds for a ring, and for a switch that reduces in the network.
-    """
-    laps = ALONE_IN_RING[collective]
-    passed = laps * (ranks - 1) / ranks
-    if collective in SWITCHED:
-        passed = min(passed, 1 + 1 / ranks)
-    return size_bytes * passed / bytes_per_s
-
-
-@dataclass(slots=True)
-class RankWork:
-    """A rank's sequential work: kernels with their counts, and collectives of the tensor axis."""
-
-    kernels: Counter[KernelTime] = field(default_factory=Counter[KernelTime])
-    tensor_s: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Total time without overlap."""
-        return self.tensor_s + sum(each.seconds * count for each, count in self.kernels.items())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpeeds:
-    """Speeds of a rank, and the work of models that was computed with them.
-
-    Attributes:
-        kernels: times of the kernels of an operation.
-        tensor: times of collectives of the tensor axis.
-        copied_bytes_per_s: bytes that a copy on the device reads and writes per second.
-        collective_share: fraction of a GPU that a collective uses while kernels compute.
-    """
-
-    kernels: KernelTimes
-    tensor: TensorSeconds
-    copied_bytes_per_s: float
-    collective_share: float = 0.0
-    works: dict[Hashable, tuple[Model, RankWork]] = field(
-        default_factory=dict[Hashable, tuple[Model, RankWork]], repr=False, compare=False
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,24 +104,32 @@ class _Clock:
         self, found: RankWork, model: Model, unit: Unit, times: int, *, goes_back: bool
     ) -> None:
         """Add forward, and backward if it counts, of units like `unit`, `times` in number."""
-        for segment, exchanged_s in self._forward(model, unit):
+        for segment, exchanged_s, fused_s in self._forward(model, unit):
             found.kernels[self.kernels(segment.forward)] += times
             found.tensor_s += times * exchanged_s
+            found.fused_s += times * fused_s
             if goes_back and model.runs_backward(segment):
                 found.kernels[self.kernels(segment.backward)] += times
                 found.tensor_s += times * self._backward_s(model, segment)
+                found.fused_s += times * fused_backward_s(
+                    model, segment, self.strategy, self.speeds
+                )
 
     def _add_again(self, found: RankWork, model: Model, unit: Unit, times: int) -> None:
         """Add the recomputation of units like `unit`, `times` in number."""
-        for segment, exchanged_s in self._forward(model, unit):
+        for segment, exchanged_s, _ in self._forward(model, unit):
             found.kernels[self.kernels(segment.forward_kernels(again=True))] += times
             found.tensor_s += times * exchanged_s
 
-    def _forward(self, model: Model, unit: Unit) -> Iterator[tuple[Segment, float]]:
-        """Yield the segments of a unit with the seconds of the exchanges of their forward."""
+    def _forward(self, model: Model, unit: Unit) -> Iterator[tuple[Segment, float, float]]:
+        """Yield the segments of a unit with the seconds of exchanges of their forward.
+
+        The last number is the time that fused exchanges add.
+        """
         is_left = False
         for segment in unit.segments:
-            yield segment, self._forward_s(model, segment, is_left=is_left)
+            fused_s = fused_forward_s(model, segment, self.strategy, self.speeds, is_left=is_left)
+            yield segment, self._forward_s(model, segment, is_left=is_left), fused_s
             is_left = segment.leaves_gathered
 
     def _forward_s(self, model: Model, segment: Segment, *, is_left: bool) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from zsim.closed_form.by_model import kept_by_model
 from zsim.closed_form.checkpoint import moved, recomputed
 from zsim.dtype import DType
 from zsim.model.model import Model, Segment, Unit, Value
@@ -11,10 +12,8 @@ from zsim.strategy.strategy import Strategy
 
 def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume of all-reduces inside units, and of partitioned checkpoints."""
-    again = recomputed(model, strategy)
-    reduced = sum(
-        _unit_all_reduce(model, unit, recomputed=unit.name in again) for unit in model.units
-    )
+    key = "all-reduces", strategy.activations
+    reduced = kept_by_model(model, key, lambda: _all_reduced(model, strategy))
     gathered = 0
     if strategy.cuts_checkpoints:
         gathered = sum(
@@ -26,6 +25,12 @@ def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
         WireBytes(group="tensor", collective="all_reduce", bytes=micro_batches * reduced),
         WireBytes(group="tensor", collective="all_gather", bytes=micro_batches * gathered),
     ]
+
+
+def _all_reduced(model: Model, strategy: Strategy) -> int:
+    """Return the bytes that a rank sends in all-reduces of a micro-batch."""
+    again = recomputed(model, strategy)
+    return sum(_unit_all_reduce(model, unit, recomputed=unit.name in again) for unit in model.units)
 
 
 def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
@@ -56,6 +61,20 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
 
     A state that is cast before the gather counts one byte per element, and a number for its scale.
     """
+    key = "token shards", strategy.activations
+    gathered, scattered, scales = kept_by_model(model, key, lambda: _token_shards(model, strategy))
+    steps = strategy.train.gradient_accumulation_steps
+    times = steps * (model.tensor - 1)
+    scales *= strategy.execution.measures_tokens
+    return [
+        WireBytes(group="tensor", collective="all_gather", bytes=times * gathered),
+        WireBytes(group="tensor", collective="reduce_scatter", bytes=times * scattered),
+        WireBytes(group="tensor", collective="all_reduce", bytes=2 * times * scales, scalar=True),
+    ]
+
+
+def _token_shards(model: Model, strategy: Strategy) -> tuple[int, int, int]:
+    """Return the bytes of a micro-batch that are gathered and scattered, and those of scales."""
     gathered = scattered = scales = 0
     again = recomputed(model, strategy)
     for unit in model.units:
@@ -71,15 +90,8 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
                 back = [*made, *(read if segment.saves_input else ())]
             moved = [*read * times, *back]
             gathered += _bytes(moved, narrow=segment.is_narrow)
-            if segment.is_narrow and strategy.execution.measures_tokens:
-                scales += _scales(moved)
-    steps = strategy.train.gradient_accumulation_steps
-    times = steps * (model.tensor - 1)
-    return [
-        WireBytes(group="tensor", collective="all_gather", bytes=times * gathered),
-        WireBytes(group="tensor", collective="reduce_scatter", bytes=times * scattered),
-        WireBytes(group="tensor", collective="all_reduce", bytes=2 * times * scales, scalar=True),
-    ]
+            scales += _scales(moved) if segment.is_narrow else 0
+    return gathered, scattered, scales
 
 
 def _bytes(values: Iterable[Value], *, narrow: bool = False) -> int:

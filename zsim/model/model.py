@@ -367,6 +367,8 @@ class Model:
     @property
     def checkpointed_together(self) -> tuple[tuple[Unit, ...], ...]:
         """Every unit, in groups that are recomputed together."""
+        if not any(unit.block for unit in self.units):
+            return tuple((unit,) for unit in self.units)
         grouped = groupby(self.units, key=lambda unit: (unit.block, unit.block or unit.name))
         return tuple(tuple(units) for _, units in grouped)
 
@@ -392,8 +394,10 @@ class Model:
 
     def runs_backward(self, segment: Segment) -> bool:
         """Return True if a segment has a backward: it trains parameters or passes a gradient on."""
-        sloped = any(value.requires_gradient for value in segment.outputs)
-        return sloped or bool(self.trained_of(segment))
+        for value in segment.outputs:
+            if value.requires_gradient:
+                return True
+        return not self.frozen.issuperset(segment.parameters)
 
     @property
     def loss(self) -> Value:
@@ -410,7 +414,9 @@ def _need_known_calls(units: tuple[Unit, ...]) -> None:
     first: dict[str, Unit] = {}
     for unit in units:
         called = first.setdefault(unit.module or unit.name, unit)
-        if called is unit and unit.module:
+        if called is unit and not unit.module:
+            continue
+        if called is unit:
             raise ModelError(f"unit {unit.name}: calls {unit.module}, which no earlier unit is")
         read, known = (
             (each.parameters, each.checkpoint, [part.parameters for part in each.segments])

@@ -5,7 +5,7 @@ each kind that differs.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import log2
@@ -77,8 +77,9 @@ def distance(asked: RunFeatures, there: RunFeatures) -> float:
 
 
 @cache
-def _of_runtime(name: str) -> tuple[JudgedRun, ...]:
-    return tuple(run for run in judged_runs() if run.features.runtime == name)
+def _of_kind(kind: Hashable) -> tuple[JudgedRun, ...]:
+    """Return the published runs of a kind, which includes the runtime."""
+    return tuple(run for run in judged_runs() if _kind(run.features) == kind)
 
 
 def slower_of(cluster: Cluster, asked: RunFeatures | str) -> float:
@@ -86,7 +87,7 @@ def slower_of(cluster: Cluster, asked: RunFeatures | str) -> float:
     gpu = cluster.gpu
     if gpu.measured is not None or gpu.kernels is None or isinstance(asked, str):
         return 1.0
-    return slower(asked, _of_runtime(asked.runtime))
+    return slower(asked, _of_kind(_kind(asked)))
 
 
 def slower(asked: RunFeatures, runs: Sequence[JudgedRun]) -> float:

@@ -175,7 +175,7 @@ class _SearchRun:
             while len(flying) < AHEAD and not self._is_over():
                 pick = self.search.next()
                 if pick is None and not flying:
-                    pick = self._next_of_others()
+                    pick = self._next_of_others(executor)
                 if pick is None:
                     break
                 if (full := self.pool.full(*pick)) is not None:
@@ -202,7 +202,7 @@ class _SearchRun:
         while flying and self.search.best == inf:
             self._take_first(flying)
         self.pool.sure_only = self.search.best < inf
-        for _ in self.pool.bound_others():
+        for _ in self.pool.bound_others(executor):
             self._take_ended(flying)
         always, *others = plain_settings(self.pool.groups)
         first = chain(*others) if self.plain else chain(always, *others)
@@ -257,7 +257,7 @@ class _SearchRun:
         self.is_stopped = self.seconds >= self.stop_s
         return self.is_stopped
 
-    def _next_of_others(self) -> tuple[int, int] | None:
+    def _next_of_others(self, executor: Executor) -> tuple[int, int] | None:
         """Return the setting to try next when no branch is left that can win; None if none is.
 
         If nothing fits so far, add the settings with offload. Else compute tighter lower bounds
@@ -265,7 +265,7 @@ class _SearchRun:
         """
         if self.search.best == inf and self.pool.held_back:
             known = len(self.pool.groups)
-            self.pool.release()
+            self.pool.release(executor)
             self.search.add(self.pool.branches(known))
             return self.search.next()
         for place in self.search.near():

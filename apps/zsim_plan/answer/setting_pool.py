@@ -1,13 +1,15 @@
 """Groups of settings with lower bounds, for the search of the best setting."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
 from zsim_plan.answer.best_question import Question
+from zsim_plan.answer.group_bounds import GroupBounder, bounds_of, in_parts
 from zsim_plan.answer.setting_bound import SettingBound
-from zsim_plan.answer.setting_trial import Bounder, SettingOutcome
+from zsim_plan.answer.setting_trial import SettingOutcome
 from zsim_plan.search.plain_settings import plainest
 from zsim_plan.search.search import SettingBranch
 from zsim_plan.search.space import RefusedSettings, SettingGroup
@@ -19,8 +21,7 @@ class SettingPool:
 
     Groups get bounds by `plain`, then by `bound_others`. Groups that keep states or checkpoints off
     the device are held back until `release`. A bound holds for the defaults of its group; `lowered`
-    computes that of all its knobs. With `sure_only`, groups that cannot surely fit get no bound of
-    the step time, since they cannot win over a setting that does.
+    computes that of all its knobs. See `GroupBounder` for `sure_only`.
     """
 
     question: Question
@@ -31,12 +32,11 @@ class SettingPool:
     sure_only: bool = False
     unbounded: dict[int, SettingGroup] = field(default_factory=dict[int, SettingGroup])
     held_back: list[SettingGroup] = field(default_factory=list[SettingGroup])
-    _bounder: Bounder = field(default_factory=Bounder)
+    _bounder: GroupBounder = field(init=False)
     _lowered: set[int] = field(default_factory=set[int])
-    _full: dict[object, SettingBound] = field(default_factory=dict[object, SettingBound])
-    _unsure: dict[object, SettingBound] = field(default_factory=dict[object, SettingBound])
 
     def __post_init__(self) -> None:
+        self._bounder = GroupBounder(question=self.question)
         for each in self.question.space().groups():
             if isinstance(each, RefusedSettings):
                 self.refused[each.why] += each.count
@@ -58,7 +58,7 @@ class SettingPool:
             for place in places:
                 known = len(self.groups)
                 if (group := self.unbounded.pop(place, None)) is not None:
-                    self._bound(group)
+                    self._add(group, self._bounder.bound(group))
                 if len(self.groups) > known:
                     if self._is_plain(known):
                         yield known
@@ -69,34 +69,36 @@ class SettingPool:
         is_full = group.changes["activations.checkpointing"] == "full"
         return is_full or group.comes_first or not self.bounds[place].is_unsure
 
-    def bound_others(self) -> Iterator[None]:
-        """Bound the other groups; yield after each."""
-        for number in [*self.unbounded]:
-            self._bound(self.unbounded[number])
-            del self.unbounded[number]
-            yield
+    def bound_others(self, executor: Executor) -> Iterator[None]:
+        """Bound the other groups with `executor`; yield after each part of them.
 
-    def release(self) -> None:
+        Groups are added in the order of the space, whichever part ends first.
+        """
+        yield from self._bound_all(executor, self.unbounded)
+        self.unbounded = {}
+
+    def release(self, executor: Executor) -> None:
         """Add the groups that were held back, with their bounds."""
-        held_back, self.held_back = self.held_back, []
-        for each in held_back:
-            self._bound(each)
+        for _ in self._bound_all(executor, dict(enumerate(self.held_back))):
+            pass
+        self.held_back = []
 
-    def _bound(self, group: SettingGroup) -> None:
+    def _bound_all(self, executor: Executor, groups: Mapping[int, SettingGroup]) -> Iterator[None]:
+        """Bound `groups` in parts and add them; yield after each part."""
+        parts = in_parts(groups.items())
+        running = [
+            executor.submit(bounds_of, self.question, [*each.values()], sure_only=self.sure_only)
+            for each in parts
+        ]
+        bounds: dict[int, SettingBound] = {}
+        for part, future in zip(parts, running, strict=True):
+            bounds.update(zip(part, future.result(), strict=True))
+            yield
+        for number, group in groups.items():
+            self._add(group, bounds[number])
+
+    def _add(self, group: SettingGroup, bound: SettingBound) -> None:
         """Add a group with its bound, or count the reason why it cannot run."""
-        full, key = self._full, _without_batch(group)
-        smaller = full.get(key) or full.get(_without_batch(group, chunks=False))
-        if smaller is None and self.sure_only:
-            smaller = self._unsure.get(key)
-        bound = smaller or self._bounder.bound_of_defaults(
-            group, self._tables(group), sure_only=self.sure_only
-        )
-        if bound.is_full:  # the bound on memory grows with micro-batch and chunks
-            full[key] = bound
-        elif bound.is_unsure and self.sure_only:
-            self._unsure[key] = bound
-        if not bound.why_not and self.question.is_late(bound.kernels_s, group.fleet.gpus):
-            bound = SettingBound(why_not="takes longer than --within even by its bound")
         if bound.why_not:
             self.refused[bound.why_not] += len(group.knobs)
         else:
@@ -108,8 +110,7 @@ class SettingPool:
         if place in self._lowered:
             return None
         self._lowered.add(place)
-        group, default = self.groups[place], self.bounds[place]
-        return self._bounder.least_of_all(default, group, self._tables(group))
+        return self._bounder.lowered(self.bounds[place], self.groups[place])
 
     def branches(self, start: int = 0) -> list[SettingBranch]:
         """Return the groups from index `start` as branches of a search."""
@@ -135,17 +136,3 @@ class SettingPool:
     def full(self, place: int, number: int) -> SettingOutcome | None:
         """Return the outcome of a setting whose bound of memory exceeds the GPU; else None."""
         return self._bounder.full(self.tables(place, number)) if number else None
-
-    def _tables(self, group: SettingGroup) -> Callable[[int], dict[str, Any]]:
-        return lambda number: self.question.scenario(group.setting(number))
-
-
-def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:
-    """Return a key that is equal for groups that differ only in the micro-batch.
-
-    Without `chunks` the layers of their chunks may differ, too.
-    """
-    changes = group.changes if chunks else group.without_chunks
-    return group.fleet.gpus, tuple(
-        (key, value) for key, value in changes.items() if not key.startswith("train.")
-    )

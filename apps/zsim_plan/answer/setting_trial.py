@@ -16,14 +16,17 @@ from zsim.api.forecast import (
     simulated_micro_batches,
 )
 from zsim.closed_form.memory_bounds import device_bytes, host_state_bytes
+from zsim.closed_form.rank_speeds import (
+    KernelTime,
+    KernelTimes,
+    RankSpeeds,
+    TensorSeconds,
+    tensor_s,
+)
 from zsim.closed_form.step_bounds import (
     CollectiveSeconds,
     GroupCollective,
-    KernelTime,
-    KernelTimes,
     LinkCut,
-    RankSpeeds,
-    TensorSeconds,
     busy_time,
     data_exchange_s,
     exchange_s,
@@ -31,7 +34,6 @@ from zsim.closed_form.step_bounds import (
     host_update_s,
     least_exchange_s,
     offload_s,
-    tensor_s,
 )
 from zsim.cluster.cluster import Cluster, Gpu
 from zsim.cluster.host_side import HostKernel
@@ -338,6 +340,7 @@ class Bounder:
             tensor=tensor_seconds(found.cluster, bounds),
             copied_bytes_per_s=inf if is_measured else copied,
             collective_share=0.0 if is_measured else float(gpu.collective_share),
+            link_bytes_per_s=inf if is_measured else found.cluster.switch_link.bytes_per_s,
         )
 
     def _kernel_times(self, gpu: Gpu) -> KernelTimes:

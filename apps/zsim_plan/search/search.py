@@ -20,7 +20,8 @@ FRONT_MOST = 12
 """Maximum number of trials spent on less memory."""
 
 GAP_EVERY = 3
-"""Period of trials of the group whose bound leaves the largest gap."""
+"""Period of trials of the group whose bound leaves the largest gap, and of those among them that
+are expected not to fit: the memory of a schedule takes a fraction of the time of its simulation."""
 
 LEAST_MOST = 24
 """Number of families to try before settings that are held back are added."""
@@ -205,6 +206,8 @@ class Search:
             found = self._front_pick()
         if found is None and self._picks % GAP_EVERY == 0:
             found = self._lowest_that_fits()
+        elif found is None and self._picks % GAP_EVERY == 1:
+            found = self._lowest_that_is_tight()
         found = self._best_pick() if found is None else found
         return self._front_pick() if found is None else found
 
@@ -327,6 +330,18 @@ class Search:
             if self._has_next(index) and self._may_win(branch) and self._share(index) <= 1
         ]
         return min(bounds)[1] if bounds else None
+
+    def _lowest_that_is_tight(self) -> int | None:
+        """Return the branch with the lowest bound that may win, if it is expected not to fit."""
+        if self.best == inf:
+            return None
+        bounds = [
+            (branch.bound, index)
+            for index, branch in enumerate(self.branches)
+            if self._has_next(index) and self._may_win(branch)
+        ]
+        found = min(bounds)[1] if bounds else None
+        return None if found is None or self._share(found) <= 1 else found
 
     def _front_pick(self) -> int | None:
         """Return a branch that may need less memory than all settings found; None if none."""

@@ -4,7 +4,7 @@ A group fixes the values that its lower bound depends on: runtime, stage, degree
 checkpointing and micro-batch. Knobs of the runtime distinguish the settings of a group.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import cast
@@ -140,6 +140,17 @@ class SettingGroup:
         """Name of the order of the pipeline; None for the default."""
         option = self._search.order_option
         return None if option is None else self.changes.get(f"zero.{self.runtime}.{option}")
+
+    @property
+    def model_key(self) -> Hashable:
+        """Key of groups whose models differ only in the micro-batch."""
+        modes = (*self._search.tensor_modes, *self._search.compiled_tensor_modes)
+        known = self._keys(name for mode in modes for name in mode)
+        chosen = [(key, value) for key, value in self.changes.items() if key in known]
+        sizes = [self.changes.get(f"parallel.{axis}", 1) for axis in ("tensor", "context")]
+        fleet = self.fleet.gpus, *self.fleet.changes.items()
+        is_split = self.changes["parallel.pipeline"] != 1
+        return self.runtime, fleet, *sizes, is_split, *chosen
 
     @property
     def without_chunks(self) -> Changes:

@@ -11,6 +11,8 @@ from hypothesis.strategies import DrawFn, composite
 from zsim.api.forecast import RUN_FAULTS, forecast, settled_source
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.run_forecast import RunForecast
+from zsim.closed_form.fused_bounds import fused_backward_s, fused_forward_s
+from zsim.closed_form.rank_speeds import KernelTime, RankSpeeds
 from zsim.compute.roofline import touched_bytes
 from zsim.files.source import settled
 from zsim.prediction.memory_margin import TIGHT
@@ -145,6 +147,77 @@ def test_no_run_of_stages_of_several_chunks_goes_below_its_bounds(
     assert not bound.why_not
     assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
     assert outcome.memory_bytes >= bound.memory_bytes
+
+
+MEGATRON_MODES = (
+    {"sequence_parallel": True, "tp_comm_overlap": True},
+    {"sequence_parallel": True, "async_tensor_model_parallel_allreduce": True},
+    {"async_tensor_model_parallel_allreduce": True},
+)
+
+
+def fused_tables(
+    mode: dict[str, bool], *, tensor: int, pipeline: int, length: int, hidden: int
+) -> dict[str, Any]:
+    return {
+        "title": "fused",
+        "model": {
+            "architecture": "llama",
+            "layers": 2,
+            "hidden_size": hidden,
+            "attention_heads": 16,
+            "sequence_length": length,
+            "vocab_size": 32_000,
+        },
+        **gpu_fleet("8xh100").tables,
+        "train": {
+            "precision": "bf16",
+            "micro_batch_size": 1,
+            "gradient_accumulation_steps": 2 * pipeline,
+        },
+        "parallel": {"tensor": tensor, "pipeline": pipeline, "data": 8 // tensor // pipeline},
+        "zero": {"stage": 1, "emulate": "megatron", "megatron": mode},
+    }
+
+
+@pytest.mark.one_commit_in(9)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    mode=st.sampled_from(MEGATRON_MODES),
+    tensor=st.sampled_from([2, 4]),
+    pipeline=st.sampled_from([1, 2]),
+    length=st.sampled_from([512, 4096, 16_384]),
+    hidden=st.sampled_from([1024, 8192]),
+)
+def test_no_run_with_fused_collectives_goes_below_its_bounds(
+    *, mode: dict[str, bool], tensor: int, pipeline: int, length: int, hidden: int
+) -> None:
+    tables = fused_tables(mode, tensor=tensor, pipeline=pipeline, length=length, hidden=hidden)
+    bound, outcome = Bounder().bound(tables), tried(tables)
+    assert not outcome.refusal
+    assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("mode", MEGATRON_MODES)
+def test_fused_collectives_raise_the_bound_of_the_kernels_that_they_slow_down(
+    mode: dict[str, bool],
+) -> None:
+    tables = fused_tables(mode, tensor=4, pipeline=1, length=4096, hidden=8192)
+    resolved, _ = settled("fused", from_tables(tables))
+    model, strategy = resolved.make_model(), resolved.strategy
+    speeds = RankSpeeds(
+        kernels=lambda _: KernelTime(0.0, 0.0),
+        tensor=lambda *_: 0.0,
+        copied_bytes_per_s=1e12,
+        collective_share=0.1,
+        link_bytes_per_s=1e11,
+    )
+    block = model.units[1].segments
+    forward = [fused_forward_s(model, each, strategy, speeds, is_left=False) for each in block]
+    backward = [fused_backward_s(model, each, strategy, speeds) for each in block]
+    assert max(backward) > 0
+    # Only userbuffers are filled by a copy before a gather in forward.
+    assert (max(forward) > 0) is mode.get("tp_comm_overlap", False)
 
 
 SHARING = sorted(name for name, each in runtimes().items() if each.options.has_context)

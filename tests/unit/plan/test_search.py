@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
 from zsim_plan.search.front import front
-from zsim_plan.search.search import LEAST_MOST, Search, SettingBranch, Trial
+from zsim_plan.search.search import GAP_EVERY, LEAST_MOST, Search, SettingBranch, Trial
 
 Outcomes = list[list[float | None]]
 Values = Sequence[Sequence[float | None]]
@@ -238,3 +238,21 @@ def test_branches_that_cannot_surely_fit_are_left_once_a_setting_surely_fits(
     assert search.open_settings() == 0
     if sure:
         assert search.gap <= search.tolerance
+
+
+def test_the_lowest_bound_is_tried_soon_even_if_it_is_expected_not_to_fit() -> None:
+    tight = SettingBranch(bound=1.8, memory_bytes=99, settings=1, family="tight")
+    others = [
+        SettingBranch(bound=2.0, memory_bytes=1, settings=1, family="others") for _ in range(12)
+    ]
+    search = Search([*others, tight], usable_bytes=100)
+    picks: list[int] = []
+    while len(picks) < 2 * GAP_EVERY and (pick := search.next()) is not None:
+        picks.append(pick[0])
+        fits = pick[0] != len(others)
+        search.record(
+            *pick,
+            Trial(value=3.0 if fits else None, is_answer=fits, memory_bytes=1 if fits else 120),
+        )
+    assert len(others) in picks
+    assert search.gap == pytest.approx(1 / 3)

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from zsim.model.architecture import Activation, NormPlacement
 from zsim.model.kernel import Kernel, KernelKind, dropout, streaming
-from zsim.model.model import Unit, Value
+from zsim.model.model import Parameter, Segment, Unit, Value
+from zsim.model.renamed_copy import copier
 from zsim.model.transformer.attention import attention
 from zsim.model.transformer.gathered_layers import each_gathered, rearranged
 from zsim.model.transformer.linear import column_sum, layer, normalize
@@ -137,23 +138,29 @@ def like(
             block=unit.block and name,
             module=calls or "",
             parameters=tuple(
-                replace(parameter, name=renamed(parameter.name, calls or name))
-                for parameter in unit.parameters
+                [
+                    _parameter(parameter, renamed(parameter.name, calls or name))
+                    for parameter in unit.parameters
+                ]
             ),
             segments=tuple(
-                replace(
-                    segment,
-                    inputs=tuple(map(renamed, segment.inputs)),
-                    outputs=tuple(
-                        replace(value, name=renamed(value.name)) for value in segment.outputs
-                    ),
-                    parameters=tuple(map(renamed, segment.parameters)),
-                )
-                for segment in unit.segments
+                [
+                    _segment(
+                        segment,
+                        tuple(map(renamed, segment.inputs)),
+                        tuple([_value(each, renamed(each.name)) for each in segment.outputs]),
+                        tuple(map(renamed, segment.parameters)),
+                    )
+                    for segment in unit.segments
+                ]
             ),
         )
         for unit in units
     )
+
+
+_value, _parameter = copier(Value, "name"), copier(Parameter, "name")
+_segment = copier(Segment, "inputs", "outputs", "parameters")
 
 
 def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:

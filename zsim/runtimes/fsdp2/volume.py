@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from zsim.closed_form.by_model import kept_by_model
 from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.data_volume import (
     CopiedBytes,
@@ -64,6 +65,10 @@ def share(parameters: Sequence[Parameter], ranks: int) -> GroupShare:
 
 def groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
     """Return each block that has parameters, and the root."""
+    return kept_by_model(model, ("FSDP2 groups", ranks), lambda: _groups(model, ranks))
+
+
+def _groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
     inside, outside = wrapped(model)
     blocks: list[GroupShare] = []
     for unit, own in inside:
@@ -297,11 +302,7 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
     if strategy.parallel.data == 1:
         return CopiedBytes()
-    inside, outside = wrapped(model)
-    copied = [
-        sum(each.elements * (DType.FP8.size_bytes if each.float8 else size) for each in own)
-        for own in (outside, *(own for _, own in inside))
-    ]
+    copied = kept_by_model(model, ("FSDP2 copies", size), lambda: _whole_bytes(model, size))
     times = [each.whole + each.inner for each in gathers(model, strategy)]
     found = sum(each * many for each, many in zip(copied, times, strict=True)) * 2
     trained = sum(each.elements for each in model.parameters if not each.frozen)
@@ -313,6 +314,15 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
         added = (size + wire) + (micro_batches - 1) * more
         return CopiedBytes(compute=found + trained * (added + 2 * wire))
     return CopiedBytes(compute=found + micro_batches * trained * (size + wire))
+
+
+def _whole_bytes(model: Model, size: int) -> list[int]:
+    """Return the gathered bytes of the root and of each block."""
+    inside, outside = wrapped(model)
+    return [
+        sum(each.elements * (DType.FP8.size_bytes if each.float8 else size) for each in own)
+        for own in (outside, *(own for _, own in inside))
+    ]
 
 
 VOLUME = DataVolume(data=data, of_stage=of_stage, messages=messages, host=host, copied=copied)

@@ -1,8 +1,8 @@
 """Megatron-LM: the schedule with and without a pipeline, its checks and its volume."""
 
 from zsim.closed_form import DataVolume
+from zsim.closed_form.by_model import kept_stages
 from zsim.model.model import Model, ModelError
-from zsim.model.pipeline_stages import stages
 from zsim.runtimes.megatron import pipeline
 from zsim.runtimes.megatron import schedule as megatron
 from zsim.runtimes.megatron.options import Megatron
@@ -18,7 +18,7 @@ def need(model: Model, strategy: Strategy) -> None:
         ModelError: they do not, or an option needs a pipeline.
     """
     if strategy.parallel.pipeline > 1:
-        pipeline.need(stages(model, strategy), strategy)
+        pipeline.need(kept_stages(model, strategy), strategy)
         return
     options = strategy.options(Megatron)
     for name in options.split_options:

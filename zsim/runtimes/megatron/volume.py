@@ -9,10 +9,11 @@ well. Without the distributed optimizer (stage 0), there are no gaps, and a tied
 separate bucket.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from math import lcm
 from typing import Protocol
 
+from zsim.closed_form.by_model import kept_by_model
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
 from zsim.closed_form.stored_layers import stored_bytes
 from zsim.dtype import DType
@@ -31,15 +32,32 @@ def padded(
     *,
     shards: bool,
     has_size: bool = True,
-    alone: Set[str] = frozenset(),
+    alone: frozenset[str] = frozenset(),
     float8: bool | None = None,
 ) -> list[int]:
     """Return elements of each bucket with gaps and padding; some parameters are `alone`.
 
     With `float8`, of parameters with that flag alone.
     """
-    start, end = (64, 128) if shards else (1, 1)
     limit = (has_size and options.bucket_elements(data=ranks)) or 0
+    key = "buckets", ranks, shards, limit, alone, float8
+
+    def compute() -> list[int]:
+        return _padded(model, ranks, limit, shards=shards, alone=alone, float8=float8)
+
+    return kept_by_model(model, key, compute)
+
+
+def _padded(
+    model: Model,
+    ranks: int,
+    limit: int,
+    *,
+    shards: bool,
+    alone: frozenset[str],
+    float8: bool | None,
+) -> list[int]:
+    start, end = (64, 128) if shards else (1, 1)
     multiple = lcm(ranks, end)
     sizes: list[int] = []
     filled = 0
@@ -129,8 +147,7 @@ def _moved(model: Model, strategy: Strategy, padded_by: Mapping[int, list[int]])
     at_once = sum(wire * size // ranks for wire, own in padded_by.items() for size in own)
     reduced = _reduced(strategy).size_bytes
     sent = (ranks - 1) * sum(shards)
-    partial = model.summed_copies
-    copies = sum(each.elements for each in model.parameters if each.name in partial)
+    copies = kept_by_model(model, "summed copies", lambda: _summed_copies(model))
     summed = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced)
     if strategy.zero.stage == 0:
         return [*summed, *all_reduces("data", sizes, ranks=ranks, size_bytes=reduced)]
@@ -145,6 +162,12 @@ def _moved(model: Model, strategy: Strategy, padded_by: Mapping[int, list[int]])
         WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
         *all_reduces("replicate", shards, ranks=strategy.parallel.replicate, size_bytes=reduced),
     ]
+
+
+def _summed_copies(model: Model) -> int:
+    """Return the elements of replicated parameters whose gradients are summed."""
+    partial = model.summed_copies
+    return sum(each.elements for each in model.parameters if each.name in partial)
 
 
 def _reduced(strategy: Strategy) -> DType:
