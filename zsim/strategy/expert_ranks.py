@@ -1,9 +1,10 @@
 """Ranks of experts: their own rank order over the ranks that other layers use by another order.
 
 Megatron-LM numbers the ranks of a stage twice (`RankGenerator` of `megatron/core/parallel_state.py`
-in August 2026, d98e8a64): tensor, context and data axis, the tensor axis fastest; and expert-tensor,
-expert and expert-data axis, the expert-tensor axis fastest. Expert ranks are thus taken from data,
-context and tensor ranks alike ("parallel folding"), and EDP = world / (ETP x EP x PP).
+in August 2026, d98e8a64): by tensor, context and data axis, the tensor axis fastest; and by
+expert-tensor, expert and expert-data axis, the expert-tensor axis fastest. Expert ranks are thus
+taken from data, context and tensor ranks alike ("parallel folding"), and EDP = world / (ETP x EP x
+PP).
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ def _repeats(order: Sequence[Degree]) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 
 def against_order(
-    dense: Sequence[Degree], *, expert: int, expert_tensor: int
+    dense: Sequence[Degree], expert: int, expert_tensor: int
 ) -> Iterator[InitErrorDetails]:
     """Yield errors of the degrees of experts for the rank order of the other layers.
 
@@ -112,7 +113,7 @@ def _experts(expert: int, expert_tensor: int, ranks: int) -> list[Degree]:
 
 
 def cut_axis(
-    dense: Sequence[Degree], whole: Sequence[str], *, expert: int, expert_tensor: int
+    dense: Sequence[Degree], whole: Sequence[str], expert: int, expert_tensor: int
 ) -> str | None:
     """Return the first axis named in `whole` that a degree of experts cuts; None if none does."""
     ranks = 1

@@ -63,6 +63,8 @@ class RuntimeOptions(Table):
         sums_copies: True if partial gradients of parameters that tensor ranks hold copies of are
             summed over the ranks, as of norms of each rank's heads.
         trains_narrow: True if bf16 parameters can be updated directly (`pure_bf16`).
+        has_experts: True if experts are distributed over expert ranks.
+        shards_experts: True if several ranks may hold parts of the same experts.
         has_context: True if its context parallelism is modeled here; a search tries context degrees
             only for these runtimes.
         context_exchange: default exchange of keys and values among ranks that share a sequence.
@@ -85,6 +87,8 @@ class RuntimeOptions(Table):
     takes_frozen: ClassVar[bool] = False
     sums_copies: ClassVar[bool] = False
     trains_narrow: ClassVar[bool] = False
+    has_experts: ClassVar[bool] = False
+    shards_experts: ClassVar[bool] = True
     has_context: ClassVar[bool] = False
     context_exchange: ClassVar[ContextExchange] = ContextExchange.ALL_GATHER
     merges_context: ClassVar[bool] = False

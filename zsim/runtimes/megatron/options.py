@@ -105,6 +105,7 @@ class Megatron(RuntimeOptions):
     sums_copies = True
     ties_ends = True
     has_context = True
+    has_experts = True
     layers_option = "cpu_offloading_num_layers"
     stored_least = (
         256 * 1024
