@@ -37,7 +37,9 @@ class Parameter:
     copies. If it `serves_own_heads`, ranks hold copies that each applies to its own heads, so that
     gradients are partial sums over the tensor axis. If `frozen`, it is read but not trained
     (`requires_grad` is False), and has neither a gradient nor optimizer state. If `float8`, it is
-    cast to 8-bit floats, with one scale, before it is gathered.
+    cast to 8-bit floats, with one scale, before it is gathered. If `expert`, expert ranks hold
+    different experts and expert-tensor ranks parts of them, and `tensor_sharded` says nothing: the
+    shape is that on one of these ranks.
     """
 
     name: str
@@ -46,10 +48,11 @@ class Parameter:
     serves_own_heads: bool = False
     frozen: bool = False
     float8: bool = False
+    expert: bool = False
 
     @property
     def elements(self) -> int:
-        """Elements on one rank of the tensor axis."""
+        """Elements on one rank of the tensor axis, or of those of experts."""
         return prod(self.shape)
 
 
@@ -279,6 +282,7 @@ class Model:
         micro_batch_size: sequences per micro-batch and data-parallel replica.
         tokens: tokens per micro-batch and data-parallel replica.
         tensor: ranks of the tensor axis that it was resolved for.
+        expert, expert_tensor: ranks that hold different experts, and parts of the same experts.
         given: values that none of its units computes, received from the previous pipeline
             stage.
         forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
@@ -297,6 +301,8 @@ class Model:
     micro_batch_size: int = 1
     tokens: int = 1
     tensor: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
     given: tuple[Value, ...] = ()
     forward_flops: int = 0
     backward_flops: int = 0
@@ -354,7 +360,7 @@ class Model:
         return frozenset(
             each.name
             for each in self.parameters
-            if not each.tensor_sharded and (by_tokens or each.serves_own_heads)
+            if not (each.tensor_sharded or each.expert) and (by_tokens or each.serves_own_heads)
         )
 
     @property
@@ -370,7 +376,7 @@ class Model:
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all parameters, over all ranks of the tensor axis, each counted once."""
+        """Elements of all parameters, over all ranks that hold parts of them, each counted once."""
         return self.count_of(self.parameters)
 
     @property
@@ -379,10 +385,14 @@ class Model:
         return self.count_of(each for each in self.parameters if not each.frozen)
 
     def count_of(self, parameters: Iterable[Parameter]) -> int:
-        """Return the elements of `parameters` over all ranks of the tensor axis."""
-        return sum(
-            each.elements * (self.tensor if each.tensor_sharded else 1) for each in parameters
-        )
+        """Return the elements of `parameters` over all ranks that hold parts of them."""
+        return sum(each.elements * self._parts(each) for each in parameters)
+
+    def _parts(self, parameter: Parameter) -> int:
+        """Return the number of ranks that hold different parts of a parameter."""
+        if parameter.expert:
+            return self.expert * self.expert_tensor
+        return self.tensor if parameter.tensor_sharded else 1
 
     def trained_of(self, segment: Segment) -> tuple[str, ...]:
         """Return the parameters of a segment with gradients, in its order."""

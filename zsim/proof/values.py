@@ -203,11 +203,16 @@ def _layouts(schedule: Schedule) -> Iterator[Finding]:
 
 def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
     """Find parameters of layouts or of the model that differ from the contract."""
+    strategy = schedule.contract.strategy
     promised = {each.name: _described(each) for each in schedule.contract.parameters}
     if not promised:
         return
     if model is not None:
-        known = {each.name: _described(each) for each in model.parameters}
+        apart = strategy is None or strategy.has_expert_order
+        known = {
+            each.name: _described(each if apart else replace(each, expert=False))
+            for each in model.parameters
+        }
         for name in sorted(promised.keys() | known.keys()):
             here, there = (each.get(name, "no such parameter") for each in (promised, known))
             if here != there:
@@ -222,12 +227,16 @@ def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
 
 
 def _described(parameter: LogicalParameter | Parameter) -> str:
-    return f"{parameter.elements} elements{', frozen' if parameter.frozen else ''}"
+    kinds = f"{', frozen' if parameter.frozen else ''}{', of experts' if parameter.expert else ''}"
+    return f"{parameter.elements} elements{kinds}"
 
 
 def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:
     """Find initial values that are equal on ranks with different parts, or differ on copies."""
-    sharded = {each.name: each.tensor_sharded for each in model.parameters}
+    experts = {each.name for each in schedule.contract.parameters if each.expert}
+    sharded = {
+        each.name: each.tensor_sharded for each in model.parameters if each.name not in experts
+    }
     for program in schedule.programs if model.tensor > 1 else ():
         for operation in program.setup:
             if not isinstance(operation, Compute) or operation.action is not Action.INITIALIZE:

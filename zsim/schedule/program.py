@@ -258,7 +258,8 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
 
     A `frozen` parameter is not trained: it keeps its value from setup. `rule` is its optimizer if
     that differs from the one of the contract's strategy. A `float8` parameter may be gathered and
-    read in 8-bit floats.
+    read in 8-bit floats. An `expert` parameter differs between ranks along `Contract.expert_axes`,
+    instead of the tensor axis, and its elements are those on one of these ranks.
     """
 
     name: str
@@ -266,6 +267,7 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
     frozen: bool = False
     float8: bool = False
     rule: Optimizer | None = None
+    expert: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,17 +307,19 @@ class Contract:
     """Promises of a schedule, against which it is checked.
 
     `loss_divisor` divides the sum of gradients over ranks and micro-batches. Ranks that differ
-    along `data_axes`, which are single axes of the mesh, see different data. `peak_bytes` promises
-    the peak of each pool, as (role, pool, bytes). `wire_bytes` promises the volume that a step
-    sends, for every role that it names or for all, `host_bytes` the volume copied between device
-    and host, and `file_bytes` the volume read and written on NVMe. A branch counts with its list
-    `otherwise`. None and empty fields promise nothing.
+    along `data_axes`, which are single axes of the mesh, see different data; those that differ
+    along `expert_axes`, single axes too, hold different experts or parts of them. `peak_bytes`
+    promises the peak of each pool, as (role, pool, bytes). `wire_bytes` promises the volume that a
+    step sends, for every role that it names or for all, `host_bytes` the volume copied between
+    device and host, and `file_bytes` the volume read and written on NVMe. A branch counts with its
+    list `otherwise`. None and empty fields promise nothing.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()
     strategy: Strategy | None = None
     loss_divisor: int = 1
     data_axes: tuple[str, ...] = ("data",)
+    expert_axes: tuple[str, ...] = ()
     peak_bytes: tuple[tuple[str, str, int], ...] = ()
     wire_bytes: tuple[WireBytes, ...] | None = None
     host_bytes: tuple[HostBytes, ...] | None = None

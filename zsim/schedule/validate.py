@@ -262,8 +262,9 @@ def _inspect_contract(schedule: UncheckedSchedule) -> None:
         if role not in roles or pool not in pools:
             raise ScheduleError(f"contract.peak_bytes: no role {role!r} with pool {pool!r}")
     single = {*Contract().data_axes, *(axis.name for axis in schedule.mesh.axes)}
-    if missing := set(contract.data_axes) - single:
-        raise ScheduleError(f"contract.data_axes: no single axis {min(missing)!r}")
+    for field in ("data_axes", "expert_axes"):
+        if missing := set(getattr(contract, field)) - single:
+            raise ScheduleError(f"contract.{field}: no single axis {min(missing)!r}")
     for volume in contract.wire_bytes or ():
         if volume.group not in schedule.group_by_name:
             raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")

@@ -36,6 +36,8 @@ class TensorCuts:
         values: pieces of a value on one rank; `whole` on all ranks of the tensor axis together,
             `shared` on all ranks that share a sequence together.
         copied: parameters of which ranks of the tensor axis hold copies.
+        experts: parameters that differ along the dimensions `expert`, instead of the tensor axis.
+        expert: these dimensions, lanes counted; those of other axes have the same experts.
     """
 
     shape: tuple[int, ...]
@@ -48,11 +50,29 @@ class TensorCuts:
     copied: frozenset[str]
     context: int | None = None
     shared: Mapping[str, int] = field(default_factory=dict[str, int])
+    experts: frozenset[str] = frozenset()
+    expert: tuple[int, ...] = ()
 
     @property
     def dimensions(self) -> int:
         """The number of dimensions of an array."""
         return len(self.shape) + 2
+
+    def held(self, parameter: str) -> tuple[int, ...]:
+        """Return the dimensions along which ranks hold different parts of a parameter."""
+        if parameter in self.experts:
+            return self.expert
+        return () if self.tensor is None or parameter in self.copied else (self.tensor,)
+
+    def alike(self, parameter: str) -> tuple[int, ...]:
+        """Return the dimensions along which gradients of a parameter are of different tokens.
+
+        Ranks of the tensor axis have tokens of their own where experts are distributed over them.
+        """
+        if parameter not in self.experts:
+            return self.data
+        every = self.data if self.tensor is None else (*self.data, self.tensor)
+        return tuple(place for place in every if place not in self.expert)
 
     def along(self, dimensions: Sequence[int]) -> tuple[int, ...]:
         """Return a shape that is full along some dimensions, and 1 along the others."""
@@ -139,16 +159,12 @@ class PlainStep:
         """Draw an arbitrary state of training."""
         drawn = [
             {
-                name: self.random.draw((*self._held(name), len(sizes)))
+                name: self.random.draw((*self.cut.along(self.cut.held(name)), len(sizes)))
                 for name, sizes in self.cut.parameters.items()
             }
             for _ in range(1 + moments)
         ]
         return TrainingState(parameters=drawn[0], moments=tuple(drawn[1:]), updates=updates)
-
-    def _held(self, parameter: str) -> tuple[int, ...]:
-        copied = self.cut.tensor is None or parameter in self.cut.copied
-        return self.cut.along(() if copied else (self.cut.tensor,))  # type: ignore[arg-type]
 
     def gradients(self, parameters: dict[str, Numbers], divisor: int) -> dict[str, Numbers]:
         """Run every micro-batch; return the sum of gradients over all replicas / `divisor`."""
@@ -167,7 +183,7 @@ class PlainStep:
                     found[name] = total(found[name], gradient) if name in found else gradient
         partial = self.model.summed_copies
         for name, gradient in found.items():
-            over = list(cut.data)
+            over = list(cut.alike(name))
             if name in partial and cut.tensor is not None:
                 over.append(cut.tensor)  # each rank has that of its own tokens or heads only
             whole = cut.summed(gradient, over)
@@ -212,8 +228,8 @@ class PlainStep:
         for name, gradient in gradients.items():
             sizes = np.array(cut.parameters[name], np.uint64)
             squares = summed(product(product(gradient, gradient), sizes), -1, keepdims=True)
-            if cut.tensor is not None and name not in cut.copied:
-                squares = cut.summed(squares, (cut.tensor,))
+            if held := cut.held(name):
+                squares = cut.summed(squares, held)
             elif cut.tensor is not None and squares.shape[cut.tensor] > 1:
                 squares = squares[(slice(None),) * cut.tensor + (slice(0, 1),)]
             found = total(found, squares)

@@ -1,6 +1,7 @@
 """Mesh axes over which a model is parallelized."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from pydantic_core import InitErrorDetails
 
@@ -27,6 +28,9 @@ class ParallelAxes(Table):
             reduced over the data axis, then over the replicas (hybrid sharding, Zhao et al. 2023,
             section 3.2.2; MiCS, Zhang et al. 2022).
     """
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert"})
+    """Fields that schedule files leave out at their default, as they did before these existed."""
 
     tensor: Count = 1
     context: Count = 1

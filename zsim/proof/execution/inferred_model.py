@@ -130,6 +130,7 @@ class _Reader:
         self.drafts: dict[tuple[str, int], _Draft] = {}
         self.batch = Value(name=BATCH, elements=1, dtype=DType.INT64, requires_gradient=False)
         self.frozen = {each.name for each in schedule.contract.parameters if each.frozen}
+        self.experts = {each.name for each in schedule.contract.parameters if each.expert}
         self.pieces = {
             layout.name: {(piece.start, piece.size): piece for piece in layout.pieces}
             for layout in schedule.layouts
@@ -274,6 +275,7 @@ class _Reader:
             shape=(view.size,),
             tensor_sharded=sharded,
             frozen=piece.parameter in self.frozen,
+            expert=piece.parameter in self.experts,
         )
 
     def _with_partial_gradients(self, draft: _Draft) -> list[Parameter]:

@@ -181,6 +181,7 @@ class StepProof:
         tensor = 1 + axes.index(TENSOR) if TENSOR in axes else None
         if tensor is not None and len(self.grid.tracked[TENSOR].coordinates) == 1:
             tensor = None
+        contract = self.schedule.contract
         tracked = [self.grid.tracked[name] for name in axes]
         return TensorCuts(
             shape=tuple(len(each.coordinates) for each in tracked),
@@ -197,6 +198,10 @@ class StepProof:
             copied=frozenset(copied),
             context=1 + axes.index(CONTEXT) if CONTEXT in axes else None,
             shared={key[1]: space.count for key, space in spaces.items() if key[0] == "shared"},
+            experts=frozenset(each.name for each in contract.parameters if each.expert),
+            expert=tuple(
+                1 + place for place, name in enumerate(axes) if name in contract.expert_axes
+            ),
         )
 
     def run(self, scalars: Mapping[str, float]) -> StepResult:
