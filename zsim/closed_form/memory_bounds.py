@@ -83,10 +83,21 @@ def _states(model: Model, strategy: Strategy) -> int:
         )
     if _leaves_device(strategy):
         return parameters
-    parameters += trained // strategy.parallel.data * _sharded_gradient(strategy)
+    shard = _shard(model, strategy)
+    parameters += shard * _sharded_gradient(strategy)
     kept = strategy.moments + (1 if strategy.keeps_master or stage == 3 else 0)
-    shard = trained // strategy.parallel.data if stage else trained
+    shard = shard if stage else trained
     return parameters + kept * shard * precision.optimizer.size_bytes
+
+
+def _shard(model: Model, strategy: Strategy) -> int:
+    """Return a lower bound of a rank's elements of trained parameters, if they are sharded."""
+    trained = [each for each in model.parameters if not each.frozen]
+    if not strategy.has_expert_order:
+        return sum(each.elements for each in trained) // strategy.parallel.data
+    dense = sum(each.elements for each in trained if not each.expert)
+    experts = sum(each.elements for each in trained if each.expert)
+    return dense // strategy.parallel.data + experts // strategy.expert_data
 
 
 def _sharded_gradient(strategy: Strategy) -> int:
@@ -153,6 +164,6 @@ def host_state_bytes(model: Model, strategy: Strategy) -> int:
     if not on_host:
         return 0
     trained = sum(each.elements for each in model.parameters if not each.frozen)
-    shard = trained // strategy.parallel.data if strategy.zero.stage else trained
+    shard = _shard(model, strategy) if strategy.zero.stage else trained
     kept = strategy.moments + (1 if strategy.keeps_master else 0)
     return kept * shard * strategy.train.precision.optimizer.size_bytes

@@ -369,6 +369,8 @@ def _group(name: str, strategy: Strategy) -> tuple[int, int]:
             return parallel.tensor, 1
         case "data":
             return parallel.data, parallel.tensor
+        case "expert_data":
+            return strategy.expert_data, strategy.parallel.expert * strategy.expert_tensor
         case "inner":
             return strategy.inner or 1, parallel.tensor
         case "replicate":

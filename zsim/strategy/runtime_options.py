@@ -278,6 +278,10 @@ class RuntimeOptions(Table):
         del stage
         return {}
 
+    def without_experts(self) -> str | None:
+        """Return the option that excludes expert ranks; None if there is none."""
+        return None
+
     def without_replicas(self, *, stage: int) -> str | None:
         """Return None if replicas of shards are supported, else the condition for the message."""
         if not self.has_replicas:

@@ -243,6 +243,9 @@ class Strategy(Table):
         if parallel.tensor > 1 and not self.cuts_tokens:
             # validate_args of Megatron-LM: "sequence parallelism must be used"
             yield refusal(field, degree, "needs sequence_parallel = true with several tensor ranks")
+        if runtime is not None and (option := runtime.without_experts()):
+            why = f"true is not modelled with {field} = {degree}"
+            yield refusal(f"zero.{runtime.table()}.{option}", None, why)
         for name, value, it in (
             ("zero.secondary", self.zero.secondary, self.zero.secondary is not None),
             ("zero.tiles", self.zero.tiles, self.zero.tiles > 1),

@@ -236,6 +236,7 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
     limit, first = strategy.bucket_limit, strategy.first_bucket_limit
     groups: list[list[Parameter]] = []
     open_groups: dict[tuple[bool, bool], list[Parameter]] = {}
+    dense = False, False
     begun = 0
     for unit in reversed(model.modules):
         if strategy.zero.stage == 3:
@@ -248,12 +249,12 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
             kind = parameter.frozen, parameter.expert and strategy.has_expert_order
             group = open_groups.get(kind, [])
             size = sum(member.elements for member in group)
-            most = first if begun == 1 and not parameter.frozen else limit
+            most = first if begun == 1 and kind == dense else limit
             full = most is not None and size + parameter.elements > most
             if full or not group:
                 group = open_groups[kind] = []
                 groups.append(group)
-                begun += not parameter.frozen
+                begun += kind == dense
             group.append(parameter)
     return numbered(
         model,

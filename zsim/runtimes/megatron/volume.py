@@ -7,37 +7,81 @@ each chunk of a stage has separate buckets; only those of the first have a size 
 embedding is a separate bucket, whose gradients are summed over the first and the last stage as
 well. Without the distributed optimizer (stage 0), there are no gaps, and a tied embedding has no
 separate bucket.
+
+Experts with ranks of their own have buckets after all others, over the ranks with the same experts.
 """
 
-from collections.abc import Set
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from math import lcm
 
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
 from zsim.closed_form.stored_layers import stored_bytes
 from zsim.dtype import DType
-from zsim.model.model import Model
+from zsim.model.model import Model, Parameter
 from zsim.model.pipeline_stages import Stage
 from zsim.runtimes.megatron.options import Megatron
 from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.strategy import Strategy
 
 
-def padded(
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Elements of buckets with gaps and padding, and the group and ranks that share each."""
+
+    group: str
+    ranks: int
+    elements: list[int]
+
+    @property
+    def shards(self) -> list[int]:
+        """Elements of a rank's shard of each bucket."""
+        return [size // self.ranks for size in self.elements]
+
+    @property
+    def sent(self) -> int:
+        """Elements that a rank sends to gather or to scatter all buckets around a ring."""
+        return (self.ranks - 1) * sum(self.shards)
+
+
+def sizes_of(
     model: Model,
+    strategy: Strategy,
+    *,
+    has_size: bool = True,
+    alone: Set[str] = frozenset(),
+) -> list[Sizes]:
+    """Return the buckets of dense layers, and of experts with ranks of their own."""
+    limit = 0
+    if has_size:
+        limit = strategy.options(Megatron).bucket_elements(data=strategy.parallel.data) or 0
+    apart = strategy.has_expert_order
+    found: list[Sizes] = []
+    for group, expert, ranks in (
+        ("data", False, strategy.parallel.data),
+        ("expert_data", True, strategy.expert_data),
+    ):
+        own = [each for each in reversed(model.parameters) if (apart and each.expert) is expert]
+        if own or not expert:
+            sizes = padded(own, ranks, limit, shards=strategy.zero.stage == 1, alone=alone)
+            found.append(Sizes(group, ranks, sizes))
+    return found
+
+
+def padded(
+    parameters: Sequence[Parameter],
     ranks: int,
-    options: Megatron,
+    limit: int,
     *,
     shards: bool,
-    has_size: bool = True,
     alone: Set[str] = frozenset(),
 ) -> list[int]:
     """Return elements of each bucket with gaps and padding; some parameters are `alone`."""
     start, end = (64, 128) if shards else (1, 1)
-    limit = (has_size and options.bucket_elements(data=ranks)) or 0
     multiple = lcm(ranks, end)
     sizes: list[int] = []
     filled = 0
-    for parameter in reversed(model.parameters):
+    for parameter in parameters:
         if filled and (parameter.name in alone or (limit and filled >= limit)):
             sizes.append(filled)
             filled = 0
@@ -55,20 +99,17 @@ def has_sizes(options: Megatron, *, is_first: bool) -> bool:
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis, and over the replicas of the sharded states."""
-    options = strategy.options(Megatron)
-    sizes = padded(model, strategy.parallel.data, options, shards=strategy.zero.stage == 1)
-    return _moved(model, strategy, sizes)
+    return _moved(model, strategy, sizes_of(model, strategy))
 
 
 def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     """Return the same volume for a pipeline stage, with sums of tied embeddings."""
-    options, ranks = strategy.options(Megatron), strategy.parallel.data
-    shards = strategy.zero.stage == 1
-    alone = stage.tied if shards else frozenset[str]()
-    sizes: list[int] = []
+    options = strategy.options(Megatron)
+    alone = stage.tied if strategy.zero.stage == 1 else frozenset[str]()
+    sizes: list[Sizes] = []
     for number, chunk in enumerate(stage.chunks):
         has_size = has_sizes(options, is_first=stage.index == number == 0)
-        sizes += padded(chunk.model, ranks, options, shards=shards, has_size=has_size, alone=alone)
+        sizes += sizes_of(chunk.model, strategy, has_size=has_size, alone=alone)
     tied = [each.elements for each in stage.model.parameters if each.name in stage.tied]
     width = _reduced(strategy).size_bytes
     return [
@@ -77,28 +118,31 @@ def of_stage(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
-def _moved(model: Model, strategy: Strategy, sizes: list[int]) -> list[WireBytes]:
+def _moved(model: Model, strategy: Strategy, sizes: list[Sizes]) -> list[WireBytes]:
     """Return the volume of buckets of these sizes, and of replicated parameters' gradients."""
-    ranks = strategy.parallel.data
-    shards = [size // ranks for size in sizes]
-    wire = strategy.train.precision.compute.size_bytes
     reduced = _reduced(strategy).size_bytes
-    sent = (ranks - 1) * sum(shards)
     partial = model.summed_copies
     copies = sum(each.elements for each in model.parameters if each.name in partial)
     summed = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=reduced)
+    return [*summed, *(line for each in sizes for line in _reduced_over(each, strategy))]
+
+
+def _reduced_over(sizes: Sizes, strategy: Strategy) -> Iterator[WireBytes]:
+    """Yield the volume of buckets over the group that shards them, and over the replicas."""
+    wire = strategy.train.precision.compute.size_bytes
+    reduced = _reduced(strategy).size_bytes
+    group, ranks, elements = sizes.group, sizes.ranks, sizes.elements
     if strategy.zero.stage == 0:
-        return [*summed, *all_reduces("data", sizes, ranks=ranks, size_bytes=reduced)]
-    gathered = WireBytes(group="data", collective="all_gather", bytes=sent * wire)
+        yield from all_reduces(group, elements, ranks=ranks, size_bytes=reduced)
+        return
+    yield WireBytes(group=group, collective="all_gather", bytes=sizes.sent * wire)
     if strategy.options(Megatron).allreduce_in_float32:
         size_bytes = DType.FP32.size_bytes
-        return [*summed, gathered, *all_reduces("data", sizes, ranks=ranks, size_bytes=size_bytes)]
-    return [
-        *summed,
-        gathered,
-        WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
-        *all_reduces("replicate", shards, ranks=strategy.parallel.replicate, size_bytes=reduced),
-    ]
+        yield from all_reduces(group, elements, ranks=ranks, size_bytes=size_bytes)
+        return
+    yield WireBytes(group=group, collective="reduce_scatter", bytes=sizes.sent * reduced)
+    replicas = strategy.parallel.replicate
+    yield from all_reduces("replicate", sizes.shards, ranks=replicas, size_bytes=reduced)
 
 
 def _reduced(strategy: Strategy) -> DType:
