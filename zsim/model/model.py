@@ -37,7 +37,9 @@ class Parameter:
     copies. If it `serves_own_heads`, ranks hold copies that each applies to its own heads, so that
     gradients are partial sums over the tensor axis. If `frozen`, it is read but not trained
     (`requires_grad` is False), and has neither a gradient nor optimizer state. If `float8`, it is
-    cast to 8-bit floats, with one scale, before it is gathered.
+    cast to 8-bit floats, with one scale, before it is gathered. If it stacks the weights of routed
+    `experts`, that is their number on this rank, the extent of its first dimension; 0 for all other
+    parameters, such as those of routers and shared experts.
     """
 
     name: str
@@ -46,6 +48,14 @@ class Parameter:
     serves_own_heads: bool = False
     frozen: bool = False
     float8: bool = False
+    experts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.experts and (not self.shape or self.shape[0] != self.experts):
+            raise ModelError(
+                f"parameter {self.name}: experts {self.experts} must be the extent of its first "
+                "dimension"
+            )
 
     @property
     def elements(self) -> int:
