@@ -30,7 +30,7 @@ def with_experts(shape: GPT | Llama, strategy: Strategy) -> Model:
         if unit.checkpoint:
             out = segments[-1].outputs[-1]
             own = tuple(
-                Parameter(name=f"{unit.name}.experts.{name}", shape=(size,), expert=True)
+                Parameter(name=f"{unit.name}.experts.{name}", shape=(2, size // 2), experts=2)
                 for name, size in (("up", UP), ("down", DOWN))
             )
             made = replace(out, name=f"{unit.name}/experts.out")

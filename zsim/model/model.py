@@ -37,9 +37,10 @@ class Parameter:
     copies. If it `serves_own_heads`, ranks hold copies that each applies to its own heads, so that
     gradients are partial sums over the tensor axis. If `frozen`, it is read but not trained
     (`requires_grad` is False), and has neither a gradient nor optimizer state. If `float8`, it is
-    cast to 8-bit floats, with one scale, before it is gathered. If `expert`, expert ranks hold
-    different experts and expert-tensor ranks parts of them, and `tensor_sharded` says nothing: the
-    shape is that on one of these ranks.
+    cast to 8-bit floats, with one scale, before it is gathered. If it stacks the weights of routed
+    `experts`, that is their number on this rank, the extent of its first dimension; 0 for all other
+    parameters, such as those of routers and shared experts. Expert ranks hold
+    different experts, and expert-tensor ranks parts of them, whatever `tensor_sharded` says.
     """
 
     name: str
@@ -48,7 +49,19 @@ class Parameter:
     serves_own_heads: bool = False
     frozen: bool = False
     float8: bool = False
-    expert: bool = False
+    experts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.experts and (not self.shape or self.shape[0] != self.experts):
+            raise ModelError(
+                f"parameter {self.name}: experts {self.experts} must be the extent of its first "
+                "dimension"
+            )
+
+    @property
+    def expert(self) -> bool:
+        """Return True if it stacks the weights of routed experts."""
+        return self.experts > 0
 
     @property
     def elements(self) -> int:

@@ -8,6 +8,7 @@ from zsim.model.architecture import Architecture, Norm
 from zsim.model.generator import Draws
 from zsim.model.model import Parameter, Value
 from zsim.model.segment_exchange import SegmentExchange, gather_tokens, sum_outputs
+from zsim.model.token_loads import TokenLoads
 from zsim.model.transformer.operator import Tensor
 from zsim.strategy.execution import Float8, Norms, TokenFusion
 
@@ -20,7 +21,8 @@ class Size:
     `sequence`, values between attention and MLP are sharded by tokens over the tensor axis. With
     `keeps_gathered`, gathered values are kept for backward instead of gathered again. With
     `in_place_loss`, the gradient of the logits replaces their softmax in memory, as in a
-    vocabulary-parallel cross entropy.
+    vocabulary-parallel cross entropy. `loads` are the token copies of the experts of a block; None
+    is the same number for each.
     """
 
     shape: Architecture
@@ -31,6 +33,7 @@ class Size:
     sequence: bool = False
     keeps_gathered: bool = False
     in_place_loss: bool = False
+    loads: TokenLoads | None = None
 
     @property
     def tokens(self) -> int:

@@ -272,10 +272,10 @@ class _Reader:
         sharded = TENSOR not in piece.copies
         return Parameter(
             name=piece.parameter,
-            shape=(view.size,),
+            shape=(1, view.size) if piece.parameter in self.experts else (view.size,),
             tensor_sharded=sharded,
             frozen=piece.parameter in self.frozen,
-            expert=piece.parameter in self.experts,
+            experts=int(piece.parameter in self.experts),
         )
 
     def _with_partial_gradients(self, draft: _Draft) -> list[Parameter]:
