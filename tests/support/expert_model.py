@@ -7,18 +7,25 @@ states of experts and their gradients are in question.
 from dataclasses import replace
 
 from fitting import fitting
+from token_ranks import LLAMA
 
-from zsim.model.architecture import GPT, Llama
+from zsim.model.architecture import Llama
 from zsim.model.model import Model, Parameter, Segment, Unit
+from zsim.model.pipeline_stages import in_blocks
 from zsim.strategy.strategy import Strategy
 
 UP, DOWN = 12, 10
 """Elements of an expert's two tensors on one rank."""
 
 
-def with_experts(shape: GPT | Llama, strategy: Strategy) -> Model:
-    """Return the model of a shape with experts at the end of each block."""
-    model = fitting(shape, strategy)
+def expert_model(strategy: Strategy, shape: Llama = LLAMA) -> Model:
+    """Return the model of a shape with experts at the end of each block, one unit each."""
+    fitted = fitting(replace(shape, execution=strategy.execution), strategy)
+    return with_experts(in_blocks(fitted), strategy)
+
+
+def with_experts(model: Model, strategy: Strategy) -> Model:
+    """Return a model with experts at the end of each block."""
     units: list[Unit] = []
     renamed: dict[str, str] = {}
     for unit in model.units:
