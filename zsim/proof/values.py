@@ -210,7 +210,7 @@ def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
     if model is not None:
         apart = strategy is None or strategy.has_expert_order
         known = {
-            each.name: _described(each if apart else replace(each, expert=False))
+            each.name: _described(each if apart else replace(each, experts=0))
             for each in model.parameters
         }
         for name in sorted(promised.keys() | known.keys()):

@@ -8,6 +8,7 @@ tokenizer defines it. Names of recomputation arguments from before 2023 are also
 without a reader is refused, unless it does not change a step or is reported with the difference.
 """
 
+from zsim.runtimes.megatron.expert_arguments import set_experts
 from zsim.runtimes.megatron.stage_arguments import stage_options
 from zsim.runtimes.trainer_files.command_line import words_by_name
 from zsim.runtimes.trainer_files.named_arguments import Arguments
@@ -103,7 +104,6 @@ OLD_NAMES = {
 """Arguments of recomputation before 2023, and their current names."""
 
 REFUSED = {
-    "num-experts": "experts",
     "multi-latent-attention": "multi-latent attention",
     "hybrid-layer-pattern": "layers of several kinds",
     "mtp-num-layers": "heads of several tokens",
@@ -148,6 +148,7 @@ def with_arguments(
             raise arguments.wrong(name, f"{other}: not modelled")
     _parallel(arguments)
     _model(arguments)
+    set_experts(arguments)
     _attention(arguments, is_old=is_old)
     _train(arguments)
     _optimizer(arguments)
@@ -178,9 +179,6 @@ def _parallel(arguments: Arguments) -> None:
     )
     name = "pipeline-model-parallel-size"
     arguments.set_field("parallel.pipeline", arguments.whole(name, 1), name)
-    name = "expert-model-parallel-size"
-    if (degree := arguments.whole(name, 1)) != 1:
-        raise arguments.wrong(name, f"{degree} is not modelled, only 1")
     name = "context-parallel-size"
     context = arguments.whole(name, 1)
     arguments.set_field("parallel.context", context, name)
