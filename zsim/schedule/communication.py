@@ -244,6 +244,20 @@ class Broadcast(CollectiveOperation, frozen=True, kw_only=True):
         return (self.root,) if self.root < members else ()
 
 
+class AllToAll(CollectiveOperation, frozen=True, kw_only=True):
+    """Block i of each rank's `source` goes to member i; `target` has a block from each member."""
+
+    name: ClassVar[str] = "all_to_all"
+    sends: ClassVar[str] = "block i of its source to member i"
+    splits: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
+    moves_in_place: ClassVar[bool] = False
+
+    def addressed(self, members: int) -> tuple[int, ...]:
+        """Return all members: each receives another block."""
+        return tuple(range(members))
+
+
 class Send(PointToPoint, frozen=True, kw_only=True):
     """Send `source` to the member `offset` places further, cyclically. A rendezvous."""
 
@@ -270,7 +284,7 @@ class Receive(PointToPoint, frozen=True, kw_only=True):
         return self.target
 
 
-AnyCommunication = AllGather | ReduceScatter | AllReduce | Broadcast | Send | Receive
+AnyCommunication = AllGather | ReduceScatter | AllReduce | Broadcast | AllToAll | Send | Receive
 """All operations of communicators. A match over these kinds ends with `assert_never`."""
 
 

@@ -19,6 +19,7 @@ from zsim.model.kernel import Kernel
 from zsim.schedule.communication import (
     AllGather,
     AllReduce,
+    AllToAll,
     AnyCommunication,
     Broadcast,
     CollectiveOperation,
@@ -38,6 +39,7 @@ __all__ = [
     "Action",
     "AllGather",
     "AllReduce",
+    "AllToAll",
     "Allocate",
     "AnyCommunication",
     "Branch",

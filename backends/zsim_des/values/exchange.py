@@ -9,6 +9,7 @@ import numpy.typing as npt
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     Communication,
     Receive,
@@ -50,6 +51,8 @@ def received(
             return combine(reduction, sources)
         case Broadcast(root=root):
             return sources[root]
+        case AllToAll():
+            return np.concatenate([own(source) for source in sources])
         case Send() | Receive():
             return sources[0]
         case _ as unknown:

@@ -15,6 +15,7 @@ from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     Communication,
     PointToPoint,
@@ -52,6 +53,7 @@ def _named(new: str, old: str) -> Callable[..., Any]:
 
 ALL_GATHER = _named("all_gather_single", "all_gather_into_tensor")
 REDUCE_SCATTER = _named("reduce_scatter_single", "reduce_scatter_tensor")
+ALL_TO_ALL = distributed.all_to_all_single
 assert "async_op" in inspect.signature(ALL_GATHER).parameters
 
 
@@ -244,6 +246,8 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
                 target.copy_(source)
             first = member.ranks[root]
             work = distributed.broadcast(target, src=first, group=group, async_op=asynchronous)
+        case AllToAll():
+            work = ALL_TO_ALL(target, source, group=group, async_op=asynchronous)
         case Send(offset=offset):
             assert source is not None
             send = distributed.isend if asynchronous else distributed.send
@@ -269,6 +273,8 @@ def received(member: Communication, place: int, sources: Sequence[torch.Tensor])
             return _reduction(reduction, sources)
         case Broadcast(root=root):
             return sources[root]
+        case AllToAll():
+            return torch.cat([each.chunk(len(sources))[place] for each in sources])
         case Send() | Receive():
             return sources[0]
         case _ as unknown:

@@ -176,6 +176,9 @@ def _handed(
         case "broadcast_":
             for tensor in tensors_in(first):
                 yield "broadcast", tensor, others * -(-tensor.numel() // ranks)
+        case "alltoall_base_":
+            for whole in tensors_in(second):
+                yield "all_to_all", whole, others * (whole.numel() // ranks)
         case "recv_":
             for tensor in tensors_in(first):
                 yield "receive", tensor, 0

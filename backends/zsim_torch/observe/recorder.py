@@ -44,6 +44,10 @@ from zsim_torch.observe.watchers import Exchange, unwatched, watching
 
 BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SHIFT: Final = 0x9E3779B9
+SPLITS: Final = ("reduce_scatter", "all_to_all")
+"""Collectives whose source has a part for each member."""
+JOINS: Final = ("all_gather", "all_to_all")
+"""Collectives whose target has a part from each member."""
 """Added to a bit pattern before it is cubed, so that zeros count."""
 
 
@@ -282,7 +286,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = target if source is None else source
         assert tensor is not None
         brings = source if kind != "broadcast" or distributed.get_rank() == shared.peer else None
-        self._brought.append(_sums(brings, count if kind == "reduce_scatter" else 1))
+        self._brought.append(_sums(brings, count if kind in SPLITS else 1))
         self._left.append(_Sums())
         self._collectives.append(
             replace(
@@ -292,7 +296,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 target=self._tensor_region(target),
             )
         )
-        return _Open(len(self._collectives) - 1, target, count if kind == "all_gather" else 1)
+        return _Open(len(self._collectives) - 1, target, count if kind in JOINS else 1)
 
     def _tensor_region(self, tensor: torch.Tensor | None) -> Region | None:
         """Return the region of a collective's tensor, which is contiguous."""
