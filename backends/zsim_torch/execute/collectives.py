@@ -246,8 +246,9 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
                 target.copy_(source)
             first = member.ranks[root]
             work = distributed.broadcast(target, src=first, group=group, async_op=asynchronous)
-        case AllToAll():
-            work = ALL_TO_ALL(target, source, group=group, async_op=asynchronous)
+        case AllToAll(sent=sent, received=came):
+            splits = [*came] or None, [*sent] or None
+            work = ALL_TO_ALL(target, source, *splits, group=group, async_op=asynchronous)
         case Send(offset=offset):
             assert source is not None
             send = distributed.isend if asynchronous else distributed.send
@@ -262,9 +263,11 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
     return cast("Work | None", work) if asynchronous else None
 
 
-def received(member: Communication, place: int, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the result for the member at `place`, given the inputs of all members."""
-    match listed(member):
+def received(
+    members: Sequence[Communication], place: int, sources: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the result for the member at `place`, given operations and inputs of all members."""
+    match listed(members[place]):
         case AllGather():
             return torch.cat(list(sources))
         case ReduceScatter(reduction=reduction):
@@ -274,11 +277,20 @@ def received(member: Communication, place: int, sources: Sequence[torch.Tensor])
         case Broadcast(root=root):
             return sources[root]
         case AllToAll():
-            return torch.cat([each.chunk(len(sources))[place] for each in sources])
+            return torch.cat([*_blocks(members, place, sources)])
         case Send() | Receive():
             return sources[0]
         case _ as unknown:
             assert_never(unknown)
+
+
+def _blocks(
+    members: Sequence[Communication], place: int, sources: Sequence[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Yield the part of each source that goes to the member at `place`."""
+    for member, source in zip(members, sources, strict=True):
+        assert isinstance(member, AllToAll)
+        yield source[member.block(place, len(members))]
 
 
 def _reduction(reduction: Reduction, parts: Sequence[torch.Tensor]) -> torch.Tensor:

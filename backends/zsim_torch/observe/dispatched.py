@@ -87,6 +87,11 @@ def pairs(
         )
 
 
+def is_even(operator: str, args: tuple[Any, ...]) -> bool:
+    """Return False for an exchange whose blocks have sizes of their own."""
+    return KIND.get(operator) != "all_to_all" or not any(args[3:5])
+
+
 def scripted(value: object) -> Iterator[Any]:
     """Yield the C++ objects in `value`: process groups, reductions and work objects."""
     if isinstance(value, torch.ScriptObject):

@@ -178,7 +178,10 @@ def _handed(
                 yield "broadcast", tensor, others * -(-tensor.numel() // ranks)
         case "alltoall_base_":
             for whole in tensors_in(second):
-                yield "all_to_all", whole, others * (whole.numel() // ranks)
+                kept = whole.numel() // ranks
+                if sent := arguments[4]:  # unequal blocks
+                    kept = sent[process_group_of(arguments).rank()]
+                yield "all_to_all", whole, whole.numel() - kept
         case "recv_":
             for tensor in tensors_in(first):
                 yield "receive", tensor, 0

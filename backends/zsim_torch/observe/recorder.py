@@ -29,6 +29,7 @@ from zsim.trace.witness import (
     WitnessedCollective,
 )
 from zsim_torch.observe.dispatched import (
+    is_even,
     KIND,
     by_place,
     is_fused_update,
@@ -245,7 +246,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tick=self._next(),
         )
         opened = [
-            self._hand_over(shared, source, target) for source, target in pairs(operator, args)
+            self._hand_over(shared, source, target, is_even=is_even(operator, args))
+            for source, target in pairs(operator, args)
         ]
         result = func(*args, **named)
         work = next((each for each in scripted(result) if "Work" in str(each._type())), None)
@@ -280,9 +282,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages[number] = replace(self._storages[number], made=self._tick)
 
     def _hand_over(
-        self, shared: WitnessedCollective, source: torch.Tensor | None, target: torch.Tensor | None
+        self,
+        shared: WitnessedCollective,
+        source: torch.Tensor | None,
+        target: torch.Tensor | None,
+        *,
+        is_even: bool = True,
     ) -> _Open:
-        kind, count = shared.kind, len(shared.ranks)
+        kind, count = shared.kind, len(shared.ranks) if is_even else 1
         tensor = target if source is None else source
         assert tensor is not None
         brings = source if kind != "broadcast" or distributed.get_rank() == shared.peer else None

@@ -23,6 +23,7 @@ from zsim.schedule.operation import (
     Fill,
     Operation,
     PointToPoint,
+    ReadCounts,
     Role,
     View,
 )
@@ -90,7 +91,7 @@ class ElementLinks:
                 self.tensors.cut(ranks, target)
                 if not operation.by_parameter:
                     self._link(ranks, source, target)
-            case Fill(target=view) | Branch(value=View() as view):
+            case Fill(target=view) | Branch(value=View() as view) | ReadCounts(source=view):
                 self.tensors.cut(ranks, view)
             case Communication():
                 self._communication(ranks, operation)
