@@ -14,6 +14,7 @@ from zsim.dtype import DType
 from zsim.model.generator import Generator
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.access import distinct
+from zsim.schedule.counts import NamedCount, Rows
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh
 from zsim.schedule.operation import (
@@ -104,7 +105,8 @@ class Buffer(Struct, frozen=True, kw_only=True):
     `layout` the buffer holds that flat tensor, or with `shard` only the segment that the rank owns
     along that axis. A buffer that `has_room` may be larger than the tensor, which starts at its
     first element. A buffer with a `course` is the last one allocated before a segment whose
-    tensors are known.
+    tensors are known. A buffer with `rows` has as many rows as a named count says; its `elements`
+    are those at the maximum.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Buffer(Struct, frozen=True, kw_only=True):
     layout: str | None = None
     shard: str | None = None
     course: AllocationTrace | None = None
+    rows: Rows | None = None
 
     def __post_init__(self) -> None:
         if self.elements < 0:
@@ -342,7 +345,7 @@ class Contract:
 class UncheckedSchedule:
     """Programs of all roles over one mesh, with the groups, pools and layouts they name.
 
-    It is not validated; `Schedule` is. Streams in `host_threads` run their operations on the
+    `counts` are named sizes. It is not validated; `Schedule` is. Streams in `host_threads` run their operations on the
     processors of the host, the others on the device. In a schedule `with_host_time` the host's
     work is part of the operations, so that issuing them takes no further time.
     """
@@ -357,6 +360,7 @@ class UncheckedSchedule:
     layouts: tuple[Layout, ...] = ()
     scalars: tuple[Scalar, ...] = ()
     generators: tuple[Generator, ...] = ()
+    counts: tuple[NamedCount, ...] = ()
     programs: tuple[Program, ...]
     contract: Contract = Contract()
     with_host_time: bool = False

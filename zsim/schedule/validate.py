@@ -9,9 +9,20 @@ from typing import assert_never
 from zsim.model.generator import Draw
 from zsim.schedule.access import COMPUTE_ACCESS, recurring
 from zsim.schedule.fusions import inspect_fusions
+from zsim.schedule.inspect_counts import (
+    inspect_blocks,
+    inspect_count,
+    inspect_exchange,
+    inspect_read,
+    inspect_rows,
+    is_counted,
+    need_no_rows,
+    need_whole,
+)
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     Action,
+    AllToAll,
     Allocate,
     Branch,
     Broadcast,
@@ -26,6 +37,7 @@ from zsim.schedule.operation import (
     Operation,
     Previous,
     Read,
+    ReadCounts,
     Role,
     SetScalar,
     Together,
@@ -191,6 +203,9 @@ def inspect(schedule: UncheckedSchedule) -> None:
         _inspect_group(schedule.mesh, group)
     for generator in schedule.generators:
         _inspect_axes(schedule.mesh, f"generator {generator.name}", generator.axes)
+    _names_differ("count", [count.name for count in schedule.counts])
+    for count in schedule.counts:
+        inspect_count(schedule.mesh, schedule.group_by_name, count)
     for layout in schedule.layouts:
         if layout.axis is not None:
             with at(f"layout {layout.name}"):
@@ -284,6 +299,7 @@ class _Inspector:
         self.streams = set(schedule.streams)
         self.pools = {pool.name: pool for pool in schedule.pools}
         self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
+        self.counts = {count.name: count for count in schedule.counts}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
         self.good: set[object] = set()  # ids of views and keys of recurring operations
         self.in_step = False
@@ -324,6 +340,8 @@ class _Inspector:
             inspect_place(where, buffer, pool)
             if buffer.home not in self.streams:
                 raise ScheduleError(f"{where}: no stream {buffer.home!r}")
+            if buffer.rows is not None:
+                inspect_rows(where, buffer, buffer.rows, self.counts)
             if buffer.layout is None and buffer.shard is not None:
                 raise ScheduleError(f"{where}: shard without a layout")
             if buffer.layout is not None:
@@ -332,6 +350,8 @@ class _Inspector:
         _names_differ(where, self.program.persistent)
         for name in self.program.persistent:
             self._need_buffer(where, name)
+            if self.program.by_name[name].rows is not None:
+                raise ScheduleError(f"{where}: {name} has counted rows, which differ by micro-batch")
 
     def _inspect_layout_of(self, where: str, buffer: Buffer, name: str) -> None:
         layout = self.schedule.layout_by_name.get(name)
@@ -364,6 +384,10 @@ class _Inspector:
                 return
             case HostWait(operation=edge):
                 self._inspect_edges(where, (edge,))
+                if isinstance(operation, ReadCounts):
+                    self._inspect_view(where, operation.source)
+                    count = self.counts.get(operation.count)
+                    inspect_read(operation, self.counts, self.sizes[count.group] if count else 0)
                 return
             case SetScalar():
                 self._inspect_set_scalar(operation)
@@ -479,7 +503,11 @@ class _Inspector:
         if operation.group not in self.sizes:
             raise ScheduleError(f"{where}: no group {operation.group!r}")
         count = self.sizes[operation.group]
-        if isinstance(operation, CollectiveOperation):
+        if isinstance(operation, AllToAll) and is_counted(operation, self.program.by_name):
+            inspect_exchange(operation, self.program.by_name, self.counts)
+        elif isinstance(operation, AllToAll) and (operation.sent or operation.received):
+            inspect_blocks(where, operation, count)
+        elif isinstance(operation, CollectiveOperation):
             source, target = operation.source, operation.target
             if operation.splits is operation.joins:
                 self._need_sizes(where, target, source.size)
@@ -493,6 +521,8 @@ class _Inspector:
             raise ScheduleError(f"{where}: root {operation.root} is outside 0 to {count - 1}")
         for view in filter(None, (operation.reads, operation.writes)):
             self._inspect_view(where, view)
+            if not isinstance(operation, AllToAll):
+                need_no_rows(where, self.program.by_name[view.buffer])
             if view.layout is not None:
                 raise ScheduleError(f"{where}: a collective needs equal sizes on all ranks")
             dtype = self.program.by_name[view.buffer].dtype
@@ -516,7 +546,9 @@ class _Inspector:
     def _inspect_view(self, where: str, view: View) -> None:
         if id(view) not in self.good:
             self._need_buffer(where, view.buffer)
-            inspect_view(self.schedule, self.program.by_name[view.buffer], where, view)
+            buffer = self.program.by_name[view.buffer]
+            inspect_view(self.schedule, buffer, where, view)
+            need_whole(where, buffer, view)
             self.good.add(id(view))
 
     def _need_buffer(self, where: str, name: str) -> None:

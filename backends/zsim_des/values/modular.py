@@ -290,7 +290,7 @@ class Modular:
     ) -> Sequence[Numbers]:
         """Return the result of each member; see `Values.meet`."""
         return [
-            received(member, place, sources, reduced_by) for place, member in enumerate(members)
+            received(members, place, sources, reduced_by) for place in range(len(members))
         ]
 
 

@@ -14,6 +14,7 @@ from zsim.schedule.operation import (
     BACKWARDS,
     MAKES_GRADIENTS,
     Action,
+    AllToAll,
     Branch,
     CollectiveOperation,
     Communication,
@@ -22,6 +23,7 @@ from zsim.schedule.operation import (
     Fill,
     Operation,
     PointToPoint,
+    ReadCounts,
     Role,
     View,
 )
@@ -89,7 +91,7 @@ class ElementLinks:
                 self.tensors.cut(ranks, target)
                 if not operation.by_parameter:
                     self._link(ranks, source, target)
-            case Fill(target=view) | Branch(value=View() as view):
+            case Fill(target=view) | Branch(value=View() as view) | ReadCounts(source=view):
                 self.tensors.cut(ranks, view)
             case Communication():
                 self._communication(ranks, operation)
@@ -116,7 +118,9 @@ class ElementLinks:
         for view in (member.reads, member.writes):
             if view is not None:
                 self.tensors.cut(ranks, view)
-        if _keeps_places(member):
+        if isinstance(member, AllToAll):
+            self._blocks(ranks, member)
+        elif _keeps_places(member):
             self._link(ranks, member.source, member.target)
 
     def _parts(self, ranks: RankArray, name: str, part: View, whole: View) -> None:
@@ -140,6 +144,20 @@ class ElementLinks:
             tensors.spaces.link((here, start), (there, low + member * part.size), size, own=own)
             if is_whole:
                 tensors.split(there, low, part.size, axes)
+
+    def _blocks(self, ranks: RankArray, member: AllToAll) -> None:
+        """Cut all blocks of an exchange alike: each may be received from any member."""
+        tensors, program = self.tensors, ranks.program
+        count = tensors.schedule.group_by_name[member.group].size(tensors.mesh)
+        size = member.source.size // count
+        first: tuple[Key, int] | None = None
+        for view in (member.source, member.target):
+            key = tensors.key(program, view.buffer)
+            for _, start, _ in tensors.places(ranks, view):
+                for number in range(count):
+                    here = (key, start + number * size)
+                    first = first or here
+                    tensors.spaces.link(first, here, size, own=True)
 
     def _compute(self, ranks: RankArray, compute: Compute) -> None:
         match compute.action:

@@ -1,0 +1,184 @@
+"""Counts: buffers with counted rows have the rows of the micro-batch for which they are used.
+
+Proved for every role, in the order of issue: the host has read the counts of a layer and
+micro-batch before it allocates rows that other ranks send; an exchange, a copy and a segment use
+rows of one micro-batch, their own; a copy has equal rows on both sides. Members send each other
+blocks of one name (validated), so their sizes agree under every binding. Blocks with numbers agree
+between members: block j of member i is as large as member j receives from i.
+
+Assumed: the numbers that the host reads are those that the router chose (values).
+
+Cost: linear in the operations; for numbers, the square of the roles of a group times its members.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from zsim.proof.context import Context
+from zsim.proof.execution.rank_class import EqualCommunicators, communicators, rank_classes
+from zsim.proof.finding import Finding
+from zsim.schedule.access import viewed
+from zsim.schedule.counts import RowIndex, Rows
+from zsim.schedule.operation import (
+    Allocate,
+    AllToAll,
+    Compute,
+    Copy,
+    Free,
+    Operation,
+    ReadCounts,
+    Together,
+    walk,
+)
+from zsim.schedule.program import Program
+
+INVARIANT = "counts"
+
+
+def examine(context: Context) -> list[Finding]:
+    """Find operations that use rows of another micro-batch, or blocks of different sizes."""
+    found: list[Finding] = []
+    schedule = context.schedule
+    if schedule.counts:
+        for each in context.programs:
+            found += _Rows(each.program).findings()
+    programs = {each.program.role: each.program for each in context.programs}
+    uneven = {
+        (role, group): exchanges
+        for role, program in programs.items()
+        for group, exchanges in _uneven(program).items()
+    }
+    if uneven:
+        among = rank_classes(schedule)
+        for group in schedule.groups:
+            if any(name == group.name for _, name in uneven):
+                for communicator in communicators(schedule.mesh, group, among):
+                    found += _unequal_blocks(communicator, uneven)
+    return found
+
+
+class _Rows:
+    """Rows alive in one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._rows = {
+            buffer.name: buffer.rows for buffer in program.buffers if buffer.rows is not None
+        }
+        self._alive: dict[str, int | None] = {}
+        self._read: set[tuple[str, int, int]] = set()
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield the findings of setup and of a step."""
+        for part in (self._program.setup, self._program.step):
+            self._alive.clear()
+            self._read.clear()
+            for operation in walk(part):
+                for why in self._faults(operation):
+                    yield self._finding(operation, why)
+
+    def _finding(self, operation: Operation, why: str) -> Finding:
+        return Finding(
+            invariant=INVARIANT, role=self._program.role, operation=operation.id, why=why
+        )
+
+    def _faults(self, operation: Operation) -> Iterator[str]:
+        if isinstance(operation, ReadCounts):
+            self._read.add((operation.count, operation.layer, operation.micro_batch))
+        elif isinstance(operation, Allocate):
+            rows = self._rows.get(operation.buffer)
+            if rows is not None:
+                yield from self._allocated(operation, rows)
+                self._alive[operation.buffer] = operation.micro_batch
+        elif isinstance(operation, Free):
+            self._alive.pop(operation.buffer, None)
+        elif isinstance(operation, Together):
+            for member in operation.members:
+                yield from self._faults(member)
+        else:
+            yield from self._used(operation)
+
+    def _allocated(self, allocate: Allocate, rows: Rows) -> Iterator[str]:
+        if allocate.micro_batch is None:
+            yield f"allocates rows of {rows.count} for no micro-batch"
+        elif (
+            rows.own is RowIndex.EXPERT
+            and (rows.count, rows.layer, allocate.micro_batch) not in self._read
+        ):
+            of = f"layer {rows.layer}, micro-batch {allocate.micro_batch}"
+            yield f"allocates received rows before the host has read {rows.count} of {of}"
+
+    def _used(self, operation: Operation) -> Iterator[str]:
+        names = dict.fromkeys(view.buffer for view in viewed(operation))
+        counted = [name for name in names if name in self._rows]
+        batches = {name: self._alive[name] for name in counted if name in self._alive}
+        if isinstance(operation, Compute) and operation.unit:
+            for name, batch in batches.items():
+                if batch != operation.micro_batch:
+                    of = f"micro-batch {operation.micro_batch}"
+                    yield f"of {of}, uses {name}, which has rows of micro-batch {batch}"
+        elif len(set(batches.values())) > 1:
+            said = " and ".join(f"{name} of micro-batch {batches[name]}" for name in batches)
+            yield f"uses rows of several micro-batches: {said}"
+        if isinstance(operation, Copy):
+            one, other = (self._rows.get(view.buffer) for view in viewed(operation))
+            if _said(one) != _said(other):
+                yield f"copies {_text(one)} to {_text(other)}"
+
+
+def _said(rows: Rows | None) -> tuple[object, ...]:
+    """Return the text that is equal for buffers with as many rows on every rank."""
+    if rows is None:
+        return ()
+    order = () if rows.own is RowIndex.SOURCE else rows.order
+    return rows.count, rows.layer, rows.own, rows.width, order
+
+
+def _text(rows: Rows | None) -> str:
+    if rows is None:
+        return "elements without counts"
+    return f"rows of {rows.count} by own {rows.own} of layer {rows.layer}"
+
+
+def _uneven(program: Program) -> dict[str, list[AllToAll]]:
+    """Return the exchanges with unequal blocks of numbers, by group, in order of issue."""
+    found: dict[str, list[AllToAll]] = {}
+    for operation in _communications(walk((*program.setup, *program.step))):
+        if operation.sent:
+            found.setdefault(operation.group, []).append(operation)
+    return found
+
+
+def _communications(operations: Iterable[Operation]) -> Iterator[AllToAll]:
+    for operation in operations:
+        if isinstance(operation, AllToAll):
+            yield operation
+        elif isinstance(operation, Together):
+            yield from _communications(operation.members)
+
+
+def _unequal_blocks(
+    communicator: EqualCommunicators, uneven: dict[tuple[str, str], list[AllToAll]]
+) -> Iterator[Finding]:
+    """Find blocks that members of two roles send and receive with different sizes."""
+    name = communicator.group.name
+    for source in communicator.roles:
+        for target in communicator.roles:
+            sends, receives = uneven.get((source, name), []), uneven.get((target, name), [])
+            senders, receivers = (
+                [place for low, high in communicator.intervals(role) for place in range(low, high)]
+                for role in (source, target)
+            )
+            for one, other in zip(sends, receives, strict=False):
+                sent = {one.sent[place] for place in receivers}
+                received = {other.received[place] for place in senders}
+                if len(sent | received) > 1:
+                    yield Finding(
+                        invariant=INVARIANT,
+                        role=source if source == target else f"{source} and {target}",
+                        operation=one.id,
+                        why="members send blocks of other sizes than members receive",
+                        witness=(
+                            f"{source} sends blocks of {sorted(sent)[:4]} elements to {target}",
+                            f"{target} receives blocks of {sorted(received)[:4]} elements",
+                        ),
+                    )
