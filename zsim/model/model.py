@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
+from typing import ClassVar
 
 from zsim.dtype import DType
 from zsim.model.architecture import Architecture
@@ -120,7 +121,7 @@ class Segment:
     """Part of a unit between exchanges with other ranks.
 
     It begins and ends with at most one exchange: `begins` and `ends`. Files have seven fields for
-    them, `reduces_output` to `context_offset`; nothing else reads these.
+    them, `reduces_output` to `context_offset` and `swaps_output`; nothing else reads these.
 
     Attributes:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
@@ -144,6 +145,8 @@ class Segment:
             gradient is a partial sum over these ranks.
         context_offset: the last input comes from the rank this many places before in the group
             that shares a sequence, 0 for the own one; None if it is not exchanged.
+        swaps_output: outputs are exchanged over expert ranks after forward: block j goes to rank j;
+            so are their gradients before backward.
         adds: the first input is added to the output, so backward does not read it.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
@@ -173,6 +176,7 @@ class Segment:
     casts_tokens: bool = False
     gathers_context: bool = False
     context_offset: int | None = None
+    swaps_output: bool = False
     adds: bool = False
     draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()
@@ -196,6 +200,7 @@ class Segment:
                 self.casts_tokens,
                 self.gathers_context,
                 self.context_offset,
+                self.swaps_output,
             )
         )
         object.__setattr__(self, "begins", begins)
@@ -211,6 +216,16 @@ class Segment:
         if self.begins is None or self.begins.axis is ExchangeAxis.TENSOR:
             return self.begins
         return self.begins if value == self.inputs[-1] else None
+
+    @property
+    def sums(self) -> bool:
+        """Return True if its outputs are partial sums over the tensor axis."""
+        return self.ends is not None and self.ends.kind is ExchangeKind.SUM
+
+    @property
+    def swaps(self) -> bool:
+        """Return True if expert ranks exchange its outputs."""
+        return self.ends is not None and self.ends.kind is ExchangeKind.SWAP
 
     @property
     def sums_gradients(self) -> bool:
@@ -252,7 +267,7 @@ class Segment:
         return exchange.offset if exchange and passes else None
 
     def sums_output(self, *, again: bool) -> bool:
-        """Return True if outputs are reduced after forward, or after a recomputation (`again`)."""
+        """Return True if outputs are exchanged after forward, or when recomputed (`again`)."""
         return self.ends is not None and (self.sums_again or not again)
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
@@ -307,6 +322,8 @@ class Model:
         tiles: tiles into which linear layers of its blocks are cut, each a unit.
         parameters: every parameter once, in the order of first use.
     """
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert", "expert_tensor"})
 
     name: str
     units: tuple[Unit, ...]

@@ -11,6 +11,7 @@ of size 1 holds values that are equal along that axis.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 from typing import assert_never
 
 import numpy as np
@@ -38,6 +39,7 @@ class TensorCuts:
         copied: parameters of which ranks of the tensor axis hold copies.
         experts: parameters that differ along the dimensions `expert`, instead of the tensor axis.
         expert: these dimensions, lanes counted; those of other axes have the same experts.
+        swap: dimensions of the ranks that exchange tokens of experts, the slowest first.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +54,7 @@ class TensorCuts:
     shared: Mapping[str, int] = field(default_factory=dict[str, int])
     experts: frozenset[str] = frozenset()
     expert: tuple[int, ...] = ()
+    swap: tuple[int, ...] = ()
 
     @property
     def dimensions(self) -> int:
@@ -296,7 +299,7 @@ class PlainStep:
                 return own if place is None else self._together(own, place)
             case ExchangeKind.PASS:
                 return self._passed(own, exchange.offset)
-            case ExchangeKind.SUM | ExchangeKind.OWN:
+            case ExchangeKind.SUM | ExchangeKind.OWN | ExchangeKind.SWAP:
                 raise AssertionError(exchange)
             case _:
                 assert_never(exchange.kind)
@@ -318,7 +321,7 @@ class PlainStep:
                 return gradient if place is None else self._own(gradient, place)
             case ExchangeKind.PASS:  # back to the rank that sent the input
                 return self._passed(gradient, -exchange.offset)
-            case ExchangeKind.GATHER:
+            case ExchangeKind.GATHER | ExchangeKind.SWAP:
                 raise AssertionError(exchange)
             case _:
                 assert_never(exchange.adjoint)
@@ -330,6 +333,8 @@ class PlainStep:
                 return self.cut.tensor if self._is_cut(name) else None
             case ExchangeAxis.CONTEXT:
                 return self.cut.context
+            case ExchangeAxis.EXPERT:
+                return None
             case _:
                 assert_never(exchange.axis)
 
@@ -339,6 +344,21 @@ class PlainStep:
         if place is None or numbers.shape[place] == 1:
             return numbers
         return np.roll(numbers, offset, place)
+
+    def _swapped(self, numbers: Numbers) -> Numbers:
+        """Return for each expert rank the blocks with its number, in the order of their ranks."""
+        places = self.cut.swap
+        sizes = [self.cut.shape[place - 1] for place in places]
+        ranks = prod(sizes)
+        if ranks == 1:
+            return numbers
+        shape = list(numbers.shape)
+        for place, size in zip(places, sizes, strict=True):
+            shape[place] = size
+        moved = np.moveaxis(np.broadcast_to(numbers, shape), places, range(-1 - len(places), -1))
+        blocks = moved.reshape(*moved.shape[: -1 - len(places)], ranks, ranks, -1)
+        own = blocks.swapaxes(-3, -2).reshape(moved.shape)
+        return np.moveaxis(own, range(-1 - len(places), -1), places)
 
     def _is_shared(self, segment: Segment, name: str) -> bool:
         """Return True if a segment reads an input of all ranks that share a sequence."""
@@ -355,15 +375,14 @@ class PlainStep:
         parameters = [self._parameters[name] for name in segment.parameters]
         shape = spread(*inputs, *parameters)
         outputs = [
-            self.random.draw((*shape, self._pieces(value.name, whole=segment.ends is not None)))
+            self.random.draw((*shape, self._pieces(value.name, whole=segment.sums)))
             for value in segment.outputs
         ]
         saved = self.random.draw((*shape, 1)) if segment.saved_bytes else None
         made = Application(inputs, parameters, outputs, saved)
         self.applications[unit.name, place, micro_batch] = made
         for value, output in zip(segment.outputs, outputs, strict=True):
-            reduced = self._sum(output, value.name) if segment.ends is not None else output
-            values[value.name] = reduced
+            values[value.name] = self._after_end(output, segment, value.name)
 
     def wanted(self, segment: Segment) -> list[str]:
         """Return the inputs of a segment that have a gradient."""
@@ -386,9 +405,7 @@ class PlainStep:
         wanted = self.wanted(segment)
         made.towards, made.ends = self._towards(name, made, segment, wanted)
         made.slopes = [
-            self._together(slopes[value.name], self.cut.tensor)
-            if segment.ends is not None and self._is_cut(value.name)
-            else slopes[value.name]
+            self._before_end(slopes[value.name], segment, value.name)
             for value in segment.outputs
             if value.name in slopes
         ]
@@ -401,6 +418,20 @@ class PlainStep:
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)
         return whole[..., : made.ends[trained - 1] if trained else 0]
+
+    def _after_end(self, output: Numbers, segment: Segment, value: str) -> Numbers:
+        """Return an output after the exchange that ends a segment."""
+        if segment.swaps:
+            return self._swapped(output)
+        return self._sum(output, value) if segment.sums else output
+
+    def _before_end(self, slope: Numbers, segment: Segment, value: str) -> Numbers:
+        """Return the gradient of an output before the exchange that ends a segment."""
+        if segment.swaps:
+            return self._swapped(slope)
+        if segment.sums and self._is_cut(value):
+            return self._together(slope, self.cut.tensor)
+        return slope
 
     def slope(self, name: str, slopes: Sequence[Numbers]) -> Numbers:
         """Return a linear combination of the gradients of all outputs, shape (2, ..., 1)."""

@@ -318,6 +318,7 @@ class Strategy(Table):
             splits_outputs=runtime is None or runtime.splits_outputs,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
+            expert=self.parallel.expert,
             merges=runtime is not None and runtime.merges_context,
             splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,
             loss=self.train.loss,

@@ -78,6 +78,7 @@ def transformer(
         micro_batch_size=micro_batch_size,
         tokens=size.tokens,
         tensor=tensor,
+        expert=shape.execution.expert,
         forward_flops=tensor * _products(forward),
         backward_flops=tensor * _products(backward),
         attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
@@ -162,6 +163,23 @@ def _units(size: Size, batch: Value) -> list[Unit]:
     return [*units, *further, with_losses(size, head(size, source), further)]
 
 
+def _need_experts(shape: Architecture, *, size_of_batch: int) -> None:
+    """Raise ModelError unless expert ranks divide the experts, and the copies of their tokens."""
+    ranks, experts = shape.execution.expert, shape.experts
+    if ranks == 1:
+        return
+    if experts is None:
+        raise ModelError(f"parallel.expert: {ranks} is for models with experts")
+    if experts.count % ranks:
+        raise ModelError(f"parallel.expert: {ranks} must divide the {experts.count} experts")
+    copies = size_of_batch // shape.execution.context * experts.top_k
+    if copies % ranks:
+        raise ModelError(
+            f"parallel.expert: {ranks} must divide the {copies} copies of tokens of a micro-batch, "
+            "which are exchanged in equal blocks"
+        )
+
+
 def _need_dividing(
     shape: Architecture, *, micro_batch_size: int, tensor: int, sequence: bool
 ) -> None:
@@ -178,6 +196,7 @@ def _need_dividing(
         ):
             if differs:
                 raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
+    _need_experts(shape, size_of_batch=micro_batch_size * shape.sequence_length)
     for name in UNDIVIDED:
         if tensor > 1 and getattr(shape, name):
             raise ModelError(f"model.{name}: not modelled with tensor {tensor}, allowed is 1")

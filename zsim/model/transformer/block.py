@@ -53,10 +53,13 @@ def block(
 
 
 def _between_exchanges(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
-    """Join the stretches between exchanges of keys and values."""
+    """Join the stretches between exchanges of keys and values, or of tokens of experts.
+
+    All outputs of a stretch that ends in such an exchange take part in it, so it is not joined.
+    """
     parts: list[list[Stretch]] = [[]]
     for each in stretches:
-        if each.exchanges:
+        if parts[-1] and (each.exchanges or each.swaps or parts[-1][-1].swaps):
             parts.append([])
         parts[-1].append(each)
     return tuple(

@@ -1,7 +1,10 @@
 """Routed experts in place of an MLP: router, choice, copies of tokens, experts, weighted sums.
 
-Every rank holds, or has gathered, all experts of a block, so tokens stay on their rank. The steps
-are those of a layer that exchanges tokens; each is a `Stretch`, and an exchange can end one.
+If every rank holds, or has gathered, all experts of a block, tokens stay on their rank, and the
+steps are one `Stretch`. With expert ranks there are three. The first ends in the exchange that
+sends copies of tokens and their weights to the ranks of their experts, the second in the exchange
+that sends the results back (`MoEAlltoAllTokenDispatcher` of megatron/core/transformer/moe). The
+copies are balanced: each rank sends equally many to each other.
 
 If blocks are compiled, as in Megatron-LM with its fused kernels, weights multiply inside the
 experts, in the kernel of the activation (`weighted_bias_swiglu_impl`). Otherwise the steps are
@@ -15,6 +18,7 @@ from zsim.dtype import DType
 from zsim.model.experts import ExpertKernels, Experts, RouterFormat, Scores
 from zsim.model.kernel import Kernel, KernelKind, OperandLayout, grouped_matmul, streaming
 from zsim.model.model import Parameter, Value
+from zsim.model.segment_exchange import SWAP_EXPERTS
 from zsim.model.token_loads import TokenLoads, balanced
 from zsim.model.transformer.linear import column_sum, linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
@@ -27,6 +31,8 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
     assert experts is not None
     parts = _Parts(size, experts, source, name)
     routed = tensor_of(target)
+    if parts.exchanges:
+        return parts.exchanged(target)
     shared: tuple[Operator, ...] = ()
     if experts.shared_intermediate_size:
         routed = size.rows(f"{name}/routed", size.hidden)
@@ -53,9 +59,58 @@ class _Parts:
         self.source = size.whole(source)
         self.fused = size.shape.execution.compiled
         self.loop = experts.kernels is ExpertKernels.LOOP
-        self.loads = size.loads or balanced(size.tokens * experts.top_k, experts.count)
+        self.exchanges = size.shape.execution.expert > 1
+        self.held = experts.count // size.shape.execution.expert
+        self.loads = size.loads or balanced(size.tokens * experts.top_k, self.held)
         self.copies = self.loads.total
         self.weights = self._tensor("weights", self.copies, size.wide)
+
+    def exchanged(self, target: Value) -> tuple[Stretch, ...]:
+        """Return the experts of other ranks: routing, the experts of this rank, and the sums."""
+        size, made = self.size, tensor_of(target)
+        routed = made
+        shared: tuple[Operator, ...] = ()
+        if self.shape.shared_intermediate_size:
+            routed = size.rows(f"{self.name}/routed", size.hidden)
+            shared = self.shared(routed, made)
+        output = self._rows("fc2", size.hidden)
+        weigh = () if self.fused else (self._weigh(output, self._weighted),)
+        sent = _value(self._rows("permuted", size.hidden)), _value(self._ordered)
+        back = _value(output if self.fused else self._weighted)
+        return (
+            Stretch(
+                inputs=(self.source.name,),
+                outputs=sent,
+                operators=(*self.route(), *self.permute()),
+                ends=SWAP_EXPERTS,
+            ),
+            Stretch(
+                inputs=tuple(each.name for each in sent),
+                outputs=(back,),
+                operators=(*self.experts(), *weigh),
+                ends=SWAP_EXPERTS,
+            ),
+            Stretch(
+                inputs=(back.name, *((self.source.name,) if shared else ())),
+                outputs=(target,),
+                operators=(*self._returned(routed), *shared),
+            ),
+        )
+
+    @property
+    def _ordered(self) -> Tensor:
+        """The weights in the order of experts.
+
+        Fused kernels and loops order them as they multiply. Weights that are exchanged arrive in
+        this order.
+        """
+        if self.exchanges and (self.fused or self.loop):
+            return self.weights
+        return self._tensor("ordered", self.copies, self.size.wide)
+
+    @property
+    def _weighted(self) -> Tensor:
+        return self._rows("weighted", self.size.hidden)
 
     def route(self) -> tuple[Operator, ...]:
         """Return the product of the router, and the choice of experts with their weights."""
@@ -177,34 +232,38 @@ class _Parts:
 
     def combine(self, target: Tensor) -> tuple[Operator, ...]:
         """Return the sum of the outputs of each token's experts, in the order of tokens."""
-        size, output = self.size, self._rows("fc2", self.size.hidden)
+        weigh = self._weigh(self._rows("fc2", self.size.hidden), self._weighted)
+        return (*(() if self.fused else (weigh,)), *self._returned(target))
+
+    def _returned(self, target: Tensor) -> tuple[Operator, ...]:
+        """Return the sums of results in the order of tokens, from those in the order of experts."""
+        size = self.size
+        output = self._rows("fc2", size.hidden) if self.fused else self._weighted
         moved = (size.tokens + self.copies) * size.hidden * size.dtype.size_bytes
+        rows = self._tensor("rows", self.copies, DType.INT64)  # saved by the permutation as well
         sums = Operator(
             reads=(output,),
             makes=target,
-            saves=(self._tensor("rows", self.copies, DType.INT64),),
+            saves=() if self.exchanges else (rows,),
             forward=self._moves(moved),
             backward=self._moves(moved, backward=True),
         )
-        if self.fused:
+        if self.fused or self.loop:
             return (sums,)
-        weighted, turned = self._rows("weighted", size.hidden), self._rows("turned", size.hidden)
-        weigh = self._weigh(output, weighted)
-        if self.loop:
-            return (weigh, replace(sums, reads=(weighted,)))
+        turned = self._rows("turned", size.hidden)
         area = (self.copies, size.hidden)
         turn = Operator(
-            reads=(weighted,),
+            reads=(output,),
             makes=turned,
             saves=(self._tensor("back", self.copies, DType.INT64),),
             forward=(self._over(area, size.dtype, 2),),
             backward=(self._over(area, size.dtype, 2, backward=True),),
         )
-        return (weigh, turn, replace(sums, reads=(turned,), saves=()))
+        return (turn, replace(sums, reads=(turned,), saves=()))
 
     def _weigh(self, output: Tensor, target: Tensor) -> Operator:
         """Return the products of outputs and weights."""
-        ordered = self._tensor("ordered", self.copies, self.size.wide)
+        ordered = self._ordered
         area, dtype = (self.copies, self.size.hidden), self.size.dtype
         kernel = KernelKind.ELEMENTWISE
         back = self._each(streaming(kernel, area, dtype, streams=2, backward=True))
@@ -299,7 +358,7 @@ class _Parts:
 
     def _grouped(self, source: Tensor, target: Tensor, part: str) -> tuple[Operator, ...]:
         """Return the linear layer `part` of all experts, and the sum with its biases."""
-        size, experts = self.size, self.shape.count
+        size, experts = self.size, self.held
         rows, columns = (each.elements // self.copies for each in (target, source))
         weight = self._parameter(f"{part}.weight", experts, rows, columns)
         nt, nn, tn = OperandLayout
@@ -348,11 +407,10 @@ class _Parts:
     def _weighted_gate(self, source: Tensor, target: Tensor) -> Operator:
         """Return activation, product and weights in one kernel per direction."""
         inner = self.shape.intermediate_size
-        permuted = self._tensor("ordered", self.copies, self.size.wide)
         return Operator(
             reads=(source, self.weights),
             makes=target,
-            saves=(source, permuted),
+            saves=(source, self._ordered),
             forward=(self._over((self.copies, inner), self.size.dtype, 3),),
             backward=(self._over((self.copies, inner), self.size.dtype, 5, backward=True),),
         )
@@ -432,6 +490,11 @@ class _Parts:
     def _wide(self, part: str, width: int) -> Tensor:
         """Return a tensor of the shared MLP, of `width` elements for each token."""
         return self.size.rows(f"{self.name}/shared/{part}", width)
+
+
+def _value(tensor: Tensor) -> Value:
+    """Return the value that has the memory of a tensor."""
+    return Value(name=tensor.name, elements=tensor.elements, dtype=tensor.dtype)
 
 
 def _alone(loads: TokenLoads, rows: int) -> TokenLoads:

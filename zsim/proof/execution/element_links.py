@@ -195,7 +195,7 @@ class ElementLinks:
         wanted = [name for name in segment.inputs if values[name].requires_gradient]
         trained = self.model.trained_of(segment)
         outputs = [value.name for value in segment.outputs]
-        reduces = segment.ends is not None
+        reduces = segment.sums
         read = segment.kept_inputs if compute.action in BACKWARDS else segment.inputs
         names: dict[Role, list[Key]] = {
             Role.INPUT: [self._read(segment, name) for name in read],

@@ -30,6 +30,8 @@ TENSOR = "tensor"
 """The axis over which the segments of a model are split: `Model.tensor` is its size."""
 CONTEXT = "context"
 """The axis along which ranks share each sequence."""
+EXPERT = "expert"
+"""The axis along which ranks hold different experts, and exchange tokens."""
 
 Place = tuple[str, int, int]
 

@@ -23,7 +23,7 @@ from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.constant_factors import hidden
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
-from zsim.proof.execution.inferred_model import CONTEXT, TENSOR, Training
+from zsim.proof.execution.inferred_model import CONTEXT, EXPERT, TENSOR, Training
 from zsim.proof.execution.interpreter import Interpreter
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.persistent import LaidOut, Persistent, StateDifference
@@ -202,7 +202,15 @@ class StepProof:
             expert=tuple(
                 1 + place for place, name in enumerate(axes) if name in contract.expert_axes
             ),
+            swap=tuple(1 + axes.index(name) for name in self._swapping),
         )
+
+    @property
+    def _swapping(self) -> tuple[str, ...]:
+        """Return the single axes of the ranks that exchange tokens of experts."""
+        mesh = self.schedule.mesh
+        names = {*(axis.name for axis in mesh.axes), *(each.name for each in mesh.joined)}
+        return mesh.parts(EXPERT) if EXPERT in names else ()
 
     def run(self, scalars: Mapping[str, float]) -> StepResult:
         """Run steps from states in which the host has `scalars`, and return the result.
