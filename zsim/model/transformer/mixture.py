@@ -138,7 +138,7 @@ class _Parts:
         """
         size, copies = self.size, self.copies
         moved = (size.tokens + copies) * size.hidden * size.dtype.size_bytes
-        finds = self._over((copies,), DType.INT64, 4)
+        finds = self._over((copies,), size.wide, 8)  # sorts numbers of eight bytes, in two passes
         permute = Operator(
             reads=(self.source,),
             makes=self._rows("permuted", size.hidden),
