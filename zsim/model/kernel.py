@@ -143,7 +143,8 @@ class Kernel:
         _, m, n, k = self.shape
         size = self.dtype.size_bytes
         if self.layout is OperandLayout.TN:
-            return 0, gcd(m, n) * size
+            extents = (n, k) if self.kind is KernelKind.GROUPED_MATMUL else (m, n)
+            return 0, gcd(*extents) * size
         return k * size, n * size
 
     @property

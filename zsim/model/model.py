@@ -414,6 +414,20 @@ class Model:
         """Elements of the trained parameters, counted in the same manner."""
         return self.count_of(each for each in self.parameters if not each.frozen)
 
+    @property
+    def active_count(self) -> int:
+        """Elements of the parameters that a token runs through, counted in the same manner.
+
+        Of routed experts it runs through `top_k`; all other parameters count whole, with the token
+        embedding, of which it reads one row.
+        """
+        shape = self.architecture
+        if shape is None or shape.experts is None:
+            return self.parameter_count
+        routed = self.count_of(each for each in self.parameters if each.experts)
+        idle = shape.experts.count - shape.experts.top_k
+        return self.parameter_count - routed * idle // shape.experts.count
+
     def count_of(self, parameters: Iterable[Parameter]) -> int:
         """Return the elements of `parameters` over all ranks that hold parts of them."""
         return sum(each.elements * self._parts(each) for each in parameters)

@@ -53,8 +53,12 @@ def _experts(config: Config, count: str, width: str, **fields: object) -> Fields
         "count": number(config, named),
         "top_k": number(config, "num_experts_per_tok"),
         "intermediate_size": number(config, width),
-        "auxiliary_loss": flag(config, "output_router_logits", default=False),
         **fields,
+        **(
+            {"auxiliary_loss": flag(config, "output_router_logits", default=False)}
+            if "output_router_logits" in config
+            else {}
+        ),
     }
 
 

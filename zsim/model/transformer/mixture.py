@@ -12,14 +12,23 @@ those of `grouped_mm_experts_forward` (transformers 5, integrations/moe.py): the
 the outputs of the experts.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
 
 from zsim.dtype import DType
 from zsim.model.experts import ExpertKernels, Experts, RouterFormat, Scores
-from zsim.model.kernel import Kernel, KernelKind, OperandLayout, grouped_matmul, streaming
+from zsim.model.kernel import (
+    Kernel,
+    KernelKind,
+    OperandLayout,
+    grouped_matmul,
+    matmul,
+    streaming,
+)
 from zsim.model.model import Parameter, Value
 from zsim.model.segment_exchange import SWAP_EXPERTS
-from zsim.model.token_loads import TokenLoads, balanced
+from zsim.model.token_loads import balanced
 from zsim.model.transformer.linear import column_sum, linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.size import Size
@@ -193,7 +202,7 @@ class _Parts:
         """
         size, copies = self.size, self.copies
         moved = (size.tokens + copies) * size.hidden * size.dtype.size_bytes
-        finds = self._over((copies,), DType.INT64, 4)
+        finds = self._over((copies,), size.wide, 8)  # sorts numbers of eight bytes, in two passes
         permute = Operator(
             reads=(self.source,),
             makes=self._rows("permuted", size.hidden),
@@ -362,18 +371,14 @@ class _Parts:
         rows, columns = (each.elements // self.copies for each in (target, source))
         weight = self._parameter(f"{part}.weight", experts, rows, columns)
         nt, nn, tn = OperandLayout
-        forward, backward, trains = (
-            *(self._products(rows, columns, nt, backward=False),),
-            *(self._products(columns, rows, nn, backward=True),),
-            *(self._products(rows, columns, tn, backward=True),),
-        )
+        trains = self._products(rows, columns, tn, backward=True)
         project = Operator(
             reads=(source,),
             makes=target,
             parameters=(weight,),
             saves=() if weight.frozen else (source,),
-            forward=forward,
-            backward=backward,
+            forward=self._products(rows, columns, nt, backward=False),
+            backward=self._products(columns, rows, nn, backward=True),
             trains=() if weight.frozen else trains,
         )
         if not self.shape.bias:
@@ -399,10 +404,19 @@ class _Parts:
         if not self.loop:
             return (grouped_matmul(self.loads, n, k, dtype, backward=backward, layout=layout),)
         return tuple(
-            grouped_matmul(_alone(self.loads, rows), n, k, dtype, backward=backward, layout=layout)
-            for experts, rows in self.loads.groups
-            for _ in range(experts if rows else 0)
+            matmul(
+                *((n, k, rows) if layout is OperandLayout.TN else (rows, n, k)),
+                dtype,
+                backward=backward,
+                layout=layout,
+            )
+            for rows in self._rows_of_each()
         )
+
+    def _rows_of_each(self) -> Iterator[int]:
+        """Yield the rows of each expert that has any."""
+        for experts, rows in self.loads.groups:
+            yield from repeat(rows, experts if rows else 0)
 
     def _weighted_gate(self, source: Tensor, target: Tensor) -> Operator:
         """Return activation, product and weights in one kernel per direction."""
@@ -451,10 +465,8 @@ class _Parts:
                 flops=kernel.flops * rows // whole,
                 bytes=kernel.bytes * rows // whole,
                 shape=(rows, *kernel.shape[1:]),
-                loads=_alone(self.loads, rows),
             )
-            for experts, rows in self.loads.groups
-            for _ in range(experts if rows else 0)
+            for rows in self._rows_of_each()
         )
 
     def _moves(self, moved: int, *, backward: bool = False) -> tuple[Kernel, ...]:
@@ -474,7 +486,8 @@ class _Parts:
     ) -> Kernel:
         """Return a kernel over `streams` tensors of `shape`; its rows may be those of experts."""
         kernel = streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=streams, backward=backward)
-        return replace(kernel, loads=self.loads) if shape[0] == self.copies else kernel
+        routed = shape[0] == self.copies and not self.loop
+        return replace(kernel, loads=self.loads) if routed else kernel
 
     def _parameter(self, part: str, *shape: int) -> Parameter:
         name = f"{self.name}.experts.{part}"
@@ -495,8 +508,3 @@ class _Parts:
 def _value(tensor: Tensor) -> Value:
     """Return the value that has the memory of a tensor."""
     return Value(name=tensor.name, elements=tensor.elements, dtype=tensor.dtype)
-
-
-def _alone(loads: TokenLoads, rows: int) -> TokenLoads:
-    """Return the loads of one expert with `rows`."""
-    return TokenLoads(groups=((1, rows),), name=loads.name)
