@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence, Set
 
 from zsim.closed_form import DataVolume, file_bytes, host_bytes, wire_bytes
 from zsim.model.generator import Draws, Generator
-from zsim.model.model import Model, ModelError
+from zsim.model.model import Model, ModelError, Parameter
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Axis, Group, Joined, Mesh
 from zsim.schedule.rank_order import refined
@@ -97,7 +97,10 @@ def need_fitting_experts(model: Model, strategy: Strategy) -> None:
     field = "parallel.expert" if asked[0] > 1 else "parallel.expert_tensor"
     if not any(each.expert for each in model.parameters):
         value = asked[0] if asked[0] > 1 else asked[1]
-        raise ModelError(f"{field}: {value} is for models with experts, {model.name} has none")
+        raise ModelError(f"{field}: {value} needs a model with experts")
+    if model.architecture is not None and asked[1] != model.expert_tensor:
+        why = f"must be {model.expert_tensor}: parts of experts are not modelled in built blocks"
+        raise ModelError(f"parallel.expert_tensor: {asked[1]} {why}")
     if (model.expert, model.expert_tensor) != asked:
         made = f"{model.expert} x expert_tensor {model.expert_tensor}"
         raise ModelError(
@@ -164,17 +167,7 @@ def assemble(
         generators=generators_of(model, mesh),
         programs=programs,
         contract=Contract(
-            parameters=tuple(
-                LogicalParameter(
-                    name=parameter.name,
-                    elements=parameter.elements,
-                    frozen=parameter.frozen,
-                    float8=parameter.float8,
-                    rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
-                    expert=parameter.expert and strategy.has_expert_order,
-                )
-                for parameter in model.parameters
-            ),
+            parameters=tuple(_promised(each, strategy) for each in model.parameters),
             strategy=strategy,
             loss_divisor=strategy.replicas * strategy.train.gradient_accumulation_steps,
             data_axes=_inside(mesh, (REPLICATE, DATA)),
@@ -184,6 +177,18 @@ def assemble(
             host_bytes=host_bytes(model, strategy, volume),
             file_bytes=file_bytes(model, strategy, volume),
         ),
+    )
+
+
+def _promised(parameter: Parameter, strategy: Strategy) -> LogicalParameter:
+    """Return a parameter as the contract names it."""
+    return LogicalParameter(
+        name=parameter.name,
+        elements=parameter.elements,
+        frozen=parameter.frozen,
+        float8=parameter.float8,
+        rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
+        expert=parameter.expert and strategy.has_expert_order,
     )
 
 

@@ -149,7 +149,7 @@ class Bucket:
         )
 
 
-class Shards(NamedTuple):
+class ShardAxis(NamedTuple):
     """The axis over which a bucket is sharded, and its ranks."""
 
     axis: str
@@ -303,7 +303,7 @@ def numbered(
             len(made),
             groups[number],
             packed,
-            over=Shards(DATA, ranks) if own is None else Shards(EXPERT_DATA, own.ranks),
+            over=ShardAxis(DATA, ranks) if own is None else ShardAxis(EXPERT_DATA, own.ranks),
             units=tuple(units),
             name=name,
             tied=tied,
@@ -329,7 +329,7 @@ def bucket_of(
     members: Sequence[Parameter],
     packed: Packed,
     *,
-    over: Shards,
+    over: ShardAxis,
     units: tuple[int, ...],
     name: str,
     tied: Set[str] = frozenset(),

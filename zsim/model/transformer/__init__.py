@@ -40,9 +40,8 @@ def transformer(
 ) -> Model:
     """Return the model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
-    The vocabulary is padded to a multiple of `tensor`, as in Megatron-LM. See `Size` for
-    `sequence`, `keeps_gathered`, `in_place_loss` and `loads`; `sequence` has no effect without a
-    tensor axis.
+    The vocabulary is padded to a multiple of `tensor`, as in Megatron-LM. `Size` describes the
+    other arguments; `sequence` has no effect without a tensor axis.
 
     Raises:
         ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
@@ -169,7 +168,7 @@ def _need_experts(shape: Architecture, *, size_of_batch: int) -> None:
     if ranks == 1:
         return
     if experts is None:
-        raise ModelError(f"parallel.expert: {ranks} is for models with experts")
+        raise ModelError(f"parallel.expert: {ranks} needs a model with experts")
     if experts.count % ranks:
         raise ModelError(f"parallel.expert: {ranks} must divide the {experts.count} experts")
     copies = size_of_batch // shape.execution.context * experts.top_k
