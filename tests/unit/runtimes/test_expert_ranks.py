@@ -39,7 +39,7 @@ FOLDED = {"data": 4, "tensor": 2, "expert": 4, "expert_tensor": 1}
 
 def strategy_of(zero: Zero, **degrees: int) -> Strategy:
     return Strategy(
-        parallel=Parallel(**degrees),
+        parallel=Parallel.of(degrees),
         zero=zero,
         train=Train(gradient_accumulation_steps=2, precision=Precision.BF16, clip_norm=1.0),
     )

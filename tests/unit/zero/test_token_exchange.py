@@ -45,7 +45,7 @@ def strategy_of(
     **degrees: int,
 ) -> Strategy:
     return Strategy(
-        parallel=Parallel(**degrees),
+        parallel=Parallel.of(degrees),
         zero=zero,
         activations=Activations(checkpointing=kept),
         train=Train(
@@ -256,6 +256,7 @@ def test_ranks_that_represent_others_take_as_long_as_all_of_them() -> None:
 def test_expert_ranks_that_do_not_fit_the_model_are_refused(
     shape: Llama, degrees: dict[str, int], why: str
 ) -> None:
-    strategy = strategy_of(data=4, **degrees)
+    changes = {f"parallel.{axis}": degree for axis, degree in degrees.items()}
+    strategy = strategy_of(data=4).but(changes)
     with pytest.raises(ModelError, match=rf"parallel\.{why}"):
         make_schedule(model_of(strategy, shape), strategy)
