@@ -20,7 +20,8 @@ UP, DOWN = 12, 10
 
 def expert_model(strategy: Strategy, shape: Llama = LLAMA) -> Model:
     """Return the model of a shape with experts at the end of each block, one unit each."""
-    fitted = fitting(replace(shape, execution=strategy.execution), strategy)
+    execution = replace(strategy.execution, expert=1)  # its experts are added here
+    fitted = fitting(replace(shape, execution=execution), strategy)
     return with_experts(in_blocks(fitted), strategy)
 
 
