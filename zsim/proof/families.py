@@ -97,6 +97,16 @@ def _memory(schedule: Schedule) -> str | None:
     return f"memory {format_bytes(max(peaks))}{while_}"
 
 
+def bound_memory(proved: tuple[str, ...], peak_bytes: int, words: str) -> tuple[str, ...]:
+    """Return properties in which that of memory also has the peak at the numbers of a binding."""
+    return tuple(
+        f"{each}; {format_bytes(peak_bytes)} as bound ({words})"
+        if each.startswith("memory ")
+        else each
+        for each in proved
+    )
+
+
 def _if(words: str, applies: Callable[[Schedule], bool]) -> Proves:
     return lambda schedule: words if applies(schedule) else None
 

@@ -22,6 +22,7 @@ from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.constant_factors import divisors, seed_of
 from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
+from zsim.proof.execution.rows_as_places import in_places
 from zsim.proof.execution.shortening import shortened
 from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
@@ -78,7 +79,7 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
 
 
 def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
-    schedule = context.schedule
+    schedule = in_places(context.schedule)
     broken = [*_layouts(schedule), *_parameters(schedule, context.model)]
     if broken:
         return Shown(findings=tuple(broken))

@@ -176,9 +176,7 @@ class ScheduleBuilder(RoleBuilder):
         self.scalars.append(Scalar(name=name, initial=initial, given=given))
         return name
 
-    def count(
-        self, name: str, group: str, *, experts: int, sent: int, maximum: int
-    ) -> NamedCount:
+    def count(self, name: str, group: str, *, experts: int, sent: int, maximum: int) -> NamedCount:
         """Declare a count of the rows that members of `group` send to experts."""
         made = NamedCount(name=name, group=group, experts=experts, sent=sent, maximum=maximum)
         self.counts.append(made)

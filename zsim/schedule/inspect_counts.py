@@ -57,13 +57,12 @@ def need_count(where: str, name: str, counts: Mapping[str, NamedCount]) -> Named
     return counts[name]
 
 
-def inspect_read(read: ReadCounts, counts: Mapping[str, NamedCount], members: int) -> None:
+def inspect_read(read: ReadCounts, count: NamedCount, members: int) -> None:
     """Raise ScheduleError unless the host reads a number for each source and own expert.
 
     Raises:
         ScheduleError: it reads another number of elements.
     """
-    count = need_count(read.id, read.count, counts)
     needed = members * (count.experts // members)
     if read.source.size != needed:
         what = f"{members} sources with {count.experts // members} experts need {needed}"

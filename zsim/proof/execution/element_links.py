@@ -74,10 +74,18 @@ class ElementLinks:
     def add(self) -> None:
         """Add the links of all programs."""
         for ranks in self.grid.classes:
+            self._cut_rows(ranks)
             for operation in ranks.program.patterns:
                 self._add(ranks, operation)
         for operations in self._meetings():
             self._across(operations)
+
+    def _cut_rows(self, ranks: RankArray) -> None:
+        """Cut buffers of counted rows at every place, since each has its own expert."""
+        for buffer in ranks.program.buffers:
+            if buffer.rows is not None:
+                key = self.tensors.key(ranks.program, buffer.name)
+                self.tensors.spaces.cut(key, *range(buffer.elements))
 
     def _add(self, ranks: RankArray, operation: Operation) -> None:
         match operation:
