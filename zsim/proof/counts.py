@@ -2,23 +2,28 @@
 
 Proved for every role, in the order of issue: the host has read the counts of a layer and
 micro-batch before it allocates rows that other ranks send; an exchange, a copy and a segment use
-rows of one micro-batch, their own; a copy has equal rows on both sides. Members send each other
-blocks of one name (validated), so their sizes agree under every binding. Blocks with numbers agree
-between members: block j of member i is as large as member j receives from i.
+rows of one micro-batch, their own; a copy has equal rows on both sides. The numbers that the host
+reads were made by the forward of one segment for that micro-batch, another segment for each layer,
+and exchanged once over the group: routing is saved, and no recomputation chooses again. Members
+send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
+with numbers agree between members: block j of member i is as large as member j receives from i.
 
-Assumed: the numbers that the host reads are those that the router chose (values).
+Assumed: that segment counts the rows that it routes. Numbers that a segment does not make (a fill)
+are not traced.
 
 Cost: linear in the operations; for numbers, the square of the roles of a group times its members.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from zsim.proof.context import Context
 from zsim.proof.execution.rank_class import EqualCommunicators, communicators, rank_classes
 from zsim.proof.finding import Finding
-from zsim.schedule.access import viewed
-from zsim.schedule.counts import RowIndex, Rows
+from zsim.schedule.access import COMPUTE_ACCESS, accesses, viewed
+from zsim.schedule.counts import NamedCount, RowIndex, Rows
 from zsim.schedule.operation import (
+    Action,
     Allocate,
     AllToAll,
     Compute,
@@ -26,6 +31,7 @@ from zsim.schedule.operation import (
     Free,
     Operation,
     ReadCounts,
+    Role,
     Together,
     walk,
 )
@@ -40,7 +46,7 @@ def examine(context: Context) -> list[Finding]:
     schedule = context.schedule
     if schedule.counts:
         for each in context.programs:
-            found += _Rows(each.program).findings()
+            found += _Rows(each.program, schedule.counts).findings()
     programs = {each.program.role: each.program for each in context.programs}
     uneven = {
         (role, group): exchanges
@@ -56,22 +62,33 @@ def examine(context: Context) -> list[Finding]:
     return found
 
 
-class _Rows:
-    """Rows alive in one program."""
+class _Made(NamedTuple):
+    """Numbers that a segment made, and the groups over which they were exchanged since."""
 
-    def __init__(self, program: Program) -> None:
+    by: Compute
+    exchanged: tuple[str, ...]
+
+
+class _Rows:
+    """Rows and counts alive in one program."""
+
+    def __init__(self, program: Program, counts: Iterable[NamedCount]) -> None:
         self._program = program
+        self._groups = {count.name: count.group for count in counts}
         self._rows = {
             buffer.name: buffer.rows for buffer in program.buffers if buffer.rows is not None
         }
         self._alive: dict[str, int | None] = {}
         self._read: set[tuple[str, int, int]] = set()
+        self._made: dict[str, _Made] = {}
+        self._routers: dict[tuple[str, int], tuple[str, int]] = {}
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings of setup and of a step."""
         for part in (self._program.setup, self._program.step):
             self._alive.clear()
             self._read.clear()
+            self._made.clear()
             for operation in walk(part):
                 for why in self._faults(operation):
                     yield self._finding(operation, why)
@@ -84,6 +101,9 @@ class _Rows:
     def _faults(self, operation: Operation) -> Iterator[str]:
         if isinstance(operation, ReadCounts):
             self._read.add((operation.count, operation.layer, operation.micro_batch))
+            made = self._made.get(operation.source.buffer)
+            if made is not None:
+                yield from self._stale(operation, made)
         elif isinstance(operation, Allocate):
             rows = self._rows.get(operation.buffer)
             if rows is not None:
@@ -91,11 +111,53 @@ class _Rows:
                 self._alive[operation.buffer] = operation.micro_batch
         elif isinstance(operation, Free):
             self._alive.pop(operation.buffer, None)
+            self._made.pop(operation.buffer, None)
         elif isinstance(operation, Together):
             for member in operation.members:
                 yield from self._faults(member)
         else:
             yield from self._used(operation)
+            self._follow(operation)
+
+    def _stale(self, read: ReadCounts, made: "_Made") -> Iterator[str]:
+        """Yield faults of counts that the host reads, which a segment has made."""
+        compute = made.by
+        of = f"{compute.unit or 'no unit'} in {compute.id}"
+        if compute.micro_batch != read.micro_batch:
+            yield f"reads counts of micro-batch {compute.micro_batch}, which {of} made"
+        if compute.action is not Action.FORWARD:
+            yield f"reads counts of a {compute.action}: routing is saved, {of} chooses again"
+        group = self._groups[read.count]
+        if made.exchanged != (group,):
+            times = " and ".join(made.exchanged) or "no group"
+            yield f"reads counts exchanged over {times}, needed is {group}, once"
+        router = (compute.unit, compute.segment)
+        layer = (read.count, read.layer)
+        for other, known in self._routers.items():
+            if (known == router) is not (other == layer) and other[0] == read.count:
+                yield f"reads counts that {of} made, layer {other[1]} has those of {known[0]}"
+                return
+        self._routers[layer] = router
+
+    def _follow(self, operation: Operation) -> None:
+        """Follow numbers that segments make through whole copies and exchanges."""
+        if isinstance(operation, Compute):
+            for operand in operation.operands:
+                if operand.role is Role.OUTPUT:
+                    self._made[operand.view.buffer] = _Made(operation, ())
+                elif COMPUTE_ACCESS[operation.action][operand.role][1]:
+                    self._made.pop(operand.view.buffer, None)
+            return
+        for access in accesses(operation):
+            if access.writes:
+                self._made.pop(access.view.buffer, None)
+        if isinstance(operation, Copy | AllToAll):
+            made = self._made.get(operation.source.buffer)
+            if made is None or (isinstance(operation, Copy) and operation.accumulate):
+                return
+            if isinstance(operation, AllToAll):
+                made = _Made(made.by, (*made.exchanged, operation.group))
+            self._made[operation.target.buffer] = made
 
     def _allocated(self, allocate: Allocate, rows: Rows) -> Iterator[str]:
         if allocate.micro_batch is None:

@@ -12,6 +12,7 @@ from zsim.proof.execution.datum import Datum, anywhere, either, like, read
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.measures import Measures
 from zsim.proof.execution.moves import Moves
+from zsim.proof.execution.row_segments import RowSegments
 from zsim.proof.execution.split_segments import SplitSegments
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.operation import Action, Compute, Role, View
@@ -53,6 +54,7 @@ class Kernels:
         self.means: Mapping[str, Numbers] = {}
         self.contents = Contents(tensors, moves, plain.cut)
         self.segments = SplitSegments(self.contents, random, plain)
+        self.rows = RowSegments(tensors.schedule, plain.model, random)
         trained = {
             unit.name: [plain.model.trained_of(each) for each in unit.segments]
             for unit in plain.model.units
@@ -90,6 +92,12 @@ class Kernels:
             return [datum for operand, datum in pairs if operand.role is role]
 
         scale = scalars[compute.scalars[0]] if compute.scalars else None
+        segment = self.rows.segment(compute)
+        if segment is not None:
+            made, gradients = self.rows.run(ranks.program, compute, segment, operands)
+            if self.follows_overflow and gradients:
+                self.measures.mark(ranks, compute, gradients)
+            return made
         match compute.action:
             case Action.FORWARD | Action.RECOMPUTE:
                 return self.segments.forward(ranks, compute, operands)

@@ -10,6 +10,7 @@ from zsim.proof.execution.grid import Grid, RankArray
 from zsim.proof.execution.inferred_model import CONTEXT, TENSOR
 from zsim.proof.execution.pieces import Key
 from zsim.proof.execution.tensors import Tensors
+from zsim.schedule.counts import RowIndex
 from zsim.schedule.operation import (
     BACKWARDS,
     MAKES_GRADIENTS,
@@ -224,13 +225,47 @@ class ElementLinks:
         if saved not in (0, due) and due:
             what = f"{saved} saved elements, where another run of the segment has {due}"
             self.misfits.append((ranks.program.role, compute.id, what))
+        if not segment.experts:
+            self._need_own_rows(ranks, compute)
         seen: dict[Role, int] = defaultdict(int)
         for operand in compute.operands:
             place = seen[operand.role]
             seen[operand.role] += 1
             keys = names.get(operand.role, [])
-            if place < len(keys):
+            if place < len(keys) and segment.experts and keys[place][0] == "parameter":
+                self._weights(ranks, compute.id, operand.view, keys[place], segment.experts)
+            elif place < len(keys):
                 self._tensor(ranks, compute.id, operand.view, keys[place])
+
+    def _need_own_rows(self, ranks: RankArray, compute: Compute) -> None:
+        """Note a misfit if a segment that may mix rows has rows of other ranks."""
+        for operand in compute.operands:
+            rows = ranks.program.by_name[operand.view.buffer].rows
+            if rows is not None and rows.own is RowIndex.EXPERT:
+                what = f"runs on {operand.view.buffer}, rows of several sources, which it may mix"
+                self.misfits.append((ranks.program.role, compute.id, what))
+                return
+
+    def _weights(
+        self, ranks: RankArray, operation: str, view: View, key: Key, experts: int
+    ) -> None:
+        """Cut the weights of all experts alike, in the parameter and in a view of some of them."""
+        same = (ranks.index, id(view), key)
+        if same in self._linked:
+            return
+        self._linked.add(same)
+        tensors, size = self.tensors, self._parameters[key[1]] // experts
+        if self._parameters[key[1]] % experts or not size or view.size % size:
+            what = f"{view.buffer} has {view.size} elements, an expert of {key[1]} has {size}"
+            self.misfits.append((ranks.program.role, operation, what))
+            return
+        tensors.cut(ranks, view)
+        there = tensors.key(ranks.program, view.buffer)
+        for expert in range(1, experts):
+            tensors.spaces.link((key, 0), (key, expert * size), size, own=True)
+        for _, start, count in tensors.places(ranks, view):
+            for place in range(start, start + count, size):
+                tensors.spaces.link((key, 0), (there, place), size, own=True)
 
     def _read(self, segment: Segment, name: str) -> Key:
         """Return the space of an input as a segment reads it."""
