@@ -53,11 +53,14 @@ class Plan:
         def named(what: str) -> str:
             return f"{what}{layer}"
 
-        kept = {"dtype": DType.INT64, "requires_gradient": False}
+        def kept(what: str, elements: int) -> Value:
+            name = named(what)
+            return Value(name=name, elements=elements, dtype=DType.INT64, requires_gradient=False)
+
         routed = (
             _value(named("probs"), self.sent),
-            Value(name=named("chosen"), elements=self.experts, **kept),
-            Value(name=named("map"), elements=self.sent, **kept),
+            kept("chosen", self.experts),
+            kept("map", self.sent),
         )
         before, after = f"h{layer}", f"h{layer + 1}"
         rows, out = named("rows"), named("out")

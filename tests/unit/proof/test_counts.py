@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from experts_by_hand import Plan
 from faults.schedules import changed, moved, without
 from numbered_blocks import numbered
 from routed_by_hand import Routed
@@ -11,7 +12,7 @@ from routed_by_hand import Routed
 from zsim.proof import check, prove
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import Ratio
-from zsim.schedule.operation import AllToAll, View
+from zsim.schedule.operation import Action, AllToAll, View
 from zsim.schedule.replace import replace as changed_struct
 from zsim.schedule.schedule import Contract, Schedule
 
@@ -91,7 +92,7 @@ def sent_too_early(schedule: Schedule) -> Schedule:
 
 
 def computed_too_early(schedule: Schedule) -> Schedule:
-    """Run experts before their rows have arrived; the free of what was sent waits, so it is last."""
+    """Run experts before their rows have arrived; the free that waits for them comes late."""
     late = moved(schedule, "step/layer0/send/free", before=f"{LAYER}/wait")
     return changed(late, f"{LAYER}/experts", after=())
 
@@ -156,3 +157,56 @@ def test_the_memory_of_a_proof_names_the_maximum_of_rows() -> None:
     )
     tight = replace(HAND, contract=replace(contract, peak_bytes=(("all", "device", 600),)))
     assert "memory" in families(tight)
+
+
+TRAINED = Plan(micro_batches=2, layers=2)
+
+
+def trained(edit: Callable[[Schedule], Schedule]) -> dict[str, str]:
+    """Return reasons of the family's findings for an edit of training with experts."""
+    schedule = edit(TRAINED.schedule())
+    found = check(schedule, TRAINED.model(), compares=False)
+    return {each.operation: each.why for each in found if each.invariant == "counts"}
+
+
+def test_counts_of_the_router_of_each_layer_are_proved() -> None:
+    assert trained(lambda schedule: schedule) == {}
+
+
+def test_counts_that_were_not_exchanged_are_found() -> None:
+    def own(schedule: Schedule) -> Schedule:
+        view = View(buffer="layer0/chosen", size=4)
+        return changed(schedule, "step/mb0/layer0/to_host", source=view)
+
+    assert trained(own) == {
+        "step/mb0/layer0/read": "reads counts exchanged over no group, needed is ep, once"
+    }
+
+
+def test_counts_of_another_layer_are_found() -> None:
+    def other(schedule: Schedule) -> Schedule:
+        view = View(buffer="layer0/host", size=4)
+        return changed(schedule, "step/mb0/layer1/read", source=view)
+
+    assert trained(other)["step/mb0/layer1/read"] == (
+        "reads counts that layer0 in step/mb0/layer0/0/forward made, layer 0 has those of layer0"
+    )
+
+
+def test_counts_of_another_micro_batch_are_found() -> None:
+    def later(schedule: Schedule) -> Schedule:
+        return changed(schedule, "step/mb0/layer0/0/forward", micro_batch=1)
+
+    assert trained(later)["step/mb0/layer0/read"] == (
+        "reads counts of micro-batch 1, which layer0 in step/mb0/layer0/0/forward made"
+    )
+
+
+def test_counts_of_a_router_that_chooses_again_are_found() -> None:
+    def again(schedule: Schedule) -> Schedule:
+        return changed(schedule, "step/mb0/layer0/0/forward", action=Action.RECOMPUTE)
+
+    assert trained(again)["step/mb0/layer0/read"] == (
+        "reads counts of a recompute: routing is saved, layer0 in step/mb0/layer0/0/forward "
+        "chooses again"
+    )

@@ -26,7 +26,8 @@ def counts(draw: st.DrawFn) -> tuple[NamedCount, CountPlace]:
     experts = members * draw(st.integers(1, 4))
     sent = draw(st.integers(0, 4096))
     count = NamedCount(name="routed", group="ep", experts=experts, sent=sent, maximum=sent * 8)
-    place = CountPlace(*(draw(st.integers(0, 3)) for _ in range(3)), members)
+    micro_batch, layer, group = (draw(st.integers(0, 3)) for _ in range(3))
+    place = CountPlace(micro_batch, layer, group, members)
     return count, place
 
 
@@ -34,9 +35,12 @@ def counts(draw: st.DrawFn) -> tuple[NamedCount, CountPlace]:
 def bindings(draw: st.DrawFn, members: int) -> Binding:
     busiest = draw(st.floats(1, members))
     seed = draw(st.integers(0, 99))
-    return draw(
-        st.sampled_from((Balanced(), Ratio(busiest=busiest), Zipf(seed=seed, busiest=busiest)))
+    found: tuple[Binding, ...] = (
+        Balanced(),
+        Ratio(busiest=busiest),
+        Zipf(seed=seed, busiest=busiest),
     )
+    return draw(st.sampled_from(found))
 
 
 @given(st.data())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from routed_by_hand import Routed
@@ -25,7 +26,7 @@ def refusal(make: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def with_count(**fields: object) -> Schedule:
+def with_count(**fields: Any) -> Schedule:  # noqa: ANN401  # any field
     return replace(HAND, counts=(replace(COUNT, **fields),))
 
 

@@ -86,18 +86,28 @@ class Kernels:
         in_setup: bool,
     ) -> Makes:
         """Return the new values of each operand; None for operands that are only read."""
+        segment = self.rows.segment(compute)
+        if segment is None:
+            return self._run(ranks, compute, operands, scalars, in_setup=in_setup)
+        made, gradients = self.rows.run(ranks.program, compute, segment, operands)
+        if self.follows_overflow and gradients:
+            self.measures.mark(ranks, compute, gradients)
+        return made
 
+    def _run(
+        self,
+        ranks: RankArray,
+        compute: Compute,
+        operands: Sequence[Datum],
+        scalars: Mapping[str, float],
+        *,
+        in_setup: bool,
+    ) -> Makes:
         def of(role: Role) -> list[Datum]:
             pairs = zip(compute.operands, operands, strict=True)
             return [datum for operand, datum in pairs if operand.role is role]
 
         scale = scalars[compute.scalars[0]] if compute.scalars else None
-        segment = self.rows.segment(compute)
-        if segment is not None:
-            made, gradients = self.rows.run(ranks.program, compute, segment, operands)
-            if self.follows_overflow and gradients:
-                self.measures.mark(ranks, compute, gradients)
-            return made
         match compute.action:
             case Action.FORWARD | Action.RECOMPUTE:
                 return self.segments.forward(ranks, compute, operands)

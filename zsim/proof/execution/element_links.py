@@ -29,6 +29,9 @@ from zsim.schedule.operation import (
     View,
 )
 
+ROWS = (Role.INPUT, Role.OUTPUT, Role.SAVED, Role.OUTPUT_GRADIENT, Role.INPUT_GRADIENT)
+"""Roles of operands that hold rows in a segment of experts."""
+
 
 class ElementLinks:
     """Cuts the spaces of a schedule at the ends of its views, and links them."""
@@ -39,6 +42,7 @@ class ElementLinks:
         self.model = model
         self._segments = {unit.name: unit.segments for unit in model.units}
         self._parameters = {each.name: each.elements for each in model.parameters}
+        self._experts = {each.name: each.experts for each in tensors.schedule.counts}
         self._sloped = {model.loss.name} | {
             name
             for unit in model.units
@@ -225,31 +229,42 @@ class ElementLinks:
         if saved not in (0, due) and due:
             what = f"{saved} saved elements, where another run of the segment has {due}"
             self.misfits.append((ranks.program.role, compute.id, what))
-        if not segment.experts:
-            self._need_own_rows(ranks, compute)
+        fault = self._fault_of_rows(ranks, compute, segment)
+        if fault:
+            self.misfits.append((ranks.program.role, compute.id, fault))
         seen: dict[Role, int] = defaultdict(int)
         for operand in compute.operands:
             place = seen[operand.role]
             seen[operand.role] += 1
             keys = names.get(operand.role, [])
             if place < len(keys) and segment.experts and keys[place][0] == "parameter":
-                self._weights(ranks, compute.id, operand.view, keys[place], segment.experts)
+                self._weights(ranks, compute.id, operand.view, (keys[place], segment.experts))
             elif place < len(keys):
                 self._tensor(ranks, compute.id, operand.view, keys[place])
 
-    def _need_own_rows(self, ranks: RankArray, compute: Compute) -> None:
-        """Note a misfit if a segment that may mix rows has rows of other ranks."""
+    def _fault_of_rows(self, ranks: RankArray, compute: Compute, segment: Segment) -> str:
+        """Return the reason why a segment cannot run on its rows, or ""."""
         for operand in compute.operands:
-            rows = ranks.program.by_name[operand.view.buffer].rows
-            if rows is not None and rows.own is RowIndex.EXPERT:
-                what = f"runs on {operand.view.buffer}, rows of several sources, which it may mix"
-                self.misfits.append((ranks.program.role, compute.id, what))
-                return
+            buffer = ranks.program.by_name[operand.view.buffer]
+            rows = buffer.rows
+            if segment.experts is None:
+                if rows is not None and rows.own is RowIndex.EXPERT:
+                    return f"runs on {buffer.name}, rows of several sources, which it may mix"
+            elif operand.role in ROWS:
+                if rows is None:
+                    return f"runs experts on {buffer.name}, whose rows are not counted"
+                if (found := self._experts[rows.count]) != segment.experts:
+                    return f"has {found} experts of {rows.count}, the model has {segment.experts}"
+        return ""
 
     def _weights(
-        self, ranks: RankArray, operation: str, view: View, key: Key, experts: int
+        self, ranks: RankArray, operation: str, view: View, stack: tuple[Key, int]
     ) -> None:
-        """Cut the weights of all experts alike, in the parameter and in a view of some of them."""
+        """Cut the weights of all experts alike, in the parameter and in a view of some of them.
+
+        `stack` is the parameter, and the number of experts whose weights it stacks.
+        """
+        key, experts = stack
         same = (ranks.index, id(view), key)
         if same in self._linked:
             return

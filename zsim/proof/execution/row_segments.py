@@ -1,6 +1,6 @@
 """Segments of experts: kernels that treat each row by itself, on rows that a rank has received."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from zsim.schedule.program import Program
 from zsim.schedule.schedule import Schedule
 from zsim.specification.residues import Numbers, Random
 from zsim.specification.row_kernels import RowKernel
-
-ROWS = (Role.INPUT, Role.OUTPUT, Role.SAVED, Role.OUTPUT_GRADIENT, Role.INPUT_GRADIENT)
-"""Roles of operands with a number for each place."""
 
 
 class RowSegments:
@@ -50,14 +47,15 @@ class RowSegments:
             UnfollowedError: rows are not all of one order, or backward has two parts.
         """
         of = by_role(compute, operands)
-        kernel = self._kernel(program, compute, segment)
+        kernel = self._kernel(program, compute)
         weights = [each.values for each in of[Role.PARAMETER]]
         if any(each.shape[-1] % kernel.experts for each in weights):
             raise UnfollowedError(f"{compute.id}: reads weights of a part of an expert")
         if compute.action in (Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT):
             raise UnfollowedError(f"{compute.id}: backward of experts has two parts")
         if compute.action in BACKWARDS:
-            return self._backward(compute, segment, operands, of, kernel)
+            outcome, gradients = self._backward(segment, of, kernel)
+            return in_order(compute, operands, outcome), gradients
         outputs, saves = len(of[Role.OUTPUT]), len(of[Role.SAVED])
         if saves > 1:
             raise UnfollowedError(f"{compute.id}: experts save several tensors, one is followed")
@@ -69,13 +67,9 @@ class RowSegments:
         return in_order(compute, operands, by), []
 
     def _backward(
-        self,
-        compute: Compute,
-        segment: Segment,
-        operands: Sequence[Datum],
-        of: ByRole,
-        kernel: RowKernel,
-    ) -> tuple[Makes, list[Datum]]:
+        self, segment: Segment, of: ByRole, kernel: RowKernel
+    ) -> tuple[dict[Role, Iterator[Datum]], list[Datum]]:
+        """Return the outputs of backward by role, and the gradients of parameters."""
         read = [each.values for each in (*of[Role.INPUT], *of[Role.SAVED])]
         trained = self._model.trained_of(segment)
         gradients, inputs = kernel.backward(
@@ -93,29 +87,23 @@ class RowSegments:
             Role.GRADIENT: iter(found),
             Role.INPUT_GRADIENT: iter([Datum(each, undefined) for each in inputs]),
         }
-        return in_order(compute, operands, by), found
+        return by, found
 
-    def _kernel(self, program: Program, compute: Compute, segment: Segment) -> RowKernel:
+    def _kernel(self, program: Program, compute: Compute) -> RowKernel:
         """Return the kernels of an operation, over the places of its rows.
 
         Raises:
-            UnfollowedError: some operand has no counted rows, or they differ in order.
+            UnfollowedError: some rows are of the rank's own tokens, others of its own experts.
         """
         found: set[tuple[str, RowIndex]] = set()
         for operand in compute.operands:
-            if operand.role in ROWS:
-                rows = program.by_name[operand.view.buffer].rows
-                if rows is None:
-                    why = f"runs experts on {operand.view.buffer}, whose rows are not counted"
-                    raise UnfollowedError(f"{compute.id}: {why}")
+            rows = program.by_name[operand.view.buffer].rows
+            if rows is not None:
                 found.add((rows.count, rows.own))
         if len(found) != 1:
             raise UnfollowedError(f"{compute.id}: runs experts on rows of several orders")
         ((name, own),) = found
         count: NamedCount = self._counts[name]
-        if count.experts != segment.experts:
-            why = f"{count.experts} experts of {name}, the model has {segment.experts}"
-            raise UnfollowedError(f"{compute.id}: {why}")
         sources = 1 if own is RowIndex.SOURCE else self._members[name]
         return RowKernel(
             random=self._random,
