@@ -33,6 +33,7 @@ class Plan:
     micro_batches: int = 2
     sent: int = 12
     whole: bool = False
+    padded: bool = False
 
     @property
     def replicas(self) -> int:
@@ -123,7 +124,7 @@ class _Writer:
             self.ep,
             experts=plan.experts,
             sent=plan.sent,
-            maximum=plan.sent * plan.ranks,
+            maximum=None if plan.padded else plan.sent * plan.ranks,
         )
         self.trained: dict[str, BufferHandle] = {}
         self.sums: dict[str, BufferHandle] = {}
@@ -320,7 +321,7 @@ class _Layer:
                 *((Role.OUTPUT, each.all) for each in (self.probs, chosen, self.map)),
             ],
         )
-        if not plan.whole:
+        if not (plan.whole or plan.padded):
             self.counts(chosen)
         rows = write.rows(f"{unit}/rows", self.layer, SOURCE)
         write.run(

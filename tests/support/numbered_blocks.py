@@ -30,6 +30,7 @@ def numbered(ranks: int, *, uneven: bool = False) -> Schedule:
         role.setup.allocate(came)
         step = role.step
         step.allocate(sent)
+        filled = ""
         for other, (end, count) in enumerate(zip(accumulate(sends), sends, strict=True)):
             filled = step.fill(f"fill{other}", sent[end - count : end], 10 * rank + other)
         if uneven:

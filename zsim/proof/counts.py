@@ -74,7 +74,9 @@ class _Rows:
 
     def __init__(self, program: Program, counts: Iterable[NamedCount]) -> None:
         self._program = program
+        counts = tuple(counts)
         self._groups = {count.name: count.group for count in counts}
+        self._padded = {count.name for count in counts if count.padded}
         self._rows = {
             buffer.name: buffer.rows for buffer in program.buffers if buffer.rows is not None
         }
@@ -164,6 +166,7 @@ class _Rows:
             yield f"allocates rows of {rows.count} for no micro-batch"
         elif (
             rows.own is RowIndex.EXPERT
+            and rows.count not in self._padded
             and (rows.count, rows.layer, allocate.micro_batch) not in self._read
         ):
             of = f"layer {rows.layer}, micro-batch {allocate.micro_batch}"

@@ -92,9 +92,10 @@ def _memory(schedule: Schedule) -> str | None:
         f"no rank receives more than {each.maximum:,} rows of {each.name} in a layer "
         f"({each.maximum / max(1, each.sent):.3g} x mean)"
         for each in schedule.counts
+        if not each.padded
     )
-    while_ = " while " * bool(schedule.counts) + " and ".join(limits)
-    return f"memory {format_bytes(max(peaks))}{while_}"
+    words = " and ".join(limits)
+    return f"memory {format_bytes(max(peaks))}{' while ' * bool(words)}{words}"
 
 
 def bound_memory(proved: tuple[str, ...], peak_bytes: int, words: str) -> tuple[str, ...]:

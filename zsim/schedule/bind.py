@@ -11,7 +11,7 @@ from functools import cache
 
 from msgspec.structs import replace as changed
 
-from zsim.schedule.binding import Binding, CountPlace, by_member
+from zsim.schedule.binding import Balanced, Binding, CountPlace, by_member
 from zsim.schedule.changed_views import Operands, with_views
 from zsim.schedule.counts import NamedCount, RowIndex, Rows
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh, Span
@@ -126,19 +126,25 @@ class _Sizes:
         numbers = self._numbers[count.name]
         number = numbers.setdefault(other, len(numbers))
         member = group.index(mesh, at)
-        alike = self._binding.alike(member)
+        binding = self._binding_of(count)
+        alike = binding.alike(member)
         if alike is None:
             return number, member
         members = range(self.members(count))
-        return 0, next(each for each in members if self._binding.alike(each) == alike)
+        return 0, next(each for each in members if binding.alike(each) == alike)
+
+    def _binding_of(self, count: NamedCount) -> Binding:
+        """Return the binding of a count: numbers of padded rows are equal under any."""
+        return Balanced() if count.padded else self._binding
 
     def _blocks(self, name: str, layer: int, micro_batch: int, group: int) -> Blocks:
         """Return the rows from each member of a group to each; alike members have the most."""
         count = self.counts[name]
         members = self.members(count)
         place = CountPlace(micro_batch, layer, group, members)
-        found = by_member(self._binding.counts(count, place), members).tolist()
-        alike = [self._binding.alike(member) for member in range(members)]
+        binding = self._binding_of(count)
+        found = by_member(binding.counts(count, place), members).tolist()
+        alike = [binding.alike(member) for member in range(members)]
         most: dict[tuple[int, int], int] = {}
         for source, row in enumerate(found):
             for target, rows in enumerate(row):

@@ -176,9 +176,21 @@ class ScheduleBuilder(RoleBuilder):
         self.scalars.append(Scalar(name=name, initial=initial, given=given))
         return name
 
-    def count(self, name: str, group: str, *, experts: int, sent: int, maximum: int) -> NamedCount:
-        """Declare a count of the rows that members of `group` send to experts."""
-        made = NamedCount(name=name, group=group, experts=experts, sent=sent, maximum=maximum)
+    def count(
+        self, name: str, group: str, *, experts: int, sent: int, maximum: int | None = None
+    ) -> NamedCount:
+        """Declare a count of the rows that members of `group` send to experts.
+
+        Without a maximum, rows are padded to a capacity of `sent` / `experts`.
+        """
+        made = NamedCount(
+            name=name,
+            group=group,
+            experts=experts,
+            sent=sent,
+            maximum=sent if maximum is None else maximum,
+            padded=maximum is None,
+        )
         self.counts.append(made)
         return made
 

@@ -382,8 +382,8 @@ class _Inspector:
             case Allocate(buffer=buffer):
                 self._need_buffer(where, buffer)
                 return
-            case HostWait(operation=edge):
-                self._inspect_wait(operation, edge)
+            case HostWait():
+                self._inspect_wait(operation)
                 return
             case SetScalar():
                 self._inspect_set_scalar(operation)
@@ -416,8 +416,8 @@ class _Inspector:
             raise ScheduleError(f"{where}: no stream {operation.stream!r}")
         self._inspect_edges(where, operation.after)
 
-    def _inspect_wait(self, wait: HostWait, edge: Edge) -> None:
-        self._inspect_edges(wait.id, (edge,))
+    def _inspect_wait(self, wait: HostWait) -> None:
+        self._inspect_edges(wait.id, (wait.operation,))
         if isinstance(wait, ReadCounts):
             self._inspect_view(wait.id, wait.source)
             count = need_count(wait.id, wait.count, self.counts)

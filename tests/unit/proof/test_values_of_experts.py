@@ -8,6 +8,7 @@ from experts_by_hand import Plan
 from real_rows import trains_plainly
 
 from zsim.proof import check, prove
+from zsim.schedule.operation import ReadCounts
 
 RIGHT = (
     Plan(),
@@ -34,6 +35,15 @@ def test_experts_on_any_ranks_train_as_all_experts_in_one_process_do(plan: Plan)
     schedule = plan.schedule()
     assert trains_plainly(plan, schedule)
     assert check(schedule, plan.model()) == ()
+
+
+def test_rows_padded_to_a_capacity_need_no_counts_and_have_the_values_of_others() -> None:
+    plan = Plan(padded=True)
+    schedule = plan.schedule()
+    assert not any(isinstance(each, ReadCounts) for each in schedule.programs[0].step)
+    assert check(schedule, plan.model()) == ()
+    bare = replace(schedule, counts=(replace(schedule.counts[0], padded=False),))
+    assert {each.invariant for each in check(bare, plan.model())} == {"counts"}
 
 
 def test_more_ranks_than_are_run_are_represented() -> None:

@@ -41,9 +41,12 @@ def plans(draw: st.DrawFn) -> Routed:
 @st.composite
 def bindings(draw: st.DrawFn, plan: Routed) -> Binding:
     busiest = draw(st.floats(1, plan.ranks))
-    return draw(
-        st.sampled_from((Balanced(), Ratio(busiest=busiest), Zipf(seed=3, busiest=busiest)))
+    found: tuple[Binding, ...] = (
+        Balanced(),
+        Ratio(busiest=busiest),
+        Zipf(seed=3, busiest=busiest),
     )
+    return draw(st.sampled_from(found))
 
 
 def peak(schedule: Schedule) -> int:
@@ -80,6 +83,15 @@ def test_equal_counts_leave_one_program_and_a_ratio_makes_two() -> None:
     assert busy.sent == other.sent == (48, 28, 28, 28)
     assert (busy.kept, other.kept) == (48, 28)
     assert len(bound(named, Zipf(seed=1, busiest=1.2)).schedule.programs) == 8
+
+
+def test_padded_rows_have_equal_numbers_under_every_binding() -> None:
+    named = Routed(ranks=4, experts=8, sent=32, maximum=32).schedule()
+    padded = replace(named, counts=(replace(named.counts[0], padded=True),))
+    even = bound(padded, Balanced()).schedule
+    assert len(even.programs) == 1
+    assert bound(padded, Ratio(busiest=2)).schedule == even
+    assert bound(padded, Zipf(seed=1, busiest=2)).schedule == even
 
 
 def test_rows_that_differ_between_micro_batches_have_buffers_of_their_own() -> None:

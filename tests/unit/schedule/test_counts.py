@@ -88,6 +88,12 @@ def test_a_count_of_an_unknown_group_or_with_fewer_rows_than_none_is_refused() -
     assert refusal(lambda: with_count(sent=-1)) == "count routed: sent -1 must be at least 0"
 
 
+def test_padded_rows_are_as_many_for_each_expert() -> None:
+    assert refusal(lambda: with_count(padded=True)) == (
+        "count routed: padded: sent 12 must be a multiple of experts 4, and maximum the same"
+    )
+
+
 def test_a_buffer_of_an_unknown_count_is_refused() -> None:
     assert refusal(lambda: with_count(name="other")) == (
         "all/buffer layer0/send: no count 'routed'; counts are other"

@@ -65,16 +65,15 @@ def test_blocks_arrive_in_order_and_their_sum_trains_as_plain_sgd_does(
             (net(batch(step, rank)) / ranks).backward()
         optimizer.step()
     found = pool_of(ranks).run(on_rank, ranks)
-    traces = [trace for _, (_, trace) in found]
-    assert examine(in_fp64(exchanged(ranks)), merged(traces)) == []
+    witnessed = merged([trace for _, (_, trace) in found])
+    assert examine(in_fp64(exchanged(ranks)), witnessed) == []
     for trained in (parameters for _, (parameters, _) in found):
         for name, value in net.named_parameters():
             assert torch.allclose(trained[name], value, rtol=0, atol=1e-12)
     for place, uneven in enumerate((False, True)):
         results = [blocks[place] for blocks, _ in found]
-        for trace in (1, 2):
-            of_ranks = merged([result[trace] for result in results])
-            assert examine(numbered(ranks, uneven=uneven), of_ranks) == []
+        for traces in ([one for _, one, _ in results], [other for *_, other in results]):
+            assert examine(numbered(ranks, uneven=uneven), merged(traces)) == []
         for rank, (came, trace, _) in enumerate(results):
             assert came == [expected(ranks, each, uneven=uneven) for each in range(ranks)]
             others = (each for each in range(ranks) if each != rank)
