@@ -44,6 +44,8 @@ class ExcessRows:
     operation: str
     buffer: Buffer
     maximum_bytes: int
+    rows: int
+    count: NamedCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,14 +286,16 @@ class _Program:
         own = changed(buffer, name=name, elements=rows * buffer.rows.width, rows=None)
         self.made[name] = self.now[buffer.name] = own
         self.batch[buffer.name] = micro_batch
-        maximum = self.sizes.counts[buffer.rows.count].maximum
-        if buffer.rows.own is RowIndex.EXPERT and rows > maximum:
+        count = self.sizes.counts[buffer.rows.count]
+        if buffer.rows.own is RowIndex.EXPERT and rows > count.maximum:
             self.excess.append(
                 ExcessRows(
                     rank=self.rank,
                     operation=allocate.id,
                     buffer=own,
                     maximum_bytes=buffer.size_bytes,
+                    rows=rows,
+                    count=count,
                 )
             )
         return changed(allocate, buffer=name, micro_batch=None)
