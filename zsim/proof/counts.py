@@ -17,7 +17,8 @@ Cost: linear in the operations; for numbers, the square of the roles of a group 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from zsim.proof.context import Context
+from zsim.network.volume import communications as communications_in
+from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.execution.rank_class import EqualCommunicators, communicators, rank_classes
 from zsim.proof.finding import Finding
 from zsim.schedule.access import COMPUTE_ACCESS, accesses, viewed
@@ -47,11 +48,10 @@ def examine(context: Context) -> list[Finding]:
     if schedule.counts:
         for each in context.programs:
             found += _Rows(each.program, schedule.counts).findings()
-    programs = {each.program.role: each.program for each in context.programs}
     uneven = {
-        (role, group): exchanges
-        for role, program in programs.items()
-        for group, exchanges in _uneven(program).items()
+        (each.program.role, group): exchanges
+        for each in context.programs
+        for group, exchanges in _uneven(each).items()
     }
     if uneven:
         among = rank_classes(schedule)
@@ -204,21 +204,15 @@ def _text(rows: Rows | None) -> str:
     return f"rows of {rows.count} by own {rows.own} of layer {rows.layer}"
 
 
-def _uneven(program: Program) -> dict[str, list[AllToAll]]:
+def _uneven(each: NumberedProgram) -> dict[str, list[AllToAll]]:
     """Return the exchanges with unequal blocks of numbers, by group, in order of issue."""
     found: dict[str, list[AllToAll]] = {}
-    for operation in _communications(walk((*program.setup, *program.step))):
-        if operation.sent:
-            found.setdefault(operation.group, []).append(operation)
+    for _, part in each.parts:
+        for number in part.communications:
+            for member in communications_in(part.operations[number]):
+                if isinstance(member, AllToAll) and member.sent:
+                    found.setdefault(member.group, []).append(member)
     return found
-
-
-def _communications(operations: Iterable[Operation]) -> Iterator[AllToAll]:
-    for operation in operations:
-        if isinstance(operation, AllToAll):
-            yield operation
-        elif isinstance(operation, Together):
-            yield from _communications(operation.members)
 
 
 def _unequal_blocks(

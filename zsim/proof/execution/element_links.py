@@ -229,7 +229,8 @@ class ElementLinks:
         if saved not in (0, due) and due:
             what = f"{saved} saved elements, where another run of the segment has {due}"
             self.misfits.append((ranks.program.role, compute.id, what))
-        fault = self._fault_of_rows(ranks, compute, segment)
+        has_rows = bool(self._experts) or segment.experts is not None
+        fault = self._fault_of_rows(ranks, compute, segment) if has_rows else ""
         if fault:
             self.misfits.append((ranks.program.role, compute.id, fault))
         seen: dict[Role, int] = defaultdict(int)
