@@ -7,6 +7,7 @@ quantized reduction does (`all_to_all_quant_reduce`), here without quantization.
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from zsim.schedule.builder import COMMUNICATION, BufferHandle
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
@@ -26,7 +27,7 @@ def example() -> ModuleType:
 
 def exchanged(ranks: int = 4) -> Schedule:
     """Return the schedule on `ranks` ranks."""
-    hand = example()
+    hand: Any = example()
     elements = hand.ELEMENTS
     shard = -(-elements // ranks)
     hand.RANKS, hand.SHARD, hand.PADDED = ranks, shard, shard * ranks

@@ -48,7 +48,7 @@ class _Layers:
 
     def write(self) -> Schedule:
         """Return the schedule of a step: all layers of a micro-batch, then of the next one."""
-        step, experts = self.build.step, self.plan.experts
+        experts = self.plan.experts
         buffers: list[dict[str, BufferHandle]] = []
         for layer in range(self.plan.layers):
             name = f"layer{layer}"
@@ -63,13 +63,13 @@ class _Layers:
                     ),
                     "send": self.rows("send", layer, RowIndex.SOURCE, "compute"),
                     "recv": self.rows("recv", layer, RowIndex.EXPERT, COMMUNICATION),
+                    "out": self.rows("out", layer, RowIndex.EXPERT, "compute"),
                     "back": self.rows("back", layer, RowIndex.SOURCE, COMMUNICATION),
                 }
             )
         for micro_batch in range(self.plan.micro_batches):
             for layer, own in enumerate(buffers):
                 self.layer(f"mb{micro_batch}/layer{layer}", layer, micro_batch, own)
-        del step
         return self.build.schedule()
 
     def layer(self, name: str, layer: int, micro_batch: int, own: dict[str, BufferHandle]) -> None:
@@ -101,11 +101,12 @@ class _Layers:
             f"{name}/dispatch", self.group, own["send"].all, own["recv"].all, after=[permuted]
         )
         step.free(own["send"], uses=[moved])
-        computed = step.copy(f"{name}/experts", own["recv"].all, own["recv"].all, after=[moved])
-        step.allocate(own["back"], micro_batch=micro_batch)
+        step.allocate(own["out"], own["back"], micro_batch=micro_batch)
+        computed = step.copy(f"{name}/experts", own["recv"].all, own["out"].all, after=[moved])
+        step.free(own["recv"], uses=[computed])
         combined = step.all_to_all(
-            f"{name}/combine", self.group, own["recv"].all, own["back"].all, after=[computed]
+            f"{name}/combine", self.group, own["out"].all, own["back"].all, after=[computed]
         )
-        step.free(own["recv"], uses=[combined])
+        step.free(own["out"], uses=[combined])
         step.host_wait(f"{name}/wait", combined)
         step.free(own["back"])

@@ -24,7 +24,7 @@ from zsim.cluster.fault import Fault, Neighbour
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
-from zsim.schedule.bind import bound
+from zsim.schedule.bind import BoundSchedule, bound
 from zsim.schedule.binding import AnyBinding, Balanced, BindingError
 from zsim.schedule.json import FieldError, decode_value, encode_value
 from zsim.schedule.schedule import Schedule
@@ -96,11 +96,7 @@ class Document:
             if self.binding is not None:
                 raise DocumentError("binding: the schedule has no counts; remove it")
             return job
-        binding = self.binding or Balanced()
-        try:
-            found = bound(self.schedule, binding)
-        except BindingError as error:
-            raise DocumentError(str(error)) from None
+        binding, found = self.bound()
         return replace(
             job,
             schedule=found.schedule,
@@ -108,6 +104,18 @@ class Document:
             binding=binding,
             excess=found.excess,
         )
+
+    def bound(self) -> tuple[AnyBinding, BoundSchedule]:
+        """Return the binding of a schedule with counts, balanced by default, and its numbers.
+
+        Raises:
+            DocumentError: the binding does not fit.
+        """
+        binding = self.binding or Balanced()
+        try:
+            return binding, bound(self.schedule, binding)
+        except BindingError as error:
+            raise DocumentError(str(error)) from None
 
 
 def encode(document: Document) -> str:

@@ -157,6 +157,8 @@ class Segment:
         forward_course, backward_course: allocations and frees of single tensors in each direction,
             in order; empty if not known. Buffers by number are the workspace, saved tensors, then
             gradients of each parameter and of each input.
+        experts: number of experts whose weights its parameters stack, if it treats each row by
+            itself, with the weights of the row's expert; None for any other segment.
         split: its backward in two parts; None if it has no trained parameter, or runs as one.
         begins: the exchange of its inputs before forward, whose adjoint follows backward.
         ends: the exchange of its outputs after forward, whose adjoint precedes backward.
@@ -187,6 +189,7 @@ class Segment:
     forward_course: tuple[AllocationEvent, ...] = ()
     backward_course: tuple[AllocationEvent, ...] = ()
     split: SplitBackward | None = None
+    experts: int | None = None
     begins: SegmentExchange | None = field(init=False, repr=False, compare=False)
     ends: SegmentExchange | None = field(init=False, repr=False, compare=False)
 

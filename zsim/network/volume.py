@@ -21,7 +21,7 @@ def ring_equivalent_bytes(operation: Communication, count: int) -> int:
     if isinstance(operation, PointToPoint):
         return 0 if operation.reads is None else operation.reads.size * width
     if isinstance(operation, AllToAll) and operation.sent:
-        return (sum(operation.sent) - operation.kept) * width
+        return (sum(operation.sent) - (operation.kept or 0)) * width
     return operation.laps * (count - 1) * -(-operation.whole.size // count) * width
 
 

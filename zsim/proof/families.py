@@ -92,9 +92,20 @@ def _memory(schedule: Schedule) -> str | None:
         f"no rank receives more than {each.maximum:,} rows of {each.name} in a layer "
         f"({each.maximum / max(1, each.sent):.3g} x mean)"
         for each in schedule.counts
+        if not each.padded
     )
-    while_ = " while " * bool(schedule.counts) + " and ".join(limits)
-    return f"memory {format_bytes(max(peaks))}{while_}"
+    words = " and ".join(limits)
+    return f"memory {format_bytes(max(peaks))}{' while ' * bool(words)}{words}"
+
+
+def bound_memory(proved: tuple[str, ...], peak_bytes: int, words: str) -> tuple[str, ...]:
+    """Return properties in which that of memory also has the peak at the numbers of a binding."""
+    return tuple(
+        f"{each}; {format_bytes(peak_bytes)} as bound ({words})"
+        if each.startswith("memory ")
+        else each
+        for each in proved
+    )
 
 
 def _if(words: str, applies: Callable[[Schedule], bool]) -> Proves:

@@ -250,8 +250,8 @@ def _wrong(seen: Sequence[WitnessedCollective]) -> str:
             return "did not leave the elements that members sent"
         case "all_to_all":
             for place, one in enumerate(seen):
-                sent = [_exact(each.brought)[place] for each in seen if len(each.brought) > place]
-                if one.left and _exact(one.left) != sent:
+                blocks = [_exact(each.brought)[place] for each in seen]
+                if one.left and _exact(one.left) != blocks:
                     return "did not leave the blocks that members sent, in order"
         case "broadcast":
             roots = [_exact(one.brought) for one in seen if one.brought]

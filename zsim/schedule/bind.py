@@ -8,28 +8,20 @@ differ between micro-batches becomes one buffer for each of them.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import assert_never
 
 from msgspec.structs import replace as changed
 
-from zsim.schedule.binding import Binding, CountPlace, by_member
+from zsim.schedule.binding import Balanced, Binding, CountPlace, by_member
+from zsim.schedule.changed_views import Operands, with_views
 from zsim.schedule.counts import NamedCount, RowIndex, Rows
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh, Span
 from zsim.schedule.operation import (
     Allocate,
     AllToAll,
     Branch,
-    CollectiveOperation,
-    Compute,
-    Copy,
-    Fill,
     Free,
-    HostWait,
     Operand,
     Operation,
-    Receive,
-    Send,
-    SetScalar,
     Together,
     View,
     walk,
@@ -43,14 +35,17 @@ Blocks = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcessRows:
-    """The first allocation for which a binding has more rows than the maximum of a count."""
+    """The first allocation for which a binding has more rows than the maximum of a count.
+
+    `maximum_bytes` are those of `buffer` with the maximum of rows.
+    """
 
     rank: int
     operation: str
     buffer: Buffer
-    needed_bytes: int
-    maximum: int
+    maximum_bytes: int
     rows: int
+    count: NamedCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,19 +128,25 @@ class _Sizes:
         numbers = self._numbers[count.name]
         number = numbers.setdefault(other, len(numbers))
         member = group.index(mesh, at)
-        alike = self._binding.alike(member)
+        binding = self._binding_of(count)
+        alike = binding.alike(member)
         if alike is None:
             return number, member
         members = range(self.members(count))
-        return 0, next(each for each in members if self._binding.alike(each) == alike)
+        return 0, next(each for each in members if binding.alike(each) == alike)
+
+    def _binding_of(self, count: NamedCount) -> Binding:
+        """Return the binding of a count: numbers of padded rows are equal under any."""
+        return Balanced() if count.padded else self._binding
 
     def _blocks(self, name: str, layer: int, micro_batch: int, group: int) -> Blocks:
         """Return the rows from each member of a group to each; alike members have the most."""
         count = self.counts[name]
         members = self.members(count)
         place = CountPlace(micro_batch, layer, group, members)
-        found = by_member(self._binding.counts(count, place), members).tolist()
-        alike = [self._binding.alike(member) for member in range(members)]
+        binding = self._binding_of(count)
+        found = by_member(binding.counts(count, place), members).tolist()
+        alike = [binding.alike(member) for member in range(members)]
         most: dict[tuple[int, int], int] = {}
         for source, row in enumerate(found):
             for target, rows in enumerate(row):
@@ -217,9 +218,7 @@ class _Program:
     batch: dict[str, int] = field(default_factory=dict[str, int])
     varying: set[str] = field(default_factory=set[str])
     views: dict[tuple[str, str], View] = field(default_factory=dict[tuple[str, str], View])
-    operands: dict[tuple[object, ...], tuple[Operand, ...]] = field(
-        default_factory=dict[tuple[object, ...], tuple[Operand, ...]]
-    )
+    operands: Operands = field(default_factory=dict[tuple[object, ...], tuple[Operand, ...]])
 
     def program(self, role: str) -> Program:
         """Return the program under the name of its role."""
@@ -267,28 +266,15 @@ class _Program:
             case Free(buffer=name):
                 own = self.now.pop(name, None)
                 return operation if own is None else changed(operation, buffer=own.name)
-            case Compute():
-                return self._compute(operation)
             case AllToAll():
                 return self._exchange(operation)
-            case Copy() | CollectiveOperation():
-                source, target = self._view(operation.source), self._view(operation.target)
-                if source is operation.source and target is operation.target:
-                    return operation
-                return changed(operation, source=source, target=target)
-            case Send(source=view):
-                return changed(operation, source=self._view(view))
-            case Fill(target=view) | Receive(target=view):
-                return changed(operation, target=self._view(view))
             case Together(members=members):
                 return changed(operation, members=tuple(map(self._operation, members)))
             case Branch(then=then, otherwise=otherwise):
                 sides = (tuple(map(self._operation, side)) for side in (then, otherwise))
                 return changed(operation, **dict(zip(("then", "otherwise"), sides, strict=True)))
-            case HostWait() | SetScalar():
-                return operation
             case _:
-                assert_never(operation)
+                return with_views(operation, self._view, self.operands)
 
     def _allocate(self, allocate: Allocate) -> Allocate:
         buffer = self.source.by_name[allocate.buffer]
@@ -300,16 +286,16 @@ class _Program:
         own = changed(buffer, name=name, elements=rows * buffer.rows.width, rows=None)
         self.made[name] = self.now[buffer.name] = own
         self.batch[buffer.name] = micro_batch
-        maximum = self.sizes.counts[buffer.rows.count].maximum
-        if buffer.rows.own is RowIndex.EXPERT and rows > maximum:
+        count = self.sizes.counts[buffer.rows.count]
+        if buffer.rows.own is RowIndex.EXPERT and rows > count.maximum:
             self.excess.append(
                 ExcessRows(
                     rank=self.rank,
                     operation=allocate.id,
-                    buffer=buffer,
-                    needed_bytes=own.size_bytes,
-                    maximum=maximum,
+                    buffer=own,
+                    maximum_bytes=buffer.size_bytes,
                     rows=rows,
+                    count=count,
                 )
             )
         return changed(allocate, buffer=name, micro_batch=None)
@@ -322,17 +308,6 @@ class _Program:
         if key not in self.views:
             self.views[key] = View(buffer=own.name, size=own.elements)
         return self.views[key]
-
-    def _compute(self, compute: Compute) -> Compute:
-        names = tuple(self.now.get(each.view.buffer) for each in compute.operands)
-        if not any(names):
-            return compute
-        key = (id(compute.operands), *(each and each.name for each in names))
-        if key not in self.operands:
-            self.operands[key] = tuple(
-                changed(each, view=self._view(each.view)) for each in compute.operands
-            )
-        return changed(compute, operands=self.operands[key])
 
     def _exchange(self, exchange: AllToAll) -> AllToAll:
         rows = self.source.by_name[exchange.source.buffer].rows

@@ -43,10 +43,20 @@ class Binding(Protocol):
         """Return a number that members with equal counts share; None if each has its own."""
         ...
 
+    @property
+    def words(self) -> str:
+        """The binding in a result."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balanced:
     """Each source sends as many rows to each expert, and the rest to one expert each."""
+
+    @property
+    def words(self) -> str:
+        """The binding in a result."""
+        return "balanced"
 
     def counts(self, count: NamedCount, place: CountPlace) -> Counts:
         """Return equal numbers of rows."""
@@ -68,6 +78,11 @@ class Ratio:
     def __post_init__(self) -> None:
         if not self.busiest >= 1:
             raise ValueError(f"busiest {self.busiest:g} must be at least 1, the mean")
+
+    @property
+    def words(self) -> str:
+        """The binding in a result."""
+        return f"ratio {self.busiest:g}"
 
     def counts(self, count: NamedCount, place: CountPlace) -> Counts:
         """Return rows of which the first member receives most.
@@ -102,6 +117,11 @@ class Zipf:
             raise ValueError(f"seed {self.seed} must be from 0 to 2^63 - 1")
         if not self.busiest >= 1:
             raise ValueError(f"busiest {self.busiest:g} must be at least 1, the mean")
+
+    @property
+    def words(self) -> str:
+        """The binding in a result."""
+        return f"Zipf {self.busiest:g}, seed {self.seed}"
 
     def counts(self, count: NamedCount, place: CountPlace) -> Counts:
         """Return drawn rows.
@@ -143,6 +163,11 @@ class CountTrace:
         for *place, source, expert, rows in self.rows:
             found.setdefault((place[0], place[1], place[2]), []).append((source, expert, rows))
         return found
+
+    @property
+    def words(self) -> str:
+        """The binding in a result."""
+        return f"{len(self.rows)} recorded counts"
 
     def counts(self, count: NamedCount, place: CountPlace) -> Counts:
         """Return the recorded rows.
@@ -216,9 +241,7 @@ def _rounded(share: NDArray[np.float64], total: int, first: int) -> Counts:
     return found
 
 
-def _popularity(
-    order: NDArray[np.int64], members: int, busiest: float
-) -> NDArray[np.float64]:
+def _popularity(order: NDArray[np.int64], members: int, busiest: float) -> NDArray[np.float64]:
     """Return shares of experts by Zipf's law whose busiest member has `busiest` times the mean."""
     rank = np.argsort(order) + 1.0
 
@@ -243,4 +266,3 @@ def by_member(counts: Counts, members: int) -> Counts:
     """Return the rows from each source to each member."""
     found: Counts = counts.reshape(len(counts), members, -1).sum(axis=2)
     return found
-

@@ -177,10 +177,20 @@ class ScheduleBuilder(RoleBuilder):
         return name
 
     def count(
-        self, name: str, group: str, *, experts: int, sent: int, maximum: int
+        self, name: str, group: str, *, experts: int, sent: int, maximum: int | None = None
     ) -> NamedCount:
-        """Declare a count of the rows that members of `group` send to experts."""
-        made = NamedCount(name=name, group=group, experts=experts, sent=sent, maximum=maximum)
+        """Declare a count of the rows that members of `group` send to experts.
+
+        Without a maximum, rows are padded to a capacity of `sent` / `experts`.
+        """
+        made = NamedCount(
+            name=name,
+            group=group,
+            experts=experts,
+            sent=sent,
+            maximum=sent if maximum is None else maximum,
+            padded=maximum is None,
+        )
         self.counts.append(made)
         return made
 

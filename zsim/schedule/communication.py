@@ -263,7 +263,7 @@ class AllToAll(CollectiveOperation, frozen=True, kw_only=True):
 
     sent: tuple[int, ...] = ()
     received: tuple[int, ...] = ()
-    kept: int = 0
+    kept: int | None = None
 
     @property
     def whole(self) -> View:
@@ -290,7 +290,7 @@ class AllToAll(CollectiveOperation, frozen=True, kw_only=True):
         """Elements that a rank exchanges with others, in the direction with more of them."""
         if not self.sent:
             return self.source.size
-        return max(sum(self.sent), sum(self.received)) - self.kept
+        return max(sum(self.sent), sum(self.received)) - (self.kept or 0)
 
     def block(self, member: int, members: int) -> slice:
         """Return the place in the source of the block for `member` of `members`."""

@@ -22,7 +22,8 @@ class NamedCount:
     """Rows that each member of `group` sends to each of `experts`, by layer and micro-batch.
 
     Member j has the experts from j times `experts` / members on. Each member sends `sent` rows in
-    all, and receives at most `maximum`.
+    all, and receives at most `maximum`. With `padded`, it sends as many to each expert: a capacity,
+    filled with zeros. Then numbers do not depend on data, and the host reads none.
     """
 
     name: str
@@ -30,6 +31,7 @@ class NamedCount:
     experts: int
     sent: int
     maximum: int
+    padded: bool = False
 
 
 class Rows(Struct, frozen=True, kw_only=True, gc=False):

@@ -23,6 +23,9 @@ def inspect_count(mesh: Mesh, groups: Mapping[str, Group], count: NamedCount) ->
         raise ScheduleError(f"{where}: experts {count.experts} {needed}")
     if count.sent < 0:
         raise ScheduleError(f"{where}: sent {count.sent} must be at least 0")
+    if count.padded and (count.sent % count.experts or count.maximum != count.sent):
+        needed = f"a multiple of experts {count.experts}, and maximum the same"
+        raise ScheduleError(f"{where}: padded: sent {count.sent} must be {needed}")
     if count.maximum < count.sent:
         mean = f"the mean, {count.sent} rows that each member sends"
         raise ScheduleError(f"{where}: maximum {count.maximum} must be at least {mean}")
@@ -57,13 +60,12 @@ def need_count(where: str, name: str, counts: Mapping[str, NamedCount]) -> Named
     return counts[name]
 
 
-def inspect_read(read: ReadCounts, counts: Mapping[str, NamedCount], members: int) -> None:
+def inspect_read(read: ReadCounts, count: NamedCount, members: int) -> None:
     """Raise ScheduleError unless the host reads a number for each source and own expert.
 
     Raises:
         ScheduleError: it reads another number of elements.
     """
-    count = need_count(read.id, read.count, counts)
     needed = members * (count.experts // members)
     if read.source.size != needed:
         what = f"{members} sources with {count.experts // members} experts need {needed}"

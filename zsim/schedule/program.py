@@ -345,9 +345,10 @@ class Contract:
 class UncheckedSchedule:
     """Programs of all roles over one mesh, with the groups, pools and layouts they name.
 
-    `counts` are named sizes. It is not validated; `Schedule` is. Streams in `host_threads` run their operations on the
-    processors of the host, the others on the device. In a schedule `with_host_time` the host's
-    work is part of the operations, so that issuing them takes no further time.
+    `counts` are named sizes. It is not validated; `Schedule` is. Streams in `host_threads` run
+    their operations on the processors of the host, the others on the device. In a schedule
+    `with_host_time` the host's work is part of the operations, so that issuing them takes no
+    further time.
     """
 
     name: str

@@ -16,14 +16,15 @@ from zsim.schedule.inspect_counts import (
     inspect_read,
     inspect_rows,
     is_counted,
+    need_count,
     need_no_rows,
     need_whole,
 )
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     Action,
-    AllToAll,
     Allocate,
+    AllToAll,
     Branch,
     Broadcast,
     CollectiveOperation,
@@ -351,7 +352,7 @@ class _Inspector:
         for name in self.program.persistent:
             self._need_buffer(where, name)
             if self.program.by_name[name].rows is not None:
-                raise ScheduleError(f"{where}: {name} has counted rows, which differ by micro-batch")
+                raise ScheduleError(f"{where}: rows of {name} are counted, for each micro-batch")
 
     def _inspect_layout_of(self, where: str, buffer: Buffer, name: str) -> None:
         layout = self.schedule.layout_by_name.get(name)
@@ -382,12 +383,8 @@ class _Inspector:
             case Allocate(buffer=buffer):
                 self._need_buffer(where, buffer)
                 return
-            case HostWait(operation=edge):
-                self._inspect_edges(where, (edge,))
-                if isinstance(operation, ReadCounts):
-                    self._inspect_view(where, operation.source)
-                    count = self.counts.get(operation.count)
-                    inspect_read(operation, self.counts, self.sizes[count.group] if count else 0)
+            case HostWait():
+                self._inspect_wait(operation)
                 return
             case SetScalar():
                 self._inspect_set_scalar(operation)
@@ -419,6 +416,13 @@ class _Inspector:
         if operation.stream not in self.streams:
             raise ScheduleError(f"{where}: no stream {operation.stream!r}")
         self._inspect_edges(where, operation.after)
+
+    def _inspect_wait(self, wait: HostWait) -> None:
+        self._inspect_edges(wait.id, (wait.operation,))
+        if isinstance(wait, ReadCounts):
+            self._inspect_view(wait.id, wait.source)
+            count = need_count(wait.id, wait.count, self.counts)
+            inspect_read(wait, count, self.sizes[count.group])
 
     def _inspect_copy(self, copy: Copy) -> None:
         where, source, target = copy.id, copy.source, copy.target

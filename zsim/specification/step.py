@@ -19,6 +19,7 @@ import numpy as np
 from zsim.model.model import Model, Segment, Unit
 from zsim.model.segment_exchange import ExchangeAxis, ExchangeKind, SegmentExchange
 from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
+from zsim.specification.row_kernels import RowKernel
 from zsim.specification.stand_ins import clipping, digest, updated
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
@@ -156,6 +157,7 @@ class PlainStep:
             for _ in range(micro_batches)
         ]
         self._alike: dict[str, Numbers] = {}
+        self._saved_rows: dict[tuple[str, int, int], tuple[list[Numbers], list[Numbers]]] = {}
         self._parameters: dict[str, Numbers] = {}
 
     def state(self, moments: int, updates: float) -> TrainingState:
@@ -373,6 +375,14 @@ class PlainStep:
         segment = unit.segments[place]
         inputs = self._read(values, segment)
         parameters = [self._parameters[name] for name in segment.parameters]
+        if segment.experts:
+            kernel = self._rows(unit, place, segment.experts)
+            count = len(segment.outputs) + bool(segment.saved_bytes)
+            made_rows = kernel.forward(inputs, parameters, count)
+            self._saved_rows[unit.name, place, micro_batch] = inputs, made_rows
+            for value, output in zip(segment.outputs, made_rows, strict=False):
+                values[value.name] = output
+            return
         shape = spread(*inputs, *parameters)
         outputs = [
             self.random.draw((*shape, self._pieces(value.name, whole=segment.sums)))
@@ -399,6 +409,8 @@ class PlainStep:
     ) -> Numbers:
         """Return the gradients of the segment's trained parameters, concatenated."""
         segment = unit.segments[place]
+        if segment.experts:
+            return self._backward_of_rows(slopes, unit, place, micro_batch=micro_batch)
         made = self.applications[unit.name, place, micro_batch]
         name = f"{unit.name}/{place}"
         made.kept = made.inputs[segment.adds :] if segment.saves_input else []
@@ -432,6 +444,33 @@ class PlainStep:
         if segment.sums and self._is_cut(value):
             return self._together(slope, self.cut.tensor)
         return slope
+
+    def _rows(self, unit: Unit, place: int, experts: int) -> RowKernel:
+        """Return the kernels of a segment whose replica has the rows of one source for experts."""
+        name = f"{unit.name}/{place}"
+        return RowKernel(random=self.random, name=name, sources=1, experts=experts)
+
+    def _backward_of_rows(
+        self, slopes: dict[str, Numbers], unit: Unit, place: int, *, micro_batch: int
+    ) -> Numbers:
+        """Return the gradients of a segment of experts: sums over the rows of each replica."""
+        segment = unit.segments[place]
+        assert segment.experts
+        inputs, made = self._saved_rows[unit.name, place, micro_batch]
+        kept = inputs[segment.adds :] if segment.saves_input else []
+        trained = self.model.trained_of(segment)
+        wanted = self.wanted(segment)
+        gradients, towards = self._rows(unit, place, segment.experts).backward(
+            [*kept, *made[len(segment.outputs) :]],
+            [self._parameters[name] for name in segment.parameters],
+            [slopes[value.name] for value in segment.outputs if value.name in slopes],
+            trained=[segment.parameters.index(name) for name in trained],
+            wanted=len(wanted),
+        )
+        for value, gradient in zip(wanted, towards, strict=True):
+            known = slopes.get(value)
+            slopes[value] = gradient if known is None else total(known, gradient)
+        return np.concatenate(gradients, axis=-1) if gradients else NOTHING
 
     def slope(self, name: str, slopes: Sequence[Numbers]) -> Numbers:
         """Return a linear combination of the gradients of all outputs, shape (2, ..., 1)."""

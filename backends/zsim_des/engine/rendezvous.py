@@ -342,10 +342,11 @@ class Rendezvous:
         longest_ps = 0
         for entry in met:
             each = zip(entry.keys, entry.members, strict=True)
-            for index, (key, (member, size_bytes)) in enumerate(each):
+            for index, (key, (member, own_bytes)) in enumerate(each):
                 if isinstance(member, Receive) or key in rings:
                     continue
                 rings.add(key)
+                size_bytes = own_bytes
                 if isinstance(member, Send):
                     peer = (entry.rank_class, member.group, member.offset)
                     loads = self._links.send(*peer)

@@ -29,9 +29,9 @@ from zsim.trace.witness import (
     WitnessedCollective,
 )
 from zsim_torch.observe.dispatched import (
-    is_even,
     KIND,
     by_place,
+    is_even,
     is_fused_update,
     pairs,
     peer_of,

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -118,7 +118,8 @@ def test_a_new_communication_is_missing_where_values_are_computed_and_nowhere_el
 def test_the_attributes_of_a_new_communication_say_all_that_other_readers_ask() -> None:
     view = View(buffer="x", size=8)
     wire = DType.BF16
-    made = planted()(
+    kind: Any = planted()
+    made: CollectiveOperation = kind(
         id="a",
         stream="s",
         group="data",

@@ -5,7 +5,7 @@ from itertools import chain
 import torch
 from exchanged_blocks import exchanged
 from hand_net import Net, batch, in_fp64
-from numbered_blocks import expected, numbered
+from numbered_blocks import block, expected, numbered
 from shared_ranks import SharedPools
 from torch import distributed, nn
 
@@ -18,12 +18,28 @@ from zsim_torch.rank_result import merged
 from zsim_torch.train import Option, train
 
 STEPS = 3
+Trained = tuple[dict[str, torch.Tensor], Trace]
+"""Trained parameters, and the trace."""
 
 
-def on_rank(ranks: int) -> tuple[list[list[float]], Trace, dict[str, torch.Tensor], Trace]:
-    """Return received blocks with a trace, and trained parameters with a trace."""
-    option = Option(write_back=False, poison=True)
-    blocks = train(nn.Identity(), ("",), numbered(ranks), (), steps=2, option=option)
+def exchanged_on_rank(ranks: int, *, uneven: bool) -> tuple[list[list[float]], Trace, Trace]:
+    """Return received blocks, a trace with poison, and a trace with a witness."""
+    schedule = numbered(ranks, uneven=uneven)
+    poisoned, witnessed = (
+        train(nn.Identity(), ("",), schedule, (), steps=2, option=option)
+        for option in (
+            Option(write_back=False, poison=True),
+            Option(write_back=False, witness=True, observe=True),
+        )
+    )
+    came = poisoned.full_parameters()
+    values = [[float(each) for each in came[f"came{rank}"]] for rank in range(ranks)]
+    return values, poisoned.trace, witnessed.trace
+
+
+def on_rank(ranks: int) -> tuple[list[tuple[list[list[float]], Trace, Trace]], Trained]:
+    """Return results of equal and unequal blocks, and of training with equal ones."""
+    blocks = [exchanged_on_rank(ranks, uneven=uneven) for uneven in (False, True)]
     net = Net()
     data = [batch(step, distributed.get_rank()) for step in range(STEPS)]
     seen = train(
@@ -34,10 +50,7 @@ def on_rank(ranks: int) -> tuple[list[list[float]], Trace, dict[str, torch.Tenso
         steps=STEPS,
         option=Option(witness=True, observe=True),
     )
-    came = blocks.full_parameters()
-    values = [[float(each) for each in came[f"came{rank}"]] for rank in range(ranks)]
-    trained = {name: value.detach() for name, value in net.named_parameters()}
-    return values, blocks.trace, trained, seen.trace
+    return blocks, ({name: value.detach() for name, value in net.named_parameters()}, seen.trace)
 
 
 def test_blocks_arrive_in_order_and_their_sum_trains_as_plain_sgd_does(
@@ -52,20 +65,26 @@ def test_blocks_arrive_in_order_and_their_sum_trains_as_plain_sgd_does(
             (net(batch(step, rank)) / ranks).backward()
         optimizer.step()
     found = pool_of(ranks).run(on_rank, ranks)
-    for schedule, place in ((numbered(ranks), 1), (in_fp64(exchanged(ranks)), 3)):
-        assert examine(schedule, merged([result[place] for result in found])) == []
-    for came, trace, trained, _ in found:
-        assert came == [expected(ranks, rank) for rank in range(ranks)]
-        sent = {each.bytes for each in trace.ranks[0].transfers if each.collective == "all_to_all"}
-        assert sent == {4 * 2 * (ranks - 1)}
+    witnessed = merged([trace for _, (_, trace) in found])
+    assert examine(in_fp64(exchanged(ranks)), witnessed) == []
+    for trained in (parameters for _, (parameters, _) in found):
         for name, value in net.named_parameters():
             assert torch.allclose(trained[name], value, rtol=0, atol=1e-12)
+    for place, uneven in enumerate((False, True)):
+        results = [blocks[place] for blocks, _ in found]
+        for traces in ([one for _, one, _ in results], [other for *_, other in results]):
+            assert examine(numbered(ranks, uneven=uneven), merged(traces)) == []
+        for rank, (came, trace, _) in enumerate(results):
+            assert came == [expected(ranks, each, uneven=uneven) for each in range(ranks)]
+            others = (each for each in range(ranks) if each != rank)
+            sent = {each.bytes for each in trace.ranks[0].transfers}
+            assert sent == {4 * sum(block(rank, each, uneven=uneven) for each in others)}
 
 
 def test_the_reference_of_replayed_ranks_has_the_same_blocks() -> None:
     view = View(buffer="x", size=6)
     made = AllToAll(id="a", stream="s", group="data", source=view, target=view, wire=DType.FP32)
     sources = [torch.arange(6.0) + 10 * rank for rank in range(3)]
-    found = [received(made, place, sources).tolist() for place in range(3)]
+    found = [received([made] * 3, place, sources).tolist() for place in range(3)]
     assert found[1] == [2.0, 3.0, 12.0, 13.0, 22.0, 23.0]
     assert sorted(chain.from_iterable(found)) == sorted(torch.cat(sources).tolist())
