@@ -151,7 +151,7 @@ class _Parts:
         permute = Operator(
             reads=(self.source,),
             makes=self._rows("permuted", size.hidden),
-            saves=(self._tensor("rows", copies, DType.INT64),),
+            saves=(self._row_numbers,),
             forward=(*(self._each(finds) if self.loop else (finds,)), *self._moves(moved)),
             backward=self._moves(moved, backward=True),
         )
@@ -191,7 +191,7 @@ class _Parts:
         sums = Operator(
             reads=(output,),
             makes=target,
-            saves=(self._tensor("rows", self.copies, DType.INT64),),
+            saves=(self._row_numbers,),
             forward=self._moves(moved),
             backward=self._moves(moved, backward=True),
         )
@@ -200,7 +200,8 @@ class _Parts:
         weighted, turned = self._rows("weighted", size.hidden), self._rows("turned", size.hidden)
         weigh = self._weigh(output, weighted)
         if self.loop:
-            return (weigh, replace(sums, reads=(weighted,)))
+            # `index_add_` keeps its source, for its shape alone
+            return (weigh, replace(sums, reads=(weighted,), saves=(weighted, *sums.saves)))
         area = (self.copies, size.hidden)
         turn = Operator(
             reads=(weighted,),
@@ -317,7 +318,7 @@ class _Parts:
             reads=(source,),
             makes=target,
             parameters=(weight,),
-            saves=() if weight.frozen else (source,),
+            saves=() if weight.frozen else (source, *self._offsets),
             forward=self._products(rows, columns, nt, backward=False),
             backward=self._products(columns, rows, nn, backward=True),
             trains=() if weight.frozen else trains,
@@ -330,7 +331,7 @@ class _Parts:
             reads=(plain,),
             makes=target,
             parameters=(bias,),
-            saves=(self._tensor("rows", self.copies, DType.INT64),),
+            saves=(self._row_numbers,),
             shares_gradient=True,
             forward=(self._over((self.copies, rows), size.dtype, 3),),
             trains=() if bias.frozen else (column_sum(size, rows, tokens=self.copies),),
@@ -353,6 +354,16 @@ class _Parts:
             )
             for rows in self._rows_of_each()
         )
+
+    @property
+    def _row_numbers(self) -> Tensor:
+        """The token of each copy; a loop also keeps its place among the experts of the token."""
+        return self._tensor("rows", self.copies * (2 if self.loop else 1), DType.INT64)
+
+    @property
+    def _offsets(self) -> tuple[Tensor, ...]:
+        """The first row of each expert, in four bytes, if one kernel has all rows."""
+        return () if self.loop else (self._tensor("offsets", 4 * self.shape.count, DType.INT8),)
 
     def _rows_of_each(self) -> Iterator[int]:
         """Yield the rows of each expert that has any."""
