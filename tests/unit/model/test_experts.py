@@ -44,9 +44,7 @@ def shape_of(experts: Experts, *, hidden: int = 64, execution: Execution = COMPI
 
 
 def size_of(shape: Llama, *, precision: Precision = Precision.BF16) -> Size:
-    return Size(
-        shape=shape, sequences=1, tensor=1, dtype=precision.compute, wide=precision.wide
-    )
+    return Size(shape=shape, sequences=1, tensor=1, dtype=precision.compute, wide=precision.wide)
 
 
 def layer_of(shape: Llama, precision: Precision = Precision.BF16) -> Stretch:
@@ -142,7 +140,7 @@ def test_a_layer_saves_the_bytes_that_autograd_does_for_transformers(
     config = MixtralConfig(
         hidden_size=64, intermediate_size=48, num_local_experts=8, num_experts_per_tok=top_k
     )
-    config._experts_implementation = kernels  # noqa: SLF001 - the only setting of a lone module
+    config._experts_implementation = kernels
     torch.manual_seed(0)
     layer = MixtralSparseMoeBlock(config)
     for each in layer.parameters():
@@ -197,9 +195,11 @@ def test_a_loop_over_experts_has_the_same_products_in_more_kernels() -> None:
         forward(layer_of(shape_of(replace(SMALL, kernels=each), execution=Execution())))
         for each in (ExpertKernels.GROUPED, ExpertKernels.LOOP)
     )
-    assert products(grouped) == sum(
-        each.flops for each in loop if each.kind is KernelKind.MATMUL
-    ) - 2 * TOKENS * 64 * SMALL.count
+    assert (
+        products(grouped)
+        == sum(each.flops for each in loop if each.kind is KernelKind.MATMUL)
+        - 2 * TOKENS * 64 * SMALL.count
+    )
     assert len(loop) > 6 * SMALL.count > len(grouped)
 
 
@@ -210,7 +210,9 @@ def units_of(shape: Llama) -> Model:
 def test_parameters_of_experts_are_marked_with_their_number() -> None:
     experts = replace(SMALL, shared_intermediate_size=16, bias=True, router_bias=True)
     model = units_of(shape_of(experts))
-    marked = {each.name.partition(".")[2]: each.experts for each in model.parameters if each.experts}
+    marked = {
+        each.name.partition(".")[2]: each.experts for each in model.parameters if each.experts
+    }
     names = ("gate_up.weight", "gate_up.bias", "down.weight", "down.bias")
     assert marked == {f"experts.{name}": 8 for name in names}
     with pytest.raises(ModelError, match="experts 4 must be the extent of its first dimension"):
@@ -334,14 +336,15 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_part_that_cannot_exist_is_refused_by_its_field(name: str) -> None:
     fields, line = WRONG[name]
-    parts: dict[str, object] = dict(fields)
     with pytest.raises(ArchitectureError) as caught:
-        if isinstance(changes := parts.get("experts"), dict):
-            parts["experts"] = replace(SMALL, **changes)
-        if isinstance(changes := parts.get("latent"), dict):
-            parts["latent"] = replace(LATENT, **changes)
-        replace(shape_of(SMALL), **parts)
+        replace(shape_of(SMALL), **{part: changed(part, value) for part, value in fields.items()})
     assert str(caught.value) == line
+
+
+def changed(part: str, value: object) -> object:
+    """Return experts or latent attention with other fields, or any other value as it is."""
+    whole: dict[str, Experts | Latent] = {"experts": SMALL, "latent": LATENT}
+    return replace(whole[part], **value) if isinstance(value, dict) else value
 
 
 @pytest.mark.parametrize(

@@ -456,4 +456,3 @@ class _Parts:
     def _wide(self, part: str, width: int) -> Tensor:
         """Return a tensor of the shared MLP, of `width` elements for each token."""
         return self.size.rows(f"{self.name}/shared/{part}", width)
-
