@@ -360,6 +360,18 @@ def test_parts_that_no_tensor_axis_divides_are_refused(changes: dict[str, object
     assert str(caught.value) == f"model.{name}: not modelled with tensor 2, allowed is 1"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"latent": LATENT}, {"sinks": True}, {"mtp_layers": 1}],
+    ids=lambda each: next(iter(each)),
+)
+def test_parts_that_need_whole_sequences_are_refused(changes: dict[str, object]) -> None:
+    (name,) = changes
+    with pytest.raises(ArchitectureError) as caught:
+        replace(shape_of(SMALL, execution=Execution(context=2)), **changes)
+    assert str(caught.value) == f"model.{name}: not modelled for context of several ranks"
+
+
 def test_sinks_are_one_trained_number_for_each_head() -> None:
     plain = replace(shape_of(SMALL), experts=None, sequence_length=32)
     with_sinks = transformer(replace(plain, sinks=True), micro_batch_size=1)

@@ -34,27 +34,27 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
     """Return the experts of block `name`, from its normed hidden state to the value to be added."""
     experts = size.shape.experts
     assert experts is not None
-    parts = _Parts(size, experts, source, name)
+    steps = _ExpertSteps(size, experts, source, name)
     routed = tensor_of(target)
     shared: tuple[Operator, ...] = ()
     if experts.shared_intermediate_size:
         routed = size.rows(f"{name}/routed", size.hidden)
-        shared = parts.shared(routed, tensor_of(target))
+        shared = steps.shared(routed, tensor_of(target))
     stretch = Stretch(
         inputs=(source.name,),
         outputs=(target,),
         operators=(
-            *parts.route(),
-            *parts.permute(),
-            *parts.experts(),
-            *parts.combine(routed),
+            *steps.route(),
+            *steps.permute(),
+            *steps.experts(),
+            *steps.combine(routed),
             *shared,
         ),
     )
     return (stretch,)
 
 
-class _Parts:
+class _ExpertSteps:
     """The steps of experts; each returns its operators."""
 
     def __init__(self, size: Size, experts: Experts, source: Value, name: str) -> None:
