@@ -91,7 +91,7 @@ def _without_module(shape: Transformer) -> str | None:
     plain = Transformer.__dataclass_fields__
     for name in PARTS:
         if getattr(shape, name):
-            return f"model.{name}: is simulated only; train a module with zsim_torch.train"
+            return f"model.{name} is simulated only; train a module with zsim_torch.train"
     found = [name for name in SIMULATED_ALONE if getattr(shape, name) != plain[name].default]
     if shape.qk_norm is QKNorm.UNSCALED:
         found.append("qk_norm")

@@ -203,23 +203,7 @@ class Transformer:
     execution: Execution = PLAIN
 
     def __post_init__(self) -> None:
-        for name in (
-            "layers",
-            "hidden_groups",
-            "hidden_size",
-            "attention_heads",
-            "sequence_length",
-            "vocab_size",
-            "key_value_heads",
-            "head_size",
-            "intermediate_size",
-            "position_embeddings",
-            "window",
-            "global_every",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArchitectureError(f"model.{name}: {value} must be at least 1")
+        self._need_positive_extents()
         if not 0 <= self.dropout < 1:
             raise ArchitectureError(f"model.dropout: {self.dropout} must be at least 0 and below 1")
         if self.hidden_groups is not None and self.layers % self.hidden_groups:
@@ -265,6 +249,26 @@ class Transformer:
             self._need_layers(self.lora)
         if self.position_embeddings is not None:
             self._need_positions(self.position_embeddings)
+
+    def _need_positive_extents(self) -> None:
+        """Raise ArchitectureError unless each extent is at least 1, or None."""
+        for name in (
+            "layers",
+            "hidden_groups",
+            "hidden_size",
+            "attention_heads",
+            "sequence_length",
+            "vocab_size",
+            "key_value_heads",
+            "head_size",
+            "intermediate_size",
+            "position_embeddings",
+            "window",
+            "global_every",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArchitectureError(f"model.{name}: {value} must be at least 1")
 
     def _need_positions(self, count: int) -> None:
         """Raise ArchitectureError unless positions are learned, with one for each token."""
@@ -336,6 +340,10 @@ class Transformer:
             ("mtp_layers", self.mtp_layers > 0, (*heads, *mixed[:3])),
         ):
             for name, conflicting in conflicts:
+                if has and self.execution.context > 1 and part != "experts":
+                    raise ArchitectureError(
+                        f"model.{part}: not modelled for context of several ranks"
+                    )
                 if has and conflicting:
                     value = getattr(self, name)
                     shown = f"{value} is" if isinstance(value, bool | int | str) else "is"

@@ -321,7 +321,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "minimax",
         "kimi_linear",
     ),
-    "with compressed keys and values (MLA), which are not modelled": (
+    "with blocks that are not modelled": (
         "minicpm3",
         "longcat_flash",
     ),

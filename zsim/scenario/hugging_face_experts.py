@@ -158,7 +158,9 @@ def _deepseek(config: Config, **routing: object) -> Fields:
         router_format="fp32",
         **routing,
     )
-    return fields | {"output_bias": biased, "latent": _latent(config), "experts": experts}
+    if biased:
+        fields |= {"output_bias": True}
+    return fields | {"latent": _latent(config), "experts": experts}
 
 
 def _deepseek_v2(config: Config) -> Fields:
@@ -326,7 +328,10 @@ def _llama4(config: Config) -> Fields:
         "intermediate_size_mlp": 16_384,
         "max_position_embeddings": 131_072,
     } | config
-    layers, every = number(merged, "num_hidden_layers"), number(merged, "interleave_moe_layer_step", 1)
+    layers, every = (
+        number(merged, "num_hidden_layers"),
+        number(merged, "interleave_moe_layer_step", 1),
+    )
     listed, expected = merged.get("moe_layers"), [*range(every - 1, layers, every)]
     if listed is not None and listed != expected:
         raise ScenarioError(

@@ -42,8 +42,9 @@ class CatalogueModel(Table):
     """A model: its shape, and its published number of parameters.
 
     `active_parameters` is the published number of those that a token runs through, by the
-    convention `active_counts`. It has one of `parameters`, `stored_parameters` and `rounded_parameters`. Published files can
-    store a tied output projection a second time; some sizes are published only rounded.
+    convention `active_counts`. It has one of `parameters`, `stored_parameters` and
+    `rounded_parameters`. Published files can store a tied output projection a second time; some
+    sizes are published only rounded.
     """
 
     name: str
@@ -144,8 +145,8 @@ class ModelCatalogue:
         for key in tables:
             del given[key]
         lines += [f"{key} = {_toml_value(value)}" for key, value in given.items()]
-        for name, table in tables.items():
-            lines.append(f"[model.{name}]")
+        for part, table in tables.items():
+            lines.append(f"[model.{part}]")
             lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
         return "\n".join(lines) + "\n"
 

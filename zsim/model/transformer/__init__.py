@@ -22,7 +22,6 @@ from zsim.model.transformer.size import Size
 from zsim.model.transformer.tiling import tiled_block
 from zsim.strategy.precision import Precision
 
-
 UNDIVIDED = ("experts", "latent", "sinks", "mtp_layers")
 """Parts of a shape that no tensor axis divides."""
 

@@ -27,7 +27,7 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
     attended = size.rows(f"{name}/attended", heads * latent.value_size)
     compressed, expanded, expansion = _expansion(size, latent, read, name)
     operators = (
-        *_queries(size, latent, read, queries, name),
+        *_queries(size, read, queries, name),
         *expansion,
         _turn(size, (queries,), turned, moved=2 * queries.elements),
         _turn(
@@ -36,7 +36,7 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
             keys,
             moved=size.tokens * (heads * latent.nope_size + latent.rope_size) + keys.elements,
         ),
-        _attend(size, latent, (turned, keys, expanded), attended, name),
+        _attend(size, (turned, keys, expanded), attended, name),
         _layer(size, attended, size.whole(target), f"{name}.proj"),
     )
     return (Stretch(inputs=(source.name,), outputs=(target,), operators=operators),)
@@ -54,10 +54,10 @@ def _layer(
     return linear(size, source, target, weight, bias=bias, narrow=size.float8)
 
 
-def _queries(
-    size: Size, latent: Latent, read: Tensor, target: Tensor, name: str
-) -> tuple[Operator, ...]:
+def _queries(size: Size, read: Tensor, target: Tensor, name: str) -> tuple[Operator, ...]:
     """Return the layer of queries, or two with a norm between them."""
+    latent = size.shape.latent
+    assert latent is not None
     if latent.query_rank is None:
         return (_layer(size, read, target, f"{name}.q"),)
     low = size.rows(f"{name}/q_a", latent.query_rank)
@@ -105,14 +105,14 @@ def _turn(size: Size, sources: Sequence[Tensor], target: Tensor, *, moved: int) 
     )
 
 
-def _attend(
-    size: Size, latent: Latent, sources: tuple[Tensor, ...], target: Tensor, name: str
-) -> Operator:
+def _attend(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
     """Return flash attention whose values are narrower, or wider, than its keys.
 
     Scores take products of the size of keys, results of that of values, so one kernel of the mean
     size has the FLOPs of both.
     """
+    latent = size.shape.latent
+    assert latent is not None
     mean = -(-(latent.head_size + latent.value_size) // 2)
     shape = (size.sequences, size.heads, size.heads, size.length, size.length, mean)
     sums = Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)

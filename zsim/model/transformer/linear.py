@@ -200,9 +200,9 @@ def normalize(
     If composed of PyTorch operators, it saves source and normalized source, both in fp32.
 
     A row is the hidden state of a token, or `width` elements. With `of_own_heads`, rows are of the
-    heads of this rank of the tensor axis. Without `scaled` it has no parameters. Forward reads and writes. Backward
-    reads source and gradient, writes the source's gradient, and reads both again for gradients of
-    trained parameters; in a split backward, these are separate kernels.
+    heads of this rank of the tensor axis. Without `scaled` it has no parameters. Forward reads and
+    writes. Backward reads source and gradient, writes the source's gradient, and reads both again
+    for gradients of trained parameters; in a split backward, these are separate kernels.
     """
     shape, dtype, width = size.shape, size.dtype, width or size.hidden
     rows, centred = source.elements // width, shape.norm is Norm.LAYER

@@ -38,29 +38,29 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
     """Return the experts of block `name`, from its normed hidden state to the value to be added."""
     experts = size.shape.experts
     assert experts is not None
-    parts = _Parts(size, experts, source, name)
+    steps = _ExpertSteps(size, experts, source, name)
     routed = tensor_of(target)
-    if parts.exchanges:
-        return parts.exchanged(target)
+    if steps.exchanges:
+        return steps.exchanged(target)
     shared: tuple[Operator, ...] = ()
     if experts.shared_intermediate_size:
         routed = size.rows(f"{name}/routed", size.hidden)
-        shared = parts.shared(routed, tensor_of(target))
+        shared = steps.shared(routed, tensor_of(target))
     stretch = Stretch(
         inputs=(source.name,),
         outputs=(target,),
         operators=(
-            *parts.route(),
-            *parts.permute(),
-            *parts.experts(),
-            *parts.combine(routed),
+            *steps.route(),
+            *steps.permute(),
+            *steps.experts(),
+            *steps.combine(routed),
             *shared,
         ),
     )
     return (stretch,)
 
 
-class _Parts:
+class _ExpertSteps:
     """The steps of experts; each returns its operators."""
 
     def __init__(self, size: Size, experts: Experts, source: Value, name: str) -> None:
@@ -206,7 +206,7 @@ class _Parts:
         permute = Operator(
             reads=(self.source,),
             makes=self._rows("permuted", size.hidden),
-            saves=(self._tensor("rows", copies, DType.INT64),),
+            saves=(self._row_numbers,),
             forward=(*(self._each(finds) if self.loop else (finds,)), *self._moves(moved)),
             backward=self._moves(moved, backward=True),
         )
@@ -249,16 +249,19 @@ class _Parts:
         size = self.size
         output = self._rows("fc2", size.hidden) if self.fused else self._weighted
         moved = (size.tokens + self.copies) * size.hidden * size.dtype.size_bytes
-        rows = self._tensor("rows", self.copies, DType.INT64)  # saved by the permutation as well
         sums = Operator(
             reads=(output,),
             makes=target,
-            saves=() if self.exchanges else (rows,),
+            # the permutation, of another segment if tokens are exchanged, saves them as well
+            saves=() if self.exchanges else (self._row_numbers,),
             forward=self._moves(moved),
             backward=self._moves(moved, backward=True),
         )
-        if self.fused or self.loop:
+        if self.fused:
             return (sums,)
+        if self.loop:
+            # `index_add_` keeps its source, for its shape alone
+            return (replace(sums, saves=(output, *sums.saves)),)
         turned = self._rows("turned", size.hidden)
         area = (self.copies, size.hidden)
         turn = Operator(
@@ -376,7 +379,7 @@ class _Parts:
             reads=(source,),
             makes=target,
             parameters=(weight,),
-            saves=() if weight.frozen else (source,),
+            saves=() if weight.frozen else (source, *self._offsets),
             forward=self._products(rows, columns, nt, backward=False),
             backward=self._products(columns, rows, nn, backward=True),
             trains=() if weight.frozen else trains,
@@ -389,7 +392,7 @@ class _Parts:
             reads=(plain,),
             makes=target,
             parameters=(bias,),
-            saves=(self._tensor("rows", self.copies, DType.INT64),),
+            saves=(self._row_numbers,),
             shares_gradient=True,
             forward=(self._over((self.copies, rows), size.dtype, 3),),
             trains=() if bias.frozen else (column_sum(size, rows, tokens=self.copies),),
@@ -412,6 +415,16 @@ class _Parts:
             )
             for rows in self._rows_of_each()
         )
+
+    @property
+    def _row_numbers(self) -> Tensor:
+        """The token of each copy; a loop also keeps its place among the experts of the token."""
+        return self._tensor("rows", self.copies * (2 if self.loop else 1), DType.INT64)
+
+    @property
+    def _offsets(self) -> tuple[Tensor, ...]:
+        """The first row of each expert, in four bytes, if one kernel has all rows."""
+        return () if self.loop else (self._tensor("offsets", 4 * self.shape.count, DType.INT8),)
 
     def _rows_of_each(self) -> Iterator[int]:
         """Yield the rows of each expert that has any."""
