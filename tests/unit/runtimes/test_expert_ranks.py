@@ -11,8 +11,10 @@ from faults.findings import families
 from faults.schedules import edited
 from megatron_pipelines import SHAPE
 
-from zsim.model.model import ModelError
+from zsim.model.model import Model, ModelError
 from zsim.proof import check
+from zsim.runtimes.config import ConfigQuestion
+from zsim.runtimes.megatron.config_writer import write
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.json import decode_value, encode_value
@@ -46,8 +48,9 @@ def strategy_of(zero: Zero, **degrees: int) -> Strategy:
 
 
 @cache
-def megatron(stage: int = 1, options: Megatron = MEGATRON) -> tuple[Schedule, Any]:
+def megatron(stage: int = 1, *, averages: bool = False) -> tuple[Schedule, Model]:
     """Return a schedule with folded expert ranks, and its model."""
+    options = MEGATRON.but(average_in_collective=averages)
     strategy = strategy_of(Zero(stage=stage, emulate=options), **FOLDED)
     model = expert_model(strategy)
     return make_schedule(model, strategy), model
@@ -131,7 +134,7 @@ def test_another_divisor_of_gradients_of_experts_is_found(divisor: int, why: str
 
 
 def test_a_mean_over_expert_data_ranks_without_their_share_is_found() -> None:
-    schedule, model = megatron(1, MEGATRON.but(average_in_collective=True))
+    schedule, model = megatron(averages=True)
     name = "step/backward/end/scale/bucket1/gradient"
     assert check(changed(schedule, name, divisor=2), model) == ()
     for divisor in (1, 4):
@@ -276,8 +279,9 @@ def test_expert_axes_are_single_axes_of_the_mesh() -> None:
 
 
 def test_a_schedule_with_experts_is_proved_from_its_file_without_a_model() -> None:
-    schedule, _ = megatron(1, OVERLAPPED)
+    schedule, _ = megatron()
     again = decode_value(encode_value(schedule, Schedule), Schedule)
+    assert isinstance(again, Schedule)
     assert again == schedule
     assert check(again) == ()
 
@@ -332,6 +336,25 @@ def test_expert_ranks_without_experts_are_refused() -> None:
     )
     with pytest.raises(ModelError, match=r"parallel\.expert: 2 needs a model with experts"):
         make_schedule(plain, strategy)
+
+
+def test_degrees_of_experts_are_written_as_arguments_of_megatron() -> None:
+    changes = {
+        "zero.emulate": "megatron",
+        "zero.stage": 1,
+        "parallel.expert": 8,
+        "parallel.expert_tensor": 1,
+        "train.micro_batch_size": 1,
+        "activations.checkpointing": "none",
+    }
+    asked = ConfigQuestion(changes=changes, precision="bf16", sequences=8, sequence_length=16)
+    lines = write(asked).split(" \\\n")
+    assert "--expert-model-parallel-size 8" in lines
+    assert "--expert-tensor-parallel-size 1" in lines
+    assert "--moe-token-dispatcher-type alltoall" in lines
+    plain = {key: value for key, value in changes.items() if "expert" not in key}
+    asked = ConfigQuestion(changes=plain, precision="bf16", sequences=8, sequence_length=16)
+    assert "expert" not in write(asked)
 
 
 def test_a_model_for_other_expert_ranks_is_refused() -> None:

@@ -244,10 +244,6 @@ def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
             "4 is not modelled, only 2",
         ),
         (
-            f"{SHAPE} --expert-model-parallel-size 8",
-            "--expert-model-parallel-size: 8 needs --num-experts",
-        ),
-        (
             f"{SHAPE} --num-experts 8 --expert-model-parallel-size 8",
             "--moe-token-dispatcher-type: allgather is not modelled with expert ranks",
         ),

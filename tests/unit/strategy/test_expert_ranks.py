@@ -85,7 +85,7 @@ def test_tensor_ranks_hold_parts_of_experts_by_default() -> None:
 def test_degrees_of_experts_that_do_not_fit_are_one_line(
     changes: dict[str, object], line: str
 ) -> None:
-    assert refusal(**changes) == line
+    assert refusal(None, **changes) == line
 
 
 @pytest.mark.parametrize(

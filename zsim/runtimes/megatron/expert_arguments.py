@@ -48,15 +48,10 @@ def set_experts(arguments: Arguments) -> None:
     Raises:
         TrainerFileError: the arguments request something that is not modelled.
     """
-    has_experts = COUNT in arguments.given
     for name, field in RANKS.items():
-        if (degree := arguments.whole(name)) is None:
-            continue
-        if degree != 1 and not has_experts:
-            raise arguments.wrong(name, f"{degree} needs {arguments.called(COUNT)}")
-        if degree != 1 or has_experts:
-            arguments.set_field(field, degree, name)
-    if not has_experts:
+        arguments.set_field(field, arguments.whole(name), name)
+    _dispatcher(arguments)
+    if COUNT not in arguments.given:  # the scenario may have the model
         return
     _set(arguments, "count", arguments.whole(COUNT), COUNT)
     _set(arguments, "top_k", arguments.whole("moe-router-topk", 2), "moe-router-topk")
@@ -71,7 +66,6 @@ def set_experts(arguments: Arguments) -> None:
     kernels = ExpertKernels.GROUPED if arguments.flag(grouped) else ExpertKernels.LOOP
     _set(arguments, "kernels", kernels, grouped)
     _layers(arguments)
-    _dispatcher(arguments)
     arguments.drop(WITHOUT_EFFECT)
 
 
