@@ -15,6 +15,7 @@ from zsim.gc_paused import uncollected
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.predicted_error import step_error
+from zsim.schedule.bind import ExcessRows
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, StepError, Trace
@@ -165,7 +166,7 @@ class SimBackend:
             ranks=traces,
             step_end_ps=done.step_ends_ps(job.steps),
             links=_link_use(done.network, done.links, job.steps - 1),
-            out_of_memory=_out_of_memory(traces),
+            out_of_memory=_out_of_memory(traces) or _of_excess(job.excess),
             error_text=found.text,
             error=StepError.of(found.bounds, found.features_text),
         )
@@ -488,6 +489,21 @@ def _link_use(network: Network, links: FoldedLinkTable, step: int) -> tuple[Link
             )
         )
     return tuple(uses)
+
+
+def _of_excess(excess: ExcessRows | None) -> OutOfMemory | None:
+    """Return the allocation of more rows than a schedule has declared, or None."""
+    if excess is None:
+        return None
+    needed = excess.buffer.size_bytes
+    return OutOfMemory(
+        rank=excess.rank,
+        pool=excess.buffer.pool,
+        operation=excess.operation,
+        needed_bytes=needed,
+        capacity_bytes=excess.maximum_bytes,
+        alive=((excess.buffer.name, needed),),
+    )
 
 
 def _out_of_memory(traces: Sequence[RankTrace]) -> OutOfMemory | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from zsim.backend.backend import Job
 from zsim.config_error import bare
-from zsim.model.architecture import Activation, Attention, Positions, Transformer
+from zsim.model.architecture import Activation, Attention, Positions, QKNorm, Transformer
 from zsim.model.model import Model
 from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
@@ -32,6 +32,9 @@ SIMULATED_ALONE = (
     "shared_norm",
 )
 """Fields of a shape that no torch module implements, unless they have their default value."""
+
+PARTS = ("experts", "latent", "sinks", "mtp_layers")
+"""Parts of a shape that no torch module implements."""
 
 
 def refusal(
@@ -103,7 +106,12 @@ def _model(job: Job) -> str | None:
 def _without_module(shape: Transformer) -> str | None:
     """Return an error for the first feature of `shape` that no module implements, or None."""
     plain = Transformer.__dataclass_fields__
+    for name in PARTS:
+        if getattr(shape, name):
+            return f"model.{name} is simulated only; train a module with zsim_torch.train"
     found = [name for name in SIMULATED_ALONE if getattr(shape, name) != plain[name].default]
+    if shape.qk_norm is QKNorm.UNSCALED:
+        found.append("qk_norm")
     if shape.activation not in (Activation.GELU, Activation.SWIGLU):
         found.append("activation")
     if shape.has_windows:

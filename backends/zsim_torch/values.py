@@ -272,7 +272,7 @@ class TorchValues:
         self, members: Sequence[Communication], sources: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         """Return the result for each member: see `Values.meet`. Sums are in the order of ranks."""
-        return [received(member, place, sources) for place, member in enumerate(members)]
+        return [received(members, place, sources) for place in range(len(members))]
 
 
 def _moved(source: torch.Tensor, target: torch.Tensor, copy: Copy) -> torch.Tensor:

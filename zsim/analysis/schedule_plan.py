@@ -54,6 +54,7 @@ class Plan:
         mesh: axes and their sizes.
         parameters: elements of the whole model.
         trained_parameters: elements of the parameters that are not frozen.
+        active_parameters: elements of the parameters that a token runs through.
         model_state_bytes: parameters, gradients and optimizer state on one device.
         peak: peak allocated memory of the first device pool, with the buffers alive then.
         wire_bytes: bytes that a rank sends in a step.
@@ -70,6 +71,7 @@ class Plan:
     mesh: tuple[tuple[str, int], ...]
     parameters: int
     trained_parameters: int
+    active_parameters: int
     model_state_bytes: int
     peak: Peak
     wire_bytes: tuple[WireBytes, ...]
@@ -92,6 +94,7 @@ def plan(schedule: Schedule, model: Model) -> Plan:
         mesh=tuple((axis.name, axis.size) for axis in schedule.mesh.axes),
         parameters=model.parameter_count,
         trained_parameters=model.trained_count,
+        active_parameters=model.active_count,
         model_state_bytes=model_state_bytes(schedule, program),
         file_peak=_peak_at(schedule, program, Place.NVME),
         file_bytes=file_bytes(program),

@@ -184,7 +184,7 @@ def _findings(source: Source, job: Job, traits: BackendTraits) -> "tuple[Finding
     from zsim.proof import check as findings_of
 
     compares = source.scenario is None or traits.is_real
-    return findings_of(job.schedule, job.model, compares=compares)
+    return findings_of(job.written, job.model, compares=compares)
 
 
 def _need_none(job: Job, findings: "tuple[Finding, ...]") -> None:
@@ -192,7 +192,7 @@ def _need_none(job: Job, findings: "tuple[Finding, ...]") -> None:
     if findings:
         from zsim.api.proof_result import ProofResult
 
-        raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
+        raise RefutedError(ProofResult(schedule=job.written, findings=findings))
 
 
 def _is_large(job: Job) -> bool:

@@ -72,6 +72,7 @@ class PlanResult(AnswerInFacts):
             "mesh": dict(plan.mesh),
             "parameters": plan.parameters,
             "trained_parameters": plan.trained_parameters,
+            **self._active(),
             "model_state_bytes": plan.model_state_bytes,
             "peak_allocated_bytes": plan.peak.bytes,
             "memory_bytes": dict(plan.peak.by_kind),
@@ -103,11 +104,22 @@ class PlanResult(AnswerInFacts):
             ],
         }
 
+    def _active(self) -> dict[str, object]:
+        """Return the active parameters, if they are not all."""
+        plan = self.plan
+        if plan.active_parameters == plan.parameters:
+            return {}
+        return {"active_parameters": plan.active_parameters}
+
     def _parameters(self) -> str:
         every, trained = self.plan.parameters, self.plan.trained_parameters
-        if trained == every:
-            return f"{every:,}"
-        return f"{every:,}, {trained:,} of them trained ({trained / every:.2%})"
+        active = self.plan.active_parameters
+        parts = [f"{every:,}"]
+        if active != every:
+            parts.append(f"{active:,} of them active for a token")
+        if trained != every:
+            parts.append(f"{trained:,} of them trained ({trained / every:.2%})")
+        return ", ".join(parts)
 
     def _tables(self) -> Iterator[str]:
         """Yield the tables that have rows."""

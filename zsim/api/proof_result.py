@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zsim.api.answer import Answer
 from zsim.api.notebook import facts_html
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.files.trace_file import read_trace
-from zsim.mistake import MistakeError
+from zsim.mistake import MistakeError, mistakes
 from zsim.model.model import Model
 from zsim.proof import prove as proof_of
+from zsim.proof.families import bound_memory
 from zsim.proof.finding import Finding
-from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule import Place, Schedule
+
+if TYPE_CHECKING:
+    from zsim.backend.document import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +114,19 @@ def check(
     Raises:
         MistakeError: the scenario or the trace cannot be read.
     """
+    document: Document | None = None
     if isinstance(scenario, Schedule):
         schedule = scenario
     else:
-        document = load(scenario, changes).document
+        loaded = load(scenario, changes)
+        document = loaded.document
         schedule, model = document.schedule, document.model
     trace = against.recorded if isinstance(against, RunResult) else None
     if trace is None and against is not None:
         trace = read_trace(Path(str(against)))
     proof = proof_of(schedule, model)
+    if document is not None and schedule.counts:
+        proof = replace(proof, proved=_with_bound_peak(document, proof.proved))
     if trace is not None:
         from zsim.proof import against_trace as refinement
 
@@ -135,3 +144,24 @@ def check(
         proved=proof.proved,
         not_shown=proof.not_shown,
     )
+
+
+def _with_bound_peak(document: "Document", proved: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the proved properties with the peak of memory at the document's binding.
+
+    Raises:
+        MistakeError: the binding does not fit the schedule.
+    """
+    from zsim.backend.document import DocumentError
+    from zsim.memory.ledger import memory_ledger
+    from zsim.memory.peak import peak_bytes
+
+    with mistakes(DocumentError):
+        binding, found = document.bound()
+    peaks = (
+        peak_bytes(memory_ledger(program, 1), pool.name)
+        for program in found.schedule.programs
+        for pool in found.schedule.pools
+        if pool.place is Place.DEVICE
+    )
+    return bound_memory(proved, max(peaks), binding.words)

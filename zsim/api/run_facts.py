@@ -184,6 +184,10 @@ def _out_of_memory(outcome: RunOutcome, shortage: MemoryShortage) -> list[tuple[
         ("out of memory at", moment(shortage.operation)),
         ("allocated with that", alive_text(shortage)),
     ]
+    excess = outcome.job.excess
+    if excess is not None and excess.operation == shortage.operation:
+        most = f"at most {excess.count.maximum:,} are declared ({excess.count.name})"
+        lines.append(("rows received", f"{excess.rows:,} by rank {excess.rank}, {most}"))
     if outcome.remedies is not None:
         from zsim.api.remedy_runs import remedy_lines
 

@@ -14,6 +14,8 @@ from zsim.entry_point import entries, load
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
+from zsim.schedule.bind import ExcessRows
+from zsim.schedule.binding import AnyBinding
 from zsim.schedule.schedule import Schedule
 from zsim.suggestion import one_of
 from zsim.trace.trace import LastStep, Trace
@@ -54,7 +56,8 @@ class NoRouteError(RuntimeError):
 class Job:
     """A schedule to run for `steps` steps, its model and its cluster.
 
-    `setup` is how the model is built before the first step.
+    `setup` is how the model is built before the first step. A schedule with named counts is `named`
+    and has been bound by `binding`; `excess` is the first allocation with more rows than declared.
     """
 
     schedule: Schedule
@@ -62,10 +65,18 @@ class Job:
     cluster: Cluster
     steps: int = 1
     setup: HostSetup = HostSetup.SHARDED
+    named: Schedule | None = None
+    binding: AnyBinding | None = None
+    excess: ExcessRows | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise BackendError(f"steps: {self.steps} must be at least 1")
+
+    @property
+    def written(self) -> Schedule:
+        """The schedule with its named counts, which is proved and written to files."""
+        return self.named or self.schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

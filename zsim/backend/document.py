@@ -14,7 +14,7 @@ A trace may be part of a file of PyTorch's profiler (`zsim.trace.kineto`), under
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from zsim.backend.backend import Job
@@ -24,6 +24,8 @@ from zsim.cluster.fault import Fault, Neighbour
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
+from zsim.schedule.bind import BoundSchedule, bound
+from zsim.schedule.binding import AnyBinding, Balanced, BindingError
 from zsim.schedule.json import FieldError, decode_value, encode_value
 from zsim.schedule.schedule import Schedule
 from zsim.trace.kineto import KEYS
@@ -45,6 +47,7 @@ class Document:
         faults: hardware of the cluster that is slow or dead.
         neighbours: other jobs on the cluster.
         decision: requested algorithm of collectives, or None.
+        binding: numbers of the schedule's named counts; None for balanced ones.
     """
 
     schedule: Schedule
@@ -55,6 +58,7 @@ class Document:
     faults: tuple[Fault, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     decision: Decision | None = None
+    binding: AnyBinding | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -64,29 +68,54 @@ class Document:
     def of(cls, job: Job) -> "Document":
         """Return the document of a job, without faults, neighbours or a decision."""
         return cls(
-            schedule=job.schedule,
+            schedule=job.written,
             model=job.model,
             cluster=job.cluster,
             steps=job.steps,
             setup=job.setup,
+            binding=job.binding,
         )
 
     def job(self) -> Job:
         """Return the job of the document, without its faults, neighbours and decision.
 
         Raises:
-            DocumentError: the document has no model, or no cluster.
+            DocumentError: the document has no model, or no cluster; or its binding does not fit.
         """
         if self.model is None or self.cluster is None:
             missing = "model" if self.model is None else "cluster"
             raise DocumentError(f"{missing}: missing; a run needs it, a check does not")
-        return Job(
+        job = Job(
             schedule=self.schedule,
             model=self.model,
             cluster=self.cluster,
             steps=self.steps,
             setup=self.setup,
         )
+        if not self.schedule.counts:
+            if self.binding is not None:
+                raise DocumentError("binding: the schedule has no counts; remove it")
+            return job
+        binding, found = self.bound()
+        return replace(
+            job,
+            schedule=found.schedule,
+            named=self.schedule,
+            binding=binding,
+            excess=found.excess,
+        )
+
+    def bound(self) -> tuple[AnyBinding, BoundSchedule]:
+        """Return the binding of a schedule with counts, balanced by default, and its numbers.
+
+        Raises:
+            DocumentError: the binding does not fit.
+        """
+        binding = self.binding or Balanced()
+        try:
+            return binding, bound(self.schedule, binding)
+        except BindingError as error:
+            raise DocumentError(str(error)) from None
 
 
 def encode(document: Document) -> str:

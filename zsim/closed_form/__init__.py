@@ -14,6 +14,7 @@ from zsim.closed_form import offloaded
 from zsim.closed_form.by_model import kept_stages
 from zsim.closed_form.data_volume import DataVolume
 from zsim.closed_form.exchanged_keys import shared_sequence
+from zsim.closed_form.exchanged_tokens import tokens_of_experts
 from zsim.closed_form.tensor import sequence, tensor
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage
@@ -94,6 +95,7 @@ def _volume(
         *tensor(model, strategy),
         *sequence(model, strategy),
         *shared_sequence(model, strategy),
+        *tokens_of_experts(model, strategy),
         *scalars,
     ]
     total: Counter[tuple[str, str, bool]] = Counter()

@@ -96,7 +96,8 @@ def _states(model: Model, strategy: Strategy) -> int:
         )
     if _leaves_device(strategy):
         return parameters
-    parameters += trained // strategy.parallel.data * _sharded_gradient(strategy)
+    shard = _shard(model, strategy)
+    parameters += shard * _sharded_gradient(strategy)
     is_quantized = strategy.train.optimizer.quantized
     kept = sum(
         DType.INT8.size_bytes if is_quantized else each.size_bytes
@@ -104,7 +105,7 @@ def _states(model: Model, strategy: Strategy) -> int:
     )
     if strategy.keeps_master or stage == 3:
         kept += strategy.kept_formats.master.size_bytes
-    shard = trained // strategy.parallel.data if stage else trained
+    shard = shard if stage else trained
     return parameters + kept * shard + _cast_weights(model, strategy)
 
 
@@ -113,6 +114,16 @@ def _cast_weights(model: Model, strategy: Strategy) -> int:
     if not strategy.execution.keeps_cast_weights:
         return 0
     return sum(each.elements for each in model.parameters if each.float8)
+
+
+def _shard(model: Model, strategy: Strategy) -> int:
+    """Return a lower bound of a rank's elements of trained parameters, if they are sharded."""
+    if not strategy.has_expert_order:
+        return elements_of(model)[1] // strategy.parallel.data
+    trained = [each for each in model.parameters if not each.frozen]
+    dense = sum(each.elements for each in trained if not each.expert)
+    experts = sum(each.elements for each in trained if each.expert)
+    return dense // strategy.parallel.data + experts // strategy.expert_data
 
 
 def _sharded_gradient(strategy: Strategy) -> int:
@@ -179,6 +190,6 @@ def host_state_bytes(model: Model, strategy: Strategy) -> int:
     if not on_host:
         return 0
     _, trained = elements_of(model)
-    shard = trained // strategy.parallel.data if strategy.zero.stage else trained
+    shard = _shard(model, strategy) if strategy.zero.stage else trained
     kept = strategy.moments + (1 if strategy.keeps_master else 0)
     return kept * shard * strategy.train.precision.optimizer.size_bytes

@@ -79,8 +79,8 @@ def _updated(model: Model, strategy: Strategy, *, but: int = 0) -> int:
 
 def _fetched(model: Model, strategy: Strategy) -> int:
     """Return the bytes of shards that a rank fetches to its device in a step."""
-    ranks, size = strategy.parallel.data, strategy.train.precision.compute.size_bytes
+    size = strategy.train.precision.compute.size_bytes
     return sum(
-        gathers(each, strategy)[0] * (each.padded(ranks) // ranks) * size
+        gathers(each, strategy)[0] * each.shard(strategy) * size
         for each in buckets(model, strategy)
     )

@@ -7,7 +7,7 @@ checkpoints persist as well.
 """
 
 from zsim.closed_form.checkpoint import kept_bytes
-from zsim.closed_form.zero_stages import buckets, padded_elements
+from zsim.closed_form.zero_stages import buckets, padded_elements, sharded_elements
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.schedule import Kind
@@ -20,16 +20,17 @@ def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None
     if strategy.zero.emulate is not None:
         return None
     whole = padded_elements(model, strategy, frozen=False)
-    shard = whole // strategy.parallel.data
+    shard = sharded_elements(model, strategy, frozen=False)
     held = whole + padded_elements(model, strategy, frozen=True)
+    if strategy.zero.stage == 3:
+        held = shard + sharded_elements(model, strategy, frozen=True)
     precision = strategy.train.precision
     optimized = (shard if strategy.zero.stage >= 1 else whole) * precision.optimizer.size_bytes
     return {
-        Kind.PARAMETER: (held // strategy.parallel.data if strategy.zero.stage == 3 else held)
-        * precision.compute.size_bytes,
+        Kind.PARAMETER: held * precision.compute.size_bytes,
         Kind.MASTER: optimized if strategy.keeps_master else 0,
         Kind.MOMENT: _moments(model, strategy, optimized),
-        Kind.GRADIENT: _gradients(whole, strategy) * precision.compute.size_bytes,
+        Kind.GRADIENT: _gradients(whole, shard, strategy) * precision.compute.size_bytes,
         Kind.SAVED: kept_bytes(model, strategy) if strategy.zero.contiguous else 0,
     }
 
@@ -48,11 +49,11 @@ def _moments(model: Model, strategy: Strategy, optimized: int) -> int:
     return strategy.moments * each
 
 
-def _gradients(whole: int, strategy: Strategy) -> int:
+def _gradients(whole: int, shard: int, strategy: Strategy) -> int:
     """Return the number of elements that persist for gradients, of `whole` with padding."""
     if not strategy.zero.contiguous:
         return 0
     collects = strategy.zero.reduce_once and strategy.train.gradient_accumulation_steps > 1
-    return (whole if strategy.zero.stage < 2 else whole // strategy.parallel.data) + (
+    return (whole if strategy.zero.stage < 2 else shard) + (
         whole if strategy.zero.stage >= 2 and collects else 0
     )

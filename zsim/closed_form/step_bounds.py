@@ -137,7 +137,7 @@ class _Clock:
         if model.tensor == 1 or parts_of(segment.forward):
             return 0.0
         total = 0.0 if is_left else self._read_s(model, segment)
-        made = segment.outputs if segment.ends is not None else ()
+        made = segment.outputs if segment.sums else ()
         return total + sum(self._summed_s(model, value) for value in made)
 
     def _backward_s(self, model: Model, segment: Segment) -> float:
@@ -146,7 +146,7 @@ class _Clock:
             return 0.0
         fused = parts_of(segment.backward)
         total = self._read_s(model, segment) if segment.saves_input and not fused else 0.0
-        if segment.ends is not None and not fused:
+        if segment.sums and not fused:
             made = [each for each in segment.outputs if each.tensor_sharded]
             total += sum(self._gathered_s(model, each, segment) for each in made)
         if segment.sums_gradients and FusedPart.BESIDE_SCATTER not in fused:
@@ -320,6 +320,8 @@ def _group(name: str, strategy: Strategy) -> tuple[int, int]:
             return parallel.tensor, 1
         case "data":
             return parallel.data, parallel.tensor
+        case "expert_data":
+            return strategy.expert_data, strategy.parallel.expert * strategy.expert_tensor
         case "inner":
             return strategy.inner or 1, parallel.tensor
         case "replicate":

@@ -37,7 +37,7 @@ def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
     """Return the bytes that a rank sends in the unit's all-reduces for one micro-batch."""
     total = 0
     for segment in unit.segments:
-        if segment.ends is not None:
+        if segment.sums:
             total += (1 + (recomputed and segment.sums_output(again=True))) * sum(
                 _ring(model, value.name) for value in segment.outputs if not value.tensor_sharded
             )
@@ -108,7 +108,7 @@ def _scales(values: Iterable[Value]) -> int:
 
 def _made(model: Model, segment: Segment) -> list[Value]:
     """Return the outputs of the segment that are sharded by tokens when they are summed."""
-    if segment.ends is None:
+    if not segment.sums:
         return []
     values = [model.values[value.name] for value in segment.outputs]
     return [value for value in values if value.tensor_sharded]

@@ -17,7 +17,8 @@ from math import ceil
 from typing import NamedTuple
 
 from zsim.cluster.profile.kernels import KernelProfile
-from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.kernel import Kernel, KernelKind, OperandLayout
+from zsim.model.token_loads import balanced
 
 EVEN_WAVES = 6
 """With at least this many waves, tiles are spread evenly over the processors."""
@@ -99,6 +100,40 @@ def product_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
     return max(best, kernel.bytes / bandwidth)
 
 
+def grouped_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
+    """Return the seconds of the products of experts, whose tiles share the processors as one grid.
+
+    No tile holds rows of two experts, so an expert with few rows leaves most of a tile empty.
+    Gradients of weights sum over the rows of an expert, which each tile takes as its steps. The
+    efficiency of a tile is that of other products; the inner extent is not cut.
+    """
+    _, rows, n, k = kernel.shape
+    loads = balanced(rows, kernel.shape[0]) if kernel.loads is None else kernel.loads
+    sums_rows = kernel.layout is OperandLayout.TN
+    reached = peaks.flops * by.product / by.processors
+    aligned = aligned_share(kernel, by)
+    processors = max(1.0, by.processors - kernel.spared)
+    best = float("inf")
+    for name, high, wide in TILES:
+        for tall, broad in dict.fromkeys(((high, wide), (wide, high))):
+            count = steps = 0
+            for experts, copies in loads.groups:
+                if not copies:
+                    continue
+                area = ceil(n / tall) * ceil(k / broad) if sums_rows else 0
+                tiles = experts * (area or ceil(copies / tall) * ceil(n / broad))
+                count += tiles
+                steps += tiles * (copies if sums_rows else k)
+            if not count:
+                break
+            share = getattr(by, name) if name else 1.0
+            inner = steps / count / aligned + by.product_fill
+            work = waves(count * kernel.streams, processors) / kernel.streams
+            best = min(best, work * 2 * tall * broad * inner / (reached * share))
+    moved = kernel.bytes / (peaks.bytes * by.product_memory)
+    return moved if best == float("inf") else max(best, moved)
+
+
 def aligned_share(kernel: Kernel, by: KernelProfile) -> float:
     """Return the speed of a product relative to one with aligned operands."""
     if by.alignment is None:
@@ -132,6 +167,8 @@ def work_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
         case KernelKind.MATMUL:  # of unknown shape
             moved = kernel.bytes / (peaks.bytes * by.product_memory)
             return max(kernel.flops / (peaks.flops * by.product), moved)
+        case KernelKind.GROUPED_MATMUL:
+            return grouped_s(kernel, peaks, by)
         case KernelKind.ATTENTION:
             return attention_s(kernel, peaks, by)
         case _:

@@ -118,7 +118,8 @@ def kernel_sums(
     if not kernels:
         moving_s = times.moving_s(touched_bytes(operation, program))
         return KernelSums(count=0, product_s=0.0, moving_s=moving_s)
-    taken = [(kernel.kind is KernelKind.MATMUL, times.kernel_s(kernel)) for kernel in kernels]
+    products = (KernelKind.MATMUL, KernelKind.GROUPED_MATMUL)
+    taken = [(kernel.kind in products, times.kernel_s(kernel)) for kernel in kernels]
     return KernelSums(
         count=len(kernels),
         product_s=sum(seconds for is_product, seconds in taken if is_product),

@@ -22,6 +22,7 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
+    ReadCounts,
     SetScalar,
 )
 from zsim.schedule.schedule import Buffer, Kind, Program
@@ -193,7 +194,7 @@ class WorstCase:
         match operation:
             case Allocate() | SetScalar():
                 pass
-            case HostWait(operation=edge):
+            case HostWait(operation=edge) | ReadCounts(operation=edge):
                 self._host = _later([self._host, *self._clocks((edge,))])
             case Branch(after=after):
                 self._host = _later([self._host, *self._clocks(after)])

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zsim.dtype import Quantization
+from zsim.model.architecture_error import ArchitectureError
+from zsim.model.experts import Experts, Latent, layers_with_experts
 from zsim.model.kernel import CUDNN
 from zsim.strategy.execution import PLAIN, Execution
-
-
-class ArchitectureError(ValueError):
-    """A shape that cannot exist; the message starts with the name of the field."""
 
 
 class Positions(StrEnum):
@@ -67,6 +65,8 @@ class QKNorm(StrEnum):
 
     HEAD = "head"
     """Of each head alone, with one scale for all heads (Qwen Team 2025, "Qwen3", section 2)."""
+    UNSCALED = "unscaled"
+    """Of each head alone, without a scale (Meta 2025, Llama 4)."""
     WIDTH = "width"
     """Of all heads together (OLMo et al. 2024, section 2.1)."""
 
@@ -160,6 +160,12 @@ class Transformer:
             Megatron-LM (Shoeybi et al. 2019, section 3); saved tensors are counted without it.
         frozen: patterns of names of parameters that are not trained; `*` is any part of a name.
         lora: adapters; with them, all other parameters are frozen.
+        experts: routed experts in place of the MLP of some blocks; None is an MLP in all of them.
+        latent: attention with compressed keys and values; None is heads of their own.
+        sinks: each head has a trained number that takes part in its softmax, with no value (OpenAI
+            2025, "gpt-oss-120b & gpt-oss-20b model card", section 2.3).
+        mtp_layers: blocks after the last one that predict one further token each, with the
+            embedding and the head of the model (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
         execution: how a runtime executes the model.
     """
 
@@ -197,26 +203,14 @@ class Transformer:
     fused: bool = True
     frozen: tuple[str, ...] = ()
     lora: LoRA | None = None
+    experts: Experts | None = None
+    latent: Latent | None = None
+    sinks: bool = False
+    mtp_layers: int = 0
     execution: Execution = PLAIN
 
     def __post_init__(self) -> None:
-        for name in (
-            "layers",
-            "hidden_groups",
-            "hidden_size",
-            "attention_heads",
-            "sequence_length",
-            "vocab_size",
-            "key_value_heads",
-            "head_size",
-            "intermediate_size",
-            "position_embeddings",
-            "window",
-            "global_every",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArchitectureError(f"model.{name}: {value} must be at least 1")
+        self._need_positive_extents()
         if not 0 <= self.dropout < 1:
             raise ArchitectureError(f"model.dropout: {self.dropout} must be at least 0 and below 1")
         if self.hidden_groups is not None and self.layers % self.hidden_groups:
@@ -237,7 +231,11 @@ class Transformer:
         if (self.head_size or 0) > HEAD_SIZE_MAX:
             why = f"must be at most {HEAD_SIZE_MAX}"
             raise ArchitectureError(f"model.head_size: {self.head_size} {why}")
-        if self.head_size is None and self.hidden_size % self.attention_heads:
+        if (
+            self.head_size is None
+            and self.latent is None
+            and self.hidden_size % self.attention_heads
+        ):
             raise ArchitectureError(
                 f"model.attention_heads: {self.attention_heads} must divide hidden_size "
                 f"{self.hidden_size}"
@@ -253,10 +251,31 @@ class Transformer:
             )
         self._need_fitting_norms()
         self._need_fitting_window()
+        self._need_fitting_parts()
         if self.lora is not None:
             self._need_layers(self.lora)
         if self.position_embeddings is not None:
             self._need_positions(self.position_embeddings)
+
+    def _need_positive_extents(self) -> None:
+        """Raise ArchitectureError unless each extent is at least 1, or None."""
+        for name in (
+            "layers",
+            "hidden_groups",
+            "hidden_size",
+            "attention_heads",
+            "sequence_length",
+            "vocab_size",
+            "key_value_heads",
+            "head_size",
+            "intermediate_size",
+            "position_embeddings",
+            "window",
+            "global_every",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArchitectureError(f"model.{name}: {value} must be at least 1")
 
     def _need_positions(self, count: int) -> None:
         """Raise ArchitectureError unless positions are learned, with one for each token."""
@@ -297,6 +316,46 @@ class Transformer:
                 f"model.window: {self.window} is not modelled for context of several ranks"
             )
 
+    def _need_fitting_parts(self) -> None:
+        """Raise ArchitectureError unless experts, latent attention and heads fit the rest."""
+        if self.mtp_layers < 0:
+            raise ArchitectureError(f"model.mtp_layers: {self.mtp_layers} must be at least 0")
+        plain = self.attention is Attention.PLAIN
+        latent = (
+            ("positions", self.positions is not Positions.ROTARY),
+            ("attention", plain),
+            ("joined_qkv", self.joined_qkv),
+            ("qk_norm", self.qk_norm is not None),
+            ("qkv_bias", self.biased_qkv),
+            ("head_size", self.head_size is not None),
+            ("key_value_heads", self.shared_heads != self.attention_heads),
+            ("lora", self.lora is not None),
+            ("sinks", self.sinks),
+        )
+        mixed = (
+            ("hidden_groups", self.hidden_groups is not None),
+            ("fused", not self.fused),
+            ("parallel_residual", self.parallel_residual),
+            ("bias", self.bias),
+            ("activation", not self.gated),
+        )
+        heads = (("norm_placement", self.norm_placement is not NormPlacement.BEFORE),)
+        for part, has, conflicts in (
+            ("latent", self.latent is not None, latent),
+            ("experts", self.experts is not None, mixed),
+            ("sinks", self.sinks, (("attention", plain),)),
+            ("mtp_layers", self.mtp_layers > 0, (*heads, *mixed[:3])),
+        ):
+            for name, conflicting in conflicts:
+                if has and self.execution.context > 1 and part != "experts":
+                    raise ArchitectureError(
+                        f"model.{part}: not modelled for context of several ranks"
+                    )
+                if has and conflicting:
+                    value = getattr(self, name)
+                    shown = f"{value} is" if isinstance(value, bool | int | str) else "is"
+                    raise ArchitectureError(f"model.{name}: {shown} not modelled with {part}")
+
     def _need_layers(self, lora: LoRA) -> None:
         """Raise ArchitectureError unless the rank is positive and blocks have the target layers."""
         if lora.rank < 1:
@@ -310,6 +369,8 @@ class Transformer:
     def linear_layers(self) -> tuple[str, ...]:
         """Linear layers of a block, as the part of their parameters' names."""
         projections = ("qkv",) if self.joined_qkv else ("q", "k", "v")
+        if self.experts is not None:  # adapters of experts are not modelled
+            return (*projections, "proj")
         gate = ("gate",) if self.gated else ()
         return (*projections, "proj", *gate, "up", "down")
 
@@ -342,7 +403,9 @@ class Transformer:
 
     @property
     def head_width(self) -> int:
-        """Elements of a head."""
+        """Elements of the queries and keys of a head."""
+        if self.latent is not None:
+            return self.latent.head_size
         return (
             self.hidden_size // self.attention_heads if self.head_size is None else self.head_size
         )
@@ -363,6 +426,15 @@ class Transformer:
     def gated(self) -> bool:
         """Return True if the MLP multiplies two linear layers."""
         return self.activation in (Activation.SWIGLU, Activation.GEGLU)
+
+    def has_experts(self, layer: int) -> bool:
+        """Return True if block `layer` has routed experts."""
+        return self.experts is not None and self.experts.serves(layer)
+
+    @property
+    def expert_layers(self) -> int:
+        """Number of blocks with routed experts, without those of `mtp_layers`."""
+        return len([*layers_with_experts(self.experts, self.layers)])
 
     @property
     def has_windows(self) -> bool:

@@ -1,12 +1,13 @@
 """Kernels of a segment: their kind, cost and shape."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil, gcd, prod
 
 from zsim.dtype import BlockFormat, DType, Multiplied
+from zsim.model.token_loads import TokenLoads
 
 CUDNN = 3
 """Version number of cuDNN's attention kernels."""
@@ -19,7 +20,7 @@ class KernelError(ValueError):
 class KernelKind(StrEnum):
     """Kinds of kernels, and the meaning of their shapes.
 
-    All but the first two are limited by memory, and `ELEMENTWISE` stands for any of those. Their
+    All but the first three are limited by memory, and `ELEMENTWISE` stands for any of those. Their
     shape gives the extents that they process, such as elements, or rows and columns.
     """
 
@@ -27,6 +28,8 @@ class KernelKind(StrEnum):
     """(batch, m, n, k): batch products of m x k with k x n."""
     ATTENTION = "attention"
     """(sequences, heads, key-value heads, queries, keys, head size), without scores in memory."""
+    GROUPED_MATMUL = "grouped_matmul"
+    """(experts, rows of all experts, n, k): products of each expert's rows with its own matrix."""
     ELEMENTWISE = "elementwise"
     NORM = "norm"
     ACTIVATION = "activation"
@@ -38,7 +41,11 @@ class KernelKind(StrEnum):
     @property
     def multiplies_matrices(self) -> bool:
         """Return True if it uses the matrix units, so that its FLOPs are model FLOPs."""
-        return self in (KernelKind.MATMUL, KernelKind.ATTENTION)
+        return self in PRODUCTS
+
+
+PRODUCTS = (KernelKind.MATMUL, KernelKind.ATTENTION, KernelKind.GROUPED_MATMUL)
+"""Kinds of kernels that use the matrix units."""
 
 
 class OperandLayout(StrEnum):
@@ -99,6 +106,8 @@ class Kernel:
         streams: number of streams over which consecutive kernels of this sort are issued: where
             one leaves multiprocessors idle at its end, the next has started.
         layout: of the operands of a product; None if not known.
+        loads: rows of each expert in a grouped product. In one of layout TN, which sums over rows,
+            they are its inner extents.
     """
 
     kind: KernelKind
@@ -115,6 +124,7 @@ class Kernel:
     spared: int = 0
     streams: int = 1
     layout: OperandLayout | None = None
+    loads: TokenLoads | None = None
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
@@ -134,7 +144,8 @@ class Kernel:
         _, m, n, k = self.shape
         size = self.dtype.size_bytes
         if self.layout is OperandLayout.TN:
-            return 0, gcd(m, n) * size
+            extents = (n, k) if self.kind is KernelKind.GROUPED_MATMUL else (m, n)
+            return 0, gcd(*extents) * size
         return k * size, n * size
 
     @property
@@ -219,6 +230,57 @@ def _product_bytes(m: int, n: int, k: int, dtype: Multiplied) -> int:
         return ceil(read * BLOCK_BITS[dtype] / 8) + written * DType.BF16.size_bytes
     result = DType.BF16 if dtype is DType.FP8 else dtype
     return read * dtype.size_bytes + written * result.size_bytes
+
+
+def grouped_matmul(
+    loads: TokenLoads,
+    n: int,
+    k: int,
+    dtype: DType,
+    *,
+    backward: bool = False,
+    layout: OperandLayout = OperandLayout.NT,
+) -> Kernel:
+    """Return the products of each expert's rows with its own n x k matrix, as one kernel.
+
+    With layout TN, these are the products of rows of n and of k elements that give the gradients
+    of the matrices: all of them are written, but only rows are read.
+    """
+    rows = loads.total
+    matrices = loads.experts if layout is OperandLayout.TN else loads.busy
+    return Kernel(
+        kind=KernelKind.GROUPED_MATMUL,
+        flops=2 * rows * n * k,
+        bytes=(rows * (n + k) + matrices * n * k) * dtype.size_bytes,
+        dtype=dtype,
+        shape=(loads.experts, rows, n, k),
+        backward=backward,
+        layout=layout,
+        loads=loads,
+    )
+
+
+def bound(kernel: Kernel, loads: TokenLoads) -> Kernel:
+    """Return `kernel` with other `loads`, if the rows of `kernel` are the counts of their name.
+
+    Kernels that move rows are resized in proportion.
+    """
+    if kernel.loads is None or kernel.loads.name != loads.name:
+        return kernel
+    if kernel.kind is KernelKind.GROUPED_MATMUL:
+        _, _, n, k = kernel.shape
+        layout = kernel.layout or OperandLayout.NT
+        made = grouped_matmul(loads, n, k, kernel.dtype, backward=kernel.backward, layout=layout)
+        return replace(made, spared=kernel.spared, streams=kernel.streams)
+    rows, *rest = kernel.shape
+    new = loads.total
+    return replace(
+        kernel,
+        flops=kernel.flops * new // rows,
+        bytes=kernel.bytes * new // rows,
+        shape=(new, *rest),
+        loads=loads,
+    )
 
 
 def resized(product: Kernel, m: int, n: int, k: int) -> Kernel:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
+from typing import ClassVar
 
 from zsim.dtype import DType, Quantization
 from zsim.model.architecture import Architecture
@@ -38,7 +39,10 @@ class Parameter:
     gradients are partial sums over the tensor axis. If `frozen`, it is read but not trained
     (`requires_grad` is False), and has neither a gradient nor optimizer state. If `float8`, it is
     cast to 8-bit floats, with one scale, before it is gathered. A `quantized` parameter is kept in
-    4 bits with scales; segments that read it dequantize it first.
+    4 bits with scales; segments that read it dequantize it first. If it stacks the weights of
+    routed `experts`, that is their number on this rank, the extent of its first dimension; 0 for
+    all other parameters, such as those of routers and shared experts. Expert ranks hold different
+    experts, and expert-tensor ranks parts of them, whatever `tensor_sharded` says.
     """
 
     name: str
@@ -48,10 +52,23 @@ class Parameter:
     frozen: bool = False
     float8: bool = False
     quantized: Quantization | None = None
+    experts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.experts and (not self.shape or self.shape[0] != self.experts):
+            raise ModelError(
+                f"parameter {self.name}: experts {self.experts} must be the extent of its first "
+                "dimension"
+            )
+
+    @property
+    def expert(self) -> bool:
+        """Return True if it stacks the weights of routed experts."""
+        return self.experts > 0
 
     @property
     def elements(self) -> int:
-        """Elements on one rank of the tensor axis."""
+        """Elements on one rank of the tensor axis, or of those of experts."""
         return prod(self.shape)
 
 
@@ -106,7 +123,7 @@ class Segment:
     """Part of a unit between exchanges with other ranks.
 
     It begins and ends with at most one exchange: `begins` and `ends`. Files have seven fields for
-    them, `reduces_output` to `context_offset`; nothing else reads these.
+    them, `reduces_output` to `context_offset` and `swaps_output`; nothing else reads these.
 
     Attributes:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
@@ -130,6 +147,8 @@ class Segment:
             gradient is a partial sum over these ranks.
         context_offset: the last input comes from the rank this many places before in the group
             that shares a sequence, 0 for the own one; None if it is not exchanged.
+        swaps_output: outputs are exchanged over expert ranks after forward: block j goes to rank j;
+            so are their gradients before backward.
         adds: the first input is added to the output, so backward does not read it.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
@@ -140,6 +159,8 @@ class Segment:
         forward_course, backward_course: allocations and frees of single tensors in each direction,
             in order; empty if not known. Buffers by number are the workspace, saved tensors, then
             gradients of each parameter and of each input.
+        experts: number of experts whose weights its parameters stack, if it treats each row by
+            itself, with the weights of the row's expert; None for any other segment.
         split: its backward in two parts; None if it has no trained parameter, or runs as one.
         begins: the exchange of its inputs before forward, whose adjoint follows backward.
         ends: the exchange of its outputs after forward, whose adjoint precedes backward.
@@ -159,6 +180,7 @@ class Segment:
     casts_tokens: bool = False
     gathers_context: bool = False
     context_offset: int | None = None
+    swaps_output: bool = False
     adds: bool = False
     draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()
@@ -169,6 +191,7 @@ class Segment:
     forward_course: tuple[AllocationEvent, ...] = ()
     backward_course: tuple[AllocationEvent, ...] = ()
     split: SplitBackward | None = None
+    experts: int | None = None
     begins: SegmentExchange | None = field(init=False, repr=False, compare=False)
     ends: SegmentExchange | None = field(init=False, repr=False, compare=False)
 
@@ -182,6 +205,7 @@ class Segment:
                 self.casts_tokens,
                 self.gathers_context,
                 self.context_offset,
+                self.swaps_output,
             )
         )
         object.__setattr__(self, "begins", begins)
@@ -197,6 +221,16 @@ class Segment:
         if self.begins is None or self.begins.axis is ExchangeAxis.TENSOR:
             return self.begins
         return self.begins if value == self.inputs[-1] else None
+
+    @property
+    def sums(self) -> bool:
+        """Return True if its outputs are partial sums over the tensor axis."""
+        return self.ends is not None and self.ends.kind is ExchangeKind.SUM
+
+    @property
+    def swaps(self) -> bool:
+        """Return True if expert ranks exchange its outputs."""
+        return self.ends is not None and self.ends.kind is ExchangeKind.SWAP
 
     @property
     def sums_gradients(self) -> bool:
@@ -238,7 +272,7 @@ class Segment:
         return exchange.offset if exchange and passes else None
 
     def sums_output(self, *, again: bool) -> bool:
-        """Return True if outputs are reduced after forward, or after a recomputation (`again`)."""
+        """Return True if outputs are exchanged after forward, or when recomputed (`again`)."""
         return self.ends is not None and (self.sums_again or not again)
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
@@ -281,6 +315,7 @@ class Model:
         micro_batch_size: sequences per micro-batch and data-parallel replica.
         tokens: tokens per micro-batch and data-parallel replica.
         tensor: ranks of the tensor axis that it was resolved for.
+        expert, expert_tensor: ranks that hold different experts, and parts of the same experts.
         given: values that none of its units computes, received from the previous pipeline
             stage.
         forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
@@ -293,12 +328,16 @@ class Model:
         parameters: every parameter once, in the order of first use.
     """
 
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert", "expert_tensor"})
+
     name: str
     units: tuple[Unit, ...]
     batch: Value
     micro_batch_size: int = 1
     tokens: int = 1
     tensor: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
     given: tuple[Value, ...] = ()
     forward_flops: int = 0
     backward_flops: int = 0
@@ -356,7 +395,7 @@ class Model:
         return frozenset(
             each.name
             for each in self.parameters
-            if not each.tensor_sharded and (by_tokens or each.serves_own_heads)
+            if not (each.tensor_sharded or each.expert) and (by_tokens or each.serves_own_heads)
         )
 
     @property
@@ -374,7 +413,7 @@ class Model:
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all parameters, over all ranks of the tensor axis, each counted once."""
+        """Elements of all parameters, over all ranks that hold parts of them, each counted once."""
         return self.count_of(self.parameters)
 
     @property
@@ -382,11 +421,29 @@ class Model:
         """Elements of the trained parameters, counted in the same manner."""
         return self.count_of(each for each in self.parameters if not each.frozen)
 
+    @property
+    def active_count(self) -> int:
+        """Elements of the parameters that a token runs through, counted in the same manner.
+
+        Of routed experts it runs through `top_k`; all other parameters count whole, with the token
+        embedding, of which it reads one row.
+        """
+        shape = self.architecture
+        if shape is None or shape.experts is None:
+            return self.parameter_count
+        routed = self.count_of(each for each in self.parameters if each.experts)
+        idle = shape.experts.count - shape.experts.top_k
+        return self.parameter_count - routed * idle // shape.experts.count
+
     def count_of(self, parameters: Iterable[Parameter]) -> int:
-        """Return the elements of `parameters` over all ranks of the tensor axis."""
-        return sum(
-            each.elements * (self.tensor if each.tensor_sharded else 1) for each in parameters
-        )
+        """Return the elements of `parameters` over all ranks that hold parts of them."""
+        return sum(each.elements * self._parts(each) for each in parameters)
+
+    def _parts(self, parameter: Parameter) -> int:
+        """Return the number of ranks that hold different parts of a parameter."""
+        if parameter.expert:
+            return self.expert * self.expert_tensor
+        return self.tensor if parameter.tensor_sharded else 1
 
     def trained_of(self, segment: Segment) -> tuple[str, ...]:
         """Return the parameters of a segment with gradients, in its order."""

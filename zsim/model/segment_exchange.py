@@ -15,6 +15,7 @@ class ExchangeAxis(StrEnum):
 
     TENSOR = "tensor"
     CONTEXT = "context"
+    EXPERT = "expert"
 
 
 class ExchangeKind(StrEnum):
@@ -23,13 +24,15 @@ class ExchangeKind(StrEnum):
     SUM adds partial values; each rank keeps the whole sum, or its shard if the value is sharded.
     GATHER concatenates the shards of all ranks; a replicated value is unchanged. OWN keeps a rank's
     shard of a replicated value, without communication. PASS receives the value of the rank `offset`
-    places before; its adjoint sends the gradient back.
+    places before; its adjoint sends the gradient back. SWAP sends an equal block to each rank, and
+    receives one from each, in their order; its adjoint is the same.
     """
 
     SUM = "sum"
     GATHER = "gather"
     OWN = "own"
     PASS = "pass"
+    SWAP = "swap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,12 @@ GATHER_SEQUENCE = SegmentExchange(
 """A gather of the last input from all ranks that share a sequence."""
 
 
+SWAP_EXPERTS = SegmentExchange(
+    kind=ExchangeKind.SWAP, axis=ExchangeAxis.EXPERT, adjoint=ExchangeKind.SWAP
+)
+"""The exchange of outputs over expert ranks: tokens to their experts, or back."""
+
+
 def pass_along(offset: int) -> SegmentExchange:
     """Return the pass of the last input from the rank `offset` places before in the sequence."""
     return SegmentExchange(
@@ -121,6 +130,7 @@ class ExchangeFlags(TypedDict):
     casts_tokens: bool
     gathers_context: bool
     context_offset: int | None
+    swaps_output: bool
 
 
 def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> ExchangeFlags:
@@ -130,26 +140,27 @@ def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> Ex
         context = begins
     passes = context is not None and context.kind is ExchangeKind.PASS
     return ExchangeFlags(
-        reduces_output=ends is not None,
+        reduces_output=ends is not None and ends.kind is ExchangeKind.SUM,
         reduces_input_gradient=sums_gradients(begins),
         gathers_input=begins is not None and begins.adjoint is ExchangeKind.OWN,
         leaves_whole=begins is not None and begins.stays,
         casts_tokens=is_narrow(begins, ends),
         gathers_context=context is not None and not passes,
         context_offset=context.offset if context is not None and passes else None,
+        swaps_output=ends is not None and ends.kind is ExchangeKind.SWAP,
     )
 
 
 @cache  # models have thousands of segments with a few exchanges
 def exchanges_of(
-    flags: tuple[bool, bool, bool, bool, bool, bool, int | None],
+    flags: tuple[bool, bool, bool, bool, bool, bool, int | None, bool],
 ) -> tuple[SegmentExchange | None, SegmentExchange | None]:
     """Return the input and output exchange of a segment, from the values of `ExchangeFlags`.
 
     Raises:
-        ValueError: the values describe more than one input exchange.
+        ValueError: the values describe more than one input exchange, or output exchange.
     """
-    sums_output, sums_gradient, alike, stays, narrow, shared, offset = flags
+    sums_output, sums_gradient, alike, stays, narrow, shared, offset, swaps = flags
     found: list[SegmentExchange] = []
     if sums_gradient:
         found.append(gather_tokens(narrow=narrow, stays=stays))
@@ -162,7 +173,7 @@ def exchanges_of(
     if len(found) > 1:
         words = " and ".join(f"{each.kind} over {each.axis}" for each in found)
         raise ValueError(f"segment: begins with {words}, must begin with one exchange")
-    return (
-        found[0] if found else None,
-        sum_outputs(narrow=narrow) if sums_output else None,
-    )
+    if sums_output and swaps:
+        raise ValueError("segment: ends with sum and swap, must end with one exchange")
+    ends = sum_outputs(narrow=narrow) if sums_output else None
+    return found[0] if found else None, SWAP_EXPERTS if swaps else ends

@@ -16,7 +16,7 @@ from zsim.network.algorithm.constant import TENSOR_WAIT_S
 from zsim.network.algorithm.installed_algorithms import algorithms, check
 from zsim.network.algorithm.nvls import NVLS, Nvls
 from zsim.network.tuner import choose, first_able
-from zsim.schedule.operation import CollectiveOperation
+from zsim.schedule.operation import AllToAll, CollectiveOperation
 from zsim.suggestion import one_of
 from zsim.units import PICOSECONDS_PER_SECOND
 
@@ -86,6 +86,8 @@ class LinkLoads:
         if not ring_bytes:
             return None
         size_bytes = operation.whole.size * operation.wire.size_bytes
+        if isinstance(operation, AllToAll) and operation.sent:  # as if all ranks were the busiest
+            size_bytes = ring_bytes * shape.ranks // (shape.ranks - 1)
         measured = self._measured(operation.name, size_bytes, ring_bytes, shape)
         if measured is not None:
             return measured

@@ -5,7 +5,7 @@ runs. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms 
 workstations", section 4; Rajbhandari et al. 2020 (ZeRO), section 7.1, counts in the same unit.
 """
 
-from zsim.schedule.operation import Communication, Operation, PointToPoint, Together
+from zsim.schedule.operation import AllToAll, Communication, Operation, PointToPoint, Together
 from zsim.trace.trace import Transfer
 
 
@@ -13,13 +13,15 @@ def ring_equivalent_bytes(operation: Communication, count: int) -> int:
     """Return the bytes that one rank of a group of `count` sends; 0 in a group of one.
 
     The whole tensor is `count` chunks of equal size, rounded up; in every lap all but one of them
-    are sent. A send counts its elements, a receive nothing.
+    are sent. A send counts its elements, a receive nothing. Unequal blocks count as they are.
     """
     if count == 1:
         return 0
     width = operation.wire.size_bytes
     if isinstance(operation, PointToPoint):
         return 0 if operation.reads is None else operation.reads.size * width
+    if isinstance(operation, AllToAll) and operation.sent:
+        return (sum(operation.sent) - (operation.kept or 0)) * width
     return operation.laps * (count - 1) * -(-operation.whole.size // count) * width
 
 

@@ -99,6 +99,13 @@ def features(strategy: Strategy, model: Model, cluster: Cluster) -> RunFeatures 
         return NO_SHAPE
     if shape.has_windows:
         return "attention windows"
+    for part, has in (
+        ("routed experts", shape.experts is not None),
+        ("latent attention", shape.latent is not None),
+        ("prediction of further tokens", shape.mtp_layers > 0),
+    ):
+        if has:
+            return part
     if model.frozen:
         return "frozen parameters"
     parallel, train = strategy.parallel, strategy.train

@@ -16,7 +16,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from zsim.entry_point import registered
-from zsim.proof import alignment, host_order, lifetime, matching, memory, progress, races, volume
+from zsim.proof import (
+    alignment,
+    counts,
+    host_order,
+    lifetime,
+    matching,
+    memory,
+    progress,
+    races,
+    volume,
+)
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.operation import Action, Compute, Fill
@@ -78,14 +88,33 @@ def _counts(schedule: Schedule) -> bool:
 def _memory(schedule: Schedule) -> str | None:
     """Return the words with the largest promised peak."""
     peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
-    return f"memory {format_bytes(max(peaks))}" if peaks else None
+    if not peaks:
+        return None
+    limits = (
+        f"no rank receives more than {each.maximum:,} rows of {each.name} in a layer "
+        f"({each.maximum / max(1, each.sent):.3g} x mean)"
+        for each in schedule.counts
+        if not each.padded
+    )
+    words = " and ".join(limits)
+    return f"memory {format_bytes(max(peaks))}{' while ' * bool(words)}{words}"
+
+
+def bound_memory(proved: tuple[str, ...], peak_bytes: int, words: str) -> tuple[str, ...]:
+    """Return properties in which that of memory also has the peak at the numbers of a binding."""
+    return tuple(
+        f"{each}; {format_bytes(peak_bytes)} as bound ({words})"
+        if each.startswith("memory ")
+        else each
+        for each in proved
+    )
 
 
 def _if(words: str, applies: Callable[[Schedule], bool]) -> Proves:
     return lambda schedule: words if applies(schedule) else None
 
 
-_ORDER = (matching, progress, lifetime, races, host_order)
+_ORDER = (matching, progress, lifetime, races, host_order, counts)
 """In the order of their findings; progress finds two invariants. The proof calls them "order"."""
 
 VALUES = "values"

@@ -78,13 +78,12 @@ class _Narrow:
         self.norms: set[str] = set()
         self._reading: dict[int, str] = {}
         self.float8 = frozenset(each.name for each in schedule.contract.parameters if each.float8)
-        asked = schedule.contract.strategy
+        contract, mesh = schedule.contract, schedule.mesh
+        asked = contract.strategy
         self.keeps_float8 = asked is not None and asked.narrow_weights is NarrowWeights.KEPT
-        self.quantized = frozenset(
-            each.name for each in schedule.contract.parameters if each.quantized
-        )
-        data = schedule.contract.data_axes
-        self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
+        self.quantized = frozenset(each.name for each in contract.parameters if each.quantized)
+        self.data = frozenset(axis for axis in contract.data_axes if mesh.axis_size(axis) > 1)
+        self.experts = frozenset(each.name for each in contract.parameters if each.expert)
 
     def examine(self) -> Iterator[Finding]:
         """Check persistent buffers, and then the step."""
@@ -273,7 +272,7 @@ class _Narrow:
             self.reduced[target] = self.reduced[source]
         elif not copy.accumulate:
             self.reduced.pop(target, None)
-        least = self._sum(source)
+        least = self._sum(source, self._due(target))
         if is_one:  # autograd adds up the uses of a parameter
             least = min(least, self.wanted.compute, key=_width)
         if not copy.accumulate:  # a cast to a narrower format of the reduction is allowed
@@ -288,11 +287,22 @@ class _Narrow:
         """Return the micro-batches of the gradients that a buffer holds."""
         return self.micro_batches.get(name, frozenset())
 
-    def _sum(self, name: str) -> DType:
-        """Return the format in which the content of a buffer is added to other micro-batches."""
-        if not self.data:  # nothing is reduced, so both sums are allowed
+    def _due(self, name: str) -> frozenset[str]:
+        """Return the data axes over which the gradients in a buffer are to be reduced."""
+        layout = self.program.by_name[name].layout if self.experts else None
+        pieces = () if layout is None else self.schedule.layout_by_name[layout].pieces
+        if self.experts.isdisjoint(piece.parameter for piece in pieces):
+            return self.data
+        return self.data.difference(self.schedule.contract.expert_axes)
+
+    def _sum(self, name: str, due: frozenset[str]) -> DType:
+        """Return the format in which the content of a buffer is added to other micro-batches.
+
+        Its gradients are to be reduced over the axes in `due`.
+        """
+        if not due:  # nothing is reduced, so both sums are allowed
             return min(self.wanted.whole, self.wanted.reduced, key=_width)
         axes = self.reduced.get(name)
         if axes is None:
             return self.wanted.whole
-        return self.wanted.reduced if self.data <= axes else self.wanted.reduction
+        return self.wanted.reduced if due <= axes else self.wanted.reduction

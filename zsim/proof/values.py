@@ -22,6 +22,7 @@ from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.constant_factors import divisors, seed_of
 from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
+from zsim.proof.execution.rows_as_places import in_places, model_in_places
 from zsim.proof.execution.shortening import shortened
 from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
@@ -78,12 +79,13 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
 
 
 def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
-    schedule = context.schedule
-    broken = [*_layouts(schedule), *_parameters(schedule, context.model)]
+    schedule = in_places(context.schedule)
+    model = context.model
+    broken = [*_layouts(schedule), *_parameters(schedule, model)]
     if broken:
         return Shown(findings=tuple(broken))
     training = training_of(schedule) if schedule.contract.parameters else None
-    model = context.model
+    model = None if model is None else model_in_places(schedule, model)
     assumed = [] if training is None else list(training.assumed)
     if training is not None and model is None:
         model = model_of(schedule)
@@ -136,7 +138,7 @@ def _by_induction(
     schedule: Schedule, model: Model | None, training: Training | None, seed: int
 ) -> Proved | None:
     """Prove a schedule by one with fewer micro-batches or blocks; None if that is not possible."""
-    if model is None or training is None or any(_copies(schedule, model)):
+    if model is None or training is None or schedule.counts or any(_copies(schedule, model)):
         return None
     fewer = with_fewer(schedule, training)
     if fewer is not None:
@@ -203,11 +205,16 @@ def _layouts(schedule: Schedule) -> Iterator[Finding]:
 
 def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
     """Find parameters of layouts or of the model that differ from the contract."""
+    strategy = schedule.contract.strategy
     promised = {each.name: _described(each) for each in schedule.contract.parameters}
     if not promised:
         return
     if model is not None:
-        known = {each.name: _described(each) for each in model.parameters}
+        apart = strategy is None or strategy.has_expert_order
+        known = {
+            each.name: _described(each if apart else replace(each, experts=0))
+            for each in model.parameters
+        }
         for name in sorted(promised.keys() | known.keys()):
             here, there = (each.get(name, "no such parameter") for each in (promised, known))
             if here != there:
@@ -222,12 +229,16 @@ def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
 
 
 def _described(parameter: LogicalParameter | Parameter) -> str:
-    return f"{parameter.elements} elements{', frozen' if parameter.frozen else ''}"
+    kinds = f"{', frozen' if parameter.frozen else ''}{', of experts' if parameter.expert else ''}"
+    return f"{parameter.elements} elements{kinds}"
 
 
 def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:
     """Find initial values that are equal on ranks with different parts, or differ on copies."""
-    sharded = {each.name: each.tensor_sharded for each in model.parameters}
+    experts = {each.name for each in schedule.contract.parameters if each.expert}
+    sharded = {
+        each.name: each.tensor_sharded for each in model.parameters if each.name not in experts
+    }
     for program in schedule.programs if model.tensor > 1 else ():
         for operation in program.setup:
             if not isinstance(operation, Compute) or operation.action is not Action.INITIALIZE:

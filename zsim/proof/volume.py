@@ -11,6 +11,7 @@ Cost: linear in the operations that communicate, and in the copies if there is h
 
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 
 from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.proof.context import Context, NumberedProgram
@@ -67,6 +68,10 @@ def _contract(context: Context) -> Iterator[Finding]:
         return
     divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
     lines: list[tuple[str, object, object]] = [("loss_divisor", contract.loss_divisor, divisor)]
+    if contract.expert_axes or strategy.has_expert_order:
+        mesh, asked = context.schedule.mesh, strategy.parallel.expert * strategy.expert_tensor
+        parts = prod(mesh.axis_size(axis) for axis in contract.expert_axes)
+        lines.append(("expert_axes", parts, asked if strategy.has_expert_order else 1))
     if model is not None and model.tensor == strategy.parallel.tensor:
         volumes = None if contract.wire_bytes is None else set(contract.wire_bytes)
         lines += [

@@ -242,6 +242,17 @@ def _wrong(seen: Sequence[WitnessedCollective]) -> str:
             parts = [one.brought[0][0] for one in seen if one.brought]
             if any(each != parts for each in left):
                 return "did not leave every member's part on every rank, in order"
+        case "all_to_all" if any(len(one.brought) != len(seen) for one in seen):  # unequal blocks
+            sent = sum(bits for one in seen for bits in _exact(one.brought))
+            arrived = sum(bits for one in seen for bits in _exact(one.left))
+            if (sent - arrived) % 2**64 == 0 or any(one.waited is None for one in seen):
+                return ""
+            return "did not leave the elements that members sent"
+        case "all_to_all":
+            for place, one in enumerate(seen):
+                blocks = [_exact(each.brought)[place] for each in seen]
+                if one.left and _exact(one.left) != blocks:
+                    return "did not leave the blocks that members sent, in order"
         case "broadcast":
             roots = [_exact(one.brought) for one in seen if one.brought]
             if len(roots) != 1 or any(each != roots[0] for each in left):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from zsim.scenario.hugging_face_decoders import DECODERS
+from zsim.scenario.hugging_face_experts import EXPERTS
 from zsim.scenario.hugging_face_values import (
     Config,
     Fields,
@@ -236,6 +237,7 @@ READERS: dict[str, Callable[[Config], Fields]] = {
     "opt": _opt,
     "falcon": _falcon,
     **DECODERS,
+    **EXPERTS,
 }
 """Readers by `model_type`."""
 
@@ -296,8 +298,10 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "phi4_multimodal",
         "glm4v",
         "kimi_vl",
+        "llama4",
+        "qwen3_vl_moe",
     ),
-    "recurrent or has layers of state space, only attention is modelled": (
+    "recurrent, or a hybrid with recurrent or state space layers; only attention is modelled": (
         "mamba",
         "mamba2",
         "falcon_mamba",
@@ -313,32 +317,18 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "granitemoehybrid",
         "lfm2",
         "qwen3_next",
+        "qwen3_5_moe",
         "minimax",
         "kimi_linear",
     ),
-    "with compressed keys and values (MLA), which are not modelled": (
+    "with blocks that are not modelled": (
         "minicpm3",
         "longcat_flash",
     ),
     "with layers of different shapes, which are not modelled": ("openelm", "nemotron-nas"),
-    "a mixture of experts, only dense models are modelled": (
-        "mixtral",
-        "qwen2_moe",
-        "qwen3_moe",
-        "deepseek_v2",
-        "deepseek_v3",
-        "olmoe",
-        "phimoe",
+    "a mixture of experts whose blocks are not modelled": (
         "dbrx",
-        "gpt_oss",
-        "llama4",
-        "llama4_text",
         "switch_transformers",
-        "granitemoe",
-        "granitemoeshared",
-        "glm4_moe",
-        "kimi_k2",
-        "qwen3_vl_moe",
         "ernie4_5_moe",
         "hunyuan_v1_moe",
         "minimax_m2",
@@ -347,6 +337,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "grok-1",
         "arctic",
         "flex_olmo",
+        "deepseek_v32",
+        "glm_moe_dsa",
     ),
 }
 """Reasons why common architectures cannot be read, each with its `model_type` values."""

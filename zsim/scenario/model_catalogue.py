@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Self
 
@@ -23,11 +24,27 @@ NEAREST = 3
 """Maximum number of similar names in a message."""
 
 
+class ActiveCount(StrEnum):
+    """Conventions of published numbers of active parameters: those that a token runs through.
+
+    All leave out the experts that a token is not routed to.
+    """
+
+    ALL = "all"
+    """All others."""
+    WITHOUT_INPUT = "without_input"
+    """Without the token embedding, of which a token reads one row."""
+    WITHOUT_EMBEDDINGS = "without_embeddings"
+    """Without the token embedding and the output projection."""
+
+
 class CatalogueModel(Table):
     """A model: its shape, and its published number of parameters.
 
-    It has one of `parameters`, `stored_parameters` and `rounded_parameters`. Published files can
-    store a tied output projection a second time; some sizes are published only rounded.
+    `active_parameters` is the published number of those that a token runs through, by the
+    convention `active_counts`. It has one of `parameters`, `stored_parameters` and
+    `rounded_parameters`. Published files can store a tied output projection a second time; some
+    sizes are published only rounded.
     """
 
     name: str
@@ -35,6 +52,8 @@ class CatalogueModel(Table):
     parameters: Count | None = None
     stored_parameters: Count | None = None
     rounded_parameters: Count | None = None
+    active_parameters: Count | None = None
+    active_counts: ActiveCount = ActiveCount.ALL
     shape: ModelTable
 
     @property
@@ -122,7 +141,13 @@ class ModelCatalogue:
             lines.append(f"# On Hugging Face: {', '.join(model.hugging_face)}")
         lines.append("[model]")
         given = model.shape.model_dump(mode="json", exclude_unset=True)
+        tables = {key: value for key, value in given.items() if isinstance(value, dict)}
+        for key in tables:
+            del given[key]
         lines += [f"{key} = {_toml_value(value)}" for key, value in given.items()]
+        for part, table in tables.items():
+            lines.append(f"[model.{part}]")
+            lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
         return "\n".join(lines) + "\n"
 
 

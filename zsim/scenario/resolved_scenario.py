@@ -12,8 +12,10 @@ from zsim.cluster.fault import Fault, Flaky, Neighbour
 from zsim.limits import limits
 from zsim.memory import handed_out
 from zsim.memory.host_setup import HostSetup
-from zsim.model.architecture import GPT, Architecture, ArchitectureError, Llama, LoRA
+from zsim.model.architecture import GPT, Architecture, Llama, LoRA
+from zsim.model.architecture_error import ArchitectureError
 from zsim.model.equal_units import equal_units
+from zsim.model.experts import Experts, Latent
 from zsim.model.model import Model, ModelError
 from zsim.model.pipeline_stages import in_blocks
 from zsim.model.transformer import transformer
@@ -166,6 +168,10 @@ class ResolvedScenario:
                 keeps_inputs=table.lora.keeps_inputs,
                 dropout=table.lora.dropout,
             )
+        if table.experts is not None:
+            given["experts"] = Experts(**table.experts.model_dump(exclude_none=True))
+        if table.latent is not None:
+            given["latent"] = Latent(**table.latent.model_dump(exclude_none=True))
         again = self.strategy.activations.checkpointing is Checkpointing.SELECTIVE
         return FAMILIES[table.architecture](
             **given, recompute_attention=again, execution=self._execution()

@@ -22,6 +22,7 @@ from zsim.model.architecture import (
     Positions,
     QKNorm,
 )
+from zsim.model.experts import ExpertKernels, RouterFormat, Scores
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.runtimes.lookup import file_keys
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
@@ -32,11 +33,13 @@ from zsim.strategy.config_table import (
     Flag,
     Fraction,
     NotNegative,
+    Positive,
     Ratio,
     Repeat,
     Size,
     Table,
     Time,
+    WholeNumber,
 )
 from zsim.strategy.learning_rate import LearningRateShape
 from zsim.strategy.offload import Offload
@@ -67,6 +70,40 @@ class LoRATable(Table):
     quantization: Quantization | None = None
     keeps_inputs: Flag = False
     dropout: Fraction = 0.0
+
+
+class ExpertsTable(Table):
+    """`[model.experts]`: routed experts of blocks, as in `zsim.model.experts`."""
+
+    count: Count
+    top_k: Count
+    intermediate_size: Count
+    shared_intermediate_size: WholeNumber | None = None
+    shared_gate: Flag | None = None
+    dense_layers: WholeNumber | None = None
+    every: Count | None = None
+    scores: Scores | None = None
+    score_bias: Flag | None = None
+    normalised: Flag | None = None
+    scaling: Positive | None = None
+    groups: Count | None = None
+    top_groups: Count | None = None
+    router_bias: Flag | None = None
+    bias: Flag | None = None
+    router_format: RouterFormat | None = None
+    auxiliary_loss: Flag | None = None
+    kernels: ExpertKernels | None = None
+
+
+class LatentTable(Table):
+    """`[model.latent]`: attention with compressed keys and values, as in `zsim.model.experts`."""
+
+    key_value_rank: Count
+    query_rank: Count | None = None
+    nope_size: Count | None = None
+    rope_size: Count | None = None
+    value_size: Count | None = None
+    bias: Flag | None = None
 
 
 class ModelTable(Table):
@@ -111,6 +148,10 @@ class ModelTable(Table):
     fused: Flag | None = None
     frozen: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     lora: LoRATable | None = None
+    experts: ExpertsTable | None = None
+    latent: LatentTable | None = None
+    sinks: Flag | None = None
+    mtp_layers: WholeNumber | None = None
     parameters: Count | None = None
 
 

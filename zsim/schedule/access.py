@@ -16,6 +16,7 @@ from zsim.schedule.operation import (
     Free,
     HostWait,
     Operation,
+    ReadCounts,
     Role,
     SetScalar,
     Together,
@@ -117,6 +118,8 @@ def accesses(operation: Operation) -> list[Access]:
             ]
         case Branch(value=value):
             return [] if value is None else [Access(value, reads=True, writes=False)]
+        case ReadCounts(source=source):
+            return [Access(source, reads=True, writes=False)]
         case Allocate() | Free() | HostWait() | SetScalar():
             return []
         case _:

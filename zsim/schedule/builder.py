@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from zsim.dtype import DType
 from zsim.schedule.buffer_handle import BufferHandle
+from zsim.schedule.counts import NamedCount, RowIndex, Rows, rows_at_most
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Axis, Box, Group, Mesh, Span
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE, OperationList
@@ -68,6 +69,7 @@ class RoleBuilder:
         produced: bool = False,
         layout: str | None = None,
         shard: str | None = None,
+        rows: Rows | None = None,
     ) -> BufferHandle:
         """Declare a buffer; an `Allocate` operation allocates its memory."""
         made = Buffer(
@@ -80,11 +82,40 @@ class RoleBuilder:
             produced=produced,
             layout=layout,
             shard=shard,
+            rows=rows,
         )
         self.buffers[name] = made
         if persistent:
             self.persistent.append(name)
         return BufferHandle(made)
+
+    def counted(
+        self,
+        name: str,
+        count: NamedCount,
+        own: RowIndex,
+        *,
+        layer: int = 0,
+        order: tuple[RowIndex, RowIndex] = (RowIndex.SOURCE, RowIndex.EXPERT),
+        width: int = 1,
+        dtype: DType = DType.FP32,
+        kind: Kind = Kind.WORKSPACE,
+        home: str = COMPUTE,
+        pool: str = "device",
+        produced: bool = False,
+    ) -> BufferHandle:
+        """Declare a buffer with the rows of `count` that the rank sends or receives in `layer`."""
+        rows = Rows(count=count.name, layer=layer, order=order, own=own, width=width)
+        return self.buffer(
+            name,
+            rows_at_most(count, rows),
+            dtype=dtype,
+            kind=kind,
+            home=home,
+            pool=pool,
+            produced=produced,
+            rows=rows,
+        )
 
     def program(self) -> Program:
         """Return the program built so far."""
@@ -110,6 +141,7 @@ class ScheduleBuilder(RoleBuilder):
         self.pools = [Pool(name="device")]
         self.layouts: list[Layout] = []
         self.scalars: list[Scalar] = []
+        self.counts: list[NamedCount] = []
         self._roles: list[RoleBuilder] = []
 
     @classmethod
@@ -144,6 +176,24 @@ class ScheduleBuilder(RoleBuilder):
         self.scalars.append(Scalar(name=name, initial=initial, given=given))
         return name
 
+    def count(
+        self, name: str, group: str, *, experts: int, sent: int, maximum: int | None = None
+    ) -> NamedCount:
+        """Declare a count of the rows that members of `group` send to experts.
+
+        Without a maximum, rows are padded to a capacity of `sent` / `experts`.
+        """
+        made = NamedCount(
+            name=name,
+            group=group,
+            experts=experts,
+            sent=sent,
+            maximum=sent if maximum is None else maximum,
+            padded=maximum is None,
+        )
+        self.counts.append(made)
+        return made
+
     def role(self, name: str, *spans: Span) -> RoleBuilder:
         """Return the builder of a role with its own program for the ranks within `spans`."""
         made = RoleBuilder(name, (tuple(spans),))
@@ -172,6 +222,7 @@ class ScheduleBuilder(RoleBuilder):
             pools=tuple(self.pools),
             layouts=tuple(self.layouts),
             scalars=tuple(self.scalars),
+            counts=tuple(self.counts),
             programs=tuple(part.program() for part in parts),
             contract=contract or Contract(),
             with_host_time=with_host_time,

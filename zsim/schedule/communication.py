@@ -244,6 +244,67 @@ class Broadcast(CollectiveOperation, frozen=True, kw_only=True):
         return (self.root,) if self.root < members else ()
 
 
+class AllToAll(CollectiveOperation, frozen=True, kw_only=True):
+    """Block i of each rank's `source` goes to member i; `target` has a block from each member.
+
+    Blocks are equal unless `sent` and `received` have their elements by member; `kept` is the block
+    that a rank sends to itself, the same on all ranks of a role.
+    """
+
+    name: ClassVar[str] = "all_to_all"
+    sends: ClassVar[str] = "block i of its source to member i"
+    splits: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
+    moves_in_place: ClassVar[bool] = False
+    written_last: ClassVar[tuple[str, ...]] = (
+        *CollectiveOperation.written_last,
+        *("sent", "received", "kept"),
+    )
+
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+    kept: int | None = None
+
+    @property
+    def whole(self) -> View:
+        """The source; a rank may receive another size."""
+        return self.source
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the source; 0 if each pair of members agrees on its own."""
+        return 0 if self.sent else self.source.size
+
+    @property
+    def agreed(self) -> tuple[object, ...]:
+        """Whether it is in parts, and whether blocks are equal."""
+        return self.in_parts, not self.sent
+
+    @property
+    def words(self) -> str:
+        """Text with everything on which matching ranks must agree."""
+        return f"{self.name} of unequal blocks of {self.wire}" if self.sent else super().words
+
+    @property
+    def largest(self) -> int:
+        """Elements that a rank exchanges with others, in the direction with more of them."""
+        if not self.sent:
+            return self.source.size
+        return max(sum(self.sent), sum(self.received)) - (self.kept or 0)
+
+    def block(self, member: int, members: int) -> slice:
+        """Return the place in the source of the block for `member` of `members`."""
+        if not self.sent:
+            size = self.source.size // members
+            return slice(member * size, (member + 1) * size)
+        start = sum(self.sent[:member])
+        return slice(start, start + self.sent[member])
+
+    def addressed(self, members: int) -> tuple[int, ...]:
+        """Return all members: each receives another block."""
+        return tuple(range(members))
+
+
 class Send(PointToPoint, frozen=True, kw_only=True):
     """Send `source` to the member `offset` places further, cyclically. A rendezvous."""
 
@@ -270,7 +331,7 @@ class Receive(PointToPoint, frozen=True, kw_only=True):
         return self.target
 
 
-AnyCommunication = AllGather | ReduceScatter | AllReduce | Broadcast | Send | Receive
+AnyCommunication = AllGather | ReduceScatter | AllReduce | Broadcast | AllToAll | Send | Receive
 """All operations of communicators. A match over these kinds ends with `assert_never`."""
 
 

@@ -11,6 +11,7 @@ from zsim.schedule.operation import (
     FreeMode,
     HostWait,
     Operation,
+    ReadCounts,
     SetScalar,
     View,
 )
@@ -62,10 +63,11 @@ class HostActions:
         """Return `memory` if it is a view, else a view of the whole buffer with that name."""
         return self.all(memory) if isinstance(memory, str) else memory
 
-    def allocate(self, *buffers: BufferHandle | str) -> None:
-        """Allocate memory for each buffer."""
+    def allocate(self, *buffers: BufferHandle | str, micro_batch: int | None = None) -> None:
+        """Allocate memory for each buffer; counted rows are those of `micro_batch`."""
         for name in map(name_of, buffers):
-            self.add(Allocate(id=self._memory_id("allocate", name), buffer=name))
+            path = self._memory_id("allocate", name)
+            self.add(Allocate(id=path, buffer=name, micro_batch=micro_batch))
 
     def free(
         self,
@@ -90,6 +92,28 @@ class HostActions:
     def host_wait(self, name: str, operation: Edge) -> str:
         """Block the host until `operation` has finished."""
         return self.add(HostWait(id=self.path(name), operation=operation))
+
+    def read_counts(
+        self,
+        name: str,
+        operation: Edge,
+        source: Memory,
+        count: str,
+        *,
+        layer: int = 0,
+        micro_batch: int = 0,
+    ) -> str:
+        """Block the host until `operation` has finished, and read counts of received rows."""
+        return self.add(
+            ReadCounts(
+                id=self.path(name),
+                operation=operation,
+                source=self.view(source),
+                count=count,
+                layer=layer,
+                micro_batch=micro_batch,
+            )
+        )
 
     def set_scalar(
         self,

@@ -2,8 +2,8 @@
 
 A field that may hold several classes carries `"type": CLASS`. A class with a custom format has
 `as_json()` and `from_json(value)`, which raises ValueError. A field with an empty value is omitted
-if its default is empty too. Floats are exact; infinity and NaN, which JSON does not have, are
-strings.
+if its default is empty too, and a field in `omitted_defaults` of its class at its default. Floats
+are exact; infinity and NaN, which JSON does not have, are strings.
 """
 
 import json
@@ -328,8 +328,8 @@ def _defaults(kind: type[Struct]) -> dict[str, object]:
     }
 
 
-def _slot(name: str, hint: Hint, *, required: bool, default: object) -> _Slot:
-    empty = default is None or default is False or default in ((), "")
+def _slot(name: str, hint: Hint, *, required: bool, default: object, omits: bool = False) -> _Slot:
+    empty = omits or default is None or default is False or default in ((), "")
     return _Slot(
         name=name,
         codec=codec_of(hint),
@@ -341,9 +341,9 @@ def _slot(name: str, hint: Hint, *, required: bool, default: object) -> _Slot:
 def _record(kind: type) -> Codec:
     @cache
     def slots() -> tuple[_Slot, ...]:  # at first use, since Branch holds operations
-        hints = get_type_hints(kind)
+        hints, omitted = get_type_hints(kind), getattr(kind, "omitted_defaults", ())
         return tuple(
-            _slot(name, hints[name], required=required, default=default)
+            _slot(name, hints[name], required=required, default=default, omits=name in omitted)
             for name, (required, default) in _fields(kind).items()
         )
 

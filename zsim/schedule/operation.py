@@ -19,6 +19,7 @@ from zsim.model.kernel import Kernel
 from zsim.schedule.communication import (
     AllGather,
     AllReduce,
+    AllToAll,
     AnyCommunication,
     Broadcast,
     CollectiveOperation,
@@ -38,6 +39,7 @@ __all__ = [
     "Action",
     "AllGather",
     "AllReduce",
+    "AllToAll",
     "Allocate",
     "AnyCommunication",
     "Branch",
@@ -57,6 +59,7 @@ __all__ = [
     "PointToPoint",
     "Previous",
     "Read",
+    "ReadCounts",
     "Receive",
     "ReduceScatter",
     "ReducingOperation",
@@ -133,10 +136,14 @@ class Operand(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Allocate(Struct, frozen=True, kw_only=True, gc=False):
-    """The host allocates `buffer`. A produced buffer is only counted here, and bound later."""
+    """The host allocates `buffer`. A produced buffer is only counted here, and bound later.
+
+    A buffer whose rows are counted has the rows of `micro_batch`.
+    """
 
     id: str
     buffer: str
+    micro_batch: int | None = None
 
 
 class FreeMode(StrEnum):
@@ -286,6 +293,19 @@ class HostWait(Struct, frozen=True, kw_only=True, gc=False):
     operation: Edge
 
 
+class ReadCounts(HostWait, frozen=True, kw_only=True, gc=False):
+    """The host waits for `operation` and reads from `source` the rows that the rank receives.
+
+    They are those of `count` in a layer and micro-batch, a number for each source and each expert
+    of the rank. It is the only operation in which a named count has numbers.
+    """
+
+    source: View
+    count: str
+    layer: int = 0
+    micro_batch: int = 0
+
+
 class SetScalar(Struct, frozen=True, kw_only=True, gc=False):
     """Set the host scalar to scalar * multiply + add, clamped to `minimum` and `maximum`.
 
@@ -326,7 +346,7 @@ class Branch(Struct, frozen=True, kw_only=True, gc=False):
 StreamOperation = Compute | Communication | Together | Fill | Copy | Read | Write
 """Operations that run on a stream; the others are actions of the host."""
 
-Operation = Allocate | Free | StreamOperation | HostWait | SetScalar | Branch
+Operation = Allocate | Free | StreamOperation | HostWait | ReadCounts | SetScalar | Branch
 
 
 def walk(operations: Iterable[Operation]) -> Iterator[Operation]:

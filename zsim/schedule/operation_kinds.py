@@ -19,6 +19,7 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Read,
+    ReadCounts,
     SetScalar,
     Together,
     Write,
@@ -113,6 +114,7 @@ KINDS = (
     _local(Read, "source", "target"),
     _local(Write, "source", "target"),
     OperationKind(kind=HostWait, order=ON_HOST),
+    OperationKind(kind=ReadCounts, operands=("source",), order=ON_HOST),
     OperationKind(kind=SetScalar, order=ON_HOST),
     OperationKind(kind=Branch, operands=("value", "then", "otherwise"), order=ON_HOST),
 )

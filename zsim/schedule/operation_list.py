@@ -15,6 +15,7 @@ from zsim.schedule.operation import (
     Action,
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     Communication,
     Compute,
@@ -196,6 +197,30 @@ class OperationList(HostActions):
                 source=source,
                 target=source if target is None else self.view(target),
                 root=root,
+                wire=self.buffers[source.buffer].dtype,
+            )
+        )
+
+    def all_to_all(
+        self,
+        name: str,
+        group: str,
+        source: Memory,
+        target: Memory,
+        *,
+        stream: str = COMMUNICATION,
+        after: Iterable[Edge] = (),
+    ) -> str:
+        """Send block i of `source` to member i; `target` receives a block from each member."""
+        source = self.view(source)
+        return self.add(
+            AllToAll(
+                id=self.path(name),
+                stream=stream,
+                after=tuple(after),
+                group=group,
+                source=source,
+                target=self.view(target),
                 wire=self.buffers[source.buffer].dtype,
             )
         )

@@ -14,6 +14,7 @@ from zsim.dtype import DType
 from zsim.model.generator import Generator
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.access import distinct
+from zsim.schedule.counts import NamedCount, Rows
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh
 from zsim.schedule.operation import (
@@ -105,7 +106,8 @@ class Buffer(Struct, frozen=True, kw_only=True):
     along that axis. A buffer that `has_room` may be larger than the tensor, which starts at its
     first element. A buffer with a `course` is the last one allocated before a segment whose
     tensors are known. A `captured` buffer is in the private memory pool of a CUDA graph, whose
-    memory serves no other operation.
+    memory serves no other operation. A buffer with `rows` has as many rows as a named count says;
+    its `elements` are those at the maximum.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Buffer(Struct, frozen=True, kw_only=True):
     shard: str | None = None
     course: AllocationTrace | None = None
     captured: bool = False
+    rows: Rows | None = None
 
     def __post_init__(self) -> None:
         if self.elements < 0:
@@ -260,7 +263,9 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
 
     A `frozen` parameter is not trained: it keeps its value from setup. `rule` is its optimizer if
     that differs from the one of the contract's strategy. A `float8` parameter may be gathered and
-    read in 8-bit floats, a `quantized` one is kept and read in 4 bits.
+    read in 8-bit floats, a `quantized` one is kept and read in 4 bits. An `expert` parameter
+    differs between ranks along `Contract.expert_axes`, instead of the tensor axis, and its elements
+    are those on one of these ranks.
     """
 
     name: str
@@ -269,6 +274,7 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
     float8: bool = False
     quantized: bool = False
     rule: Optimizer | None = None
+    expert: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,17 +314,19 @@ class Contract:
     """Promises of a schedule, against which it is checked.
 
     `loss_divisor` divides the sum of gradients over ranks and micro-batches. Ranks that differ
-    along `data_axes`, which are single axes of the mesh, see different data. `peak_bytes` promises
-    the peak of each pool, as (role, pool, bytes). `wire_bytes` promises the volume that a step
-    sends, for every role that it names or for all, `host_bytes` the volume copied between device
-    and host, and `file_bytes` the volume read and written on NVMe. A branch counts with its list
-    `otherwise`. None and empty fields promise nothing.
+    along `data_axes`, which are single axes of the mesh, see different data; those that differ
+    along `expert_axes`, single axes too, hold different experts or parts of them. `peak_bytes`
+    promises the peak of each pool, as (role, pool, bytes). `wire_bytes` promises the volume that a
+    step sends, for every role that it names or for all, `host_bytes` the volume copied between
+    device and host, and `file_bytes` the volume read and written on NVMe. A branch counts with its
+    list `otherwise`. None and empty fields promise nothing.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()
     strategy: Strategy | None = None
     loss_divisor: int = 1
     data_axes: tuple[str, ...] = ("data",)
+    expert_axes: tuple[str, ...] = ()
     peak_bytes: tuple[tuple[str, str, int], ...] = ()
     wire_bytes: tuple[WireBytes, ...] | None = None
     host_bytes: tuple[HostBytes, ...] | None = None
@@ -341,9 +349,10 @@ class Contract:
 class UncheckedSchedule:
     """Programs of all roles over one mesh, with the groups, pools and layouts they name.
 
-    It is not validated; `Schedule` is. Streams in `host_threads` run their operations on the
-    processors of the host, the others on the device. In a schedule `with_host_time` the host's
-    work is part of the operations, so that issuing them takes no further time.
+    `counts` are named sizes. It is not validated; `Schedule` is. Streams in `host_threads` run
+    their operations on the processors of the host, the others on the device. In a schedule
+    `with_host_time` the host's work is part of the operations, so that issuing them takes no
+    further time.
     """
 
     name: str
@@ -356,6 +365,7 @@ class UncheckedSchedule:
     layouts: tuple[Layout, ...] = ()
     scalars: tuple[Scalar, ...] = ()
     generators: tuple[Generator, ...] = ()
+    counts: tuple[NamedCount, ...] = ()
     programs: tuple[Program, ...]
     contract: Contract = Contract()
     with_host_time: bool = False

@@ -25,6 +25,7 @@ from zsim.schedule.operation import (
     Operation,
     Previous,
     Read,
+    ReadCounts,
     SetScalar,
     StreamOperation,
     Together,
@@ -40,13 +41,13 @@ HOST = -1
 ALLOCATE, FREE, READ, WRITE, WHOLE, UPDATE = b"AFrwWu"
 """Effects of operations on buffers. WHOLE writes every element, UPDATE reads and writes."""
 
-ACTIONS = frozenset({HostWait, SetScalar, Branch})
+ACTIONS = frozenset({HostWait, ReadCounts, SetScalar, Branch})
 """Actions of the host other than allocations and frees."""
 
 MOVES = frozenset({Copy, Read, Write, Fill})
 """Operations that move elements within one rank."""
 
-HostAction = HostWait | SetScalar | Branch
+HostAction = HostWait | ReadCounts | SetScalar | Branch
 """One of the operations in `ACTIONS`."""
 
 Movement = Copy | Fill | Communication | Together
@@ -200,19 +201,26 @@ class Numbered:
     def _act(self, number: int, operation: HostAction) -> tuple[int, ...]:
         """Return the numbers of the operations for which an action of the host waits."""
         match operation:
+            case ReadCounts(operation=edge, source=source):
+                self._read_by_host(number, source)
+                return self._edges(number, (edge,))
             case HostWait(operation=edge):
                 return self._edges(number, (edge,))
             case SetScalar():
                 return ()
             case Branch(value=value):
                 if value is not None:
-                    history = self._of(value.buffer)
-                    history.numbers.append(number)
-                    history.codes.append(READ)
-                    history.away = True
+                    self._read_by_host(number, value)
                 return self._edges(number, operation.after)
             case _:
                 assert_never(operation)
+
+    def _read_by_host(self, number: int, view: View) -> None:
+        """Record that the host reads a view."""
+        history = self._of(view.buffer)
+        history.numbers.append(number)
+        history.codes.append(READ)
+        history.away = True
 
     def _run(self, number: int, operation: StreamOperation) -> int:
         """Record the position and the edges of an operation on a stream; return the stream."""

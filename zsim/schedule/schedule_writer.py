@@ -120,8 +120,8 @@ class ScheduleWriter(OperationList):
         self.operations.append(operation)
         return operation.id
 
-    def allocate(self, *buffers: BufferHandle | str) -> None:
-        """Allocate memory for each buffer."""
+    def allocate(self, *buffers: BufferHandle | str, micro_batch: int | None = None) -> None:
+        """Allocate memory for each buffer; counted rows are those of `micro_batch`."""
         for each in buffers:
             name = name_of(each)
             assert name not in self.alive, f"{self.prefix}: {name} is alive"
@@ -133,7 +133,8 @@ class ScheduleWriter(OperationList):
             self.alive_bytes[pool] = alive
             if alive >= self.peak_bytes.get(pool, 0):
                 self.peak_bytes[pool] = alive
-            self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
+            path = f"{self.prefix}/allocate/{name}"
+            self.add(Allocate(id=path, buffer=name, micro_batch=micro_batch))
 
     def _size_of(self, name: str) -> tuple[str, int]:
         """Return the pool of a buffer, and its bytes."""

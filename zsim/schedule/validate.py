@@ -9,10 +9,22 @@ from typing import assert_never
 from zsim.model.generator import Draw
 from zsim.schedule.access import COMPUTE_ACCESS, recurring
 from zsim.schedule.fusions import inspect_fusions
+from zsim.schedule.inspect_counts import (
+    inspect_blocks,
+    inspect_count,
+    inspect_exchange,
+    inspect_read,
+    inspect_rows,
+    is_counted,
+    need_count,
+    need_no_rows,
+    need_whole,
+)
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     Action,
     Allocate,
+    AllToAll,
     Branch,
     Broadcast,
     CollectiveOperation,
@@ -26,6 +38,7 @@ from zsim.schedule.operation import (
     Operation,
     Previous,
     Read,
+    ReadCounts,
     Role,
     SetScalar,
     Together,
@@ -191,6 +204,9 @@ def inspect(schedule: UncheckedSchedule) -> None:
         _inspect_group(schedule.mesh, group)
     for generator in schedule.generators:
         _inspect_axes(schedule.mesh, f"generator {generator.name}", generator.axes)
+    _names_differ("count", [count.name for count in schedule.counts])
+    for count in schedule.counts:
+        inspect_count(schedule.mesh, schedule.group_by_name, count)
     for layout in schedule.layouts:
         if layout.axis is not None:
             with at(f"layout {layout.name}"):
@@ -262,8 +278,9 @@ def _inspect_contract(schedule: UncheckedSchedule) -> None:
         if role not in roles or pool not in pools:
             raise ScheduleError(f"contract.peak_bytes: no role {role!r} with pool {pool!r}")
     single = {*Contract().data_axes, *(axis.name for axis in schedule.mesh.axes)}
-    if missing := set(contract.data_axes) - single:
-        raise ScheduleError(f"contract.data_axes: no single axis {min(missing)!r}")
+    for field in ("data_axes", "expert_axes"):
+        if missing := set(getattr(contract, field)) - single:
+            raise ScheduleError(f"contract.{field}: no single axis {min(missing)!r}")
     for volume in contract.wire_bytes or ():
         if volume.group not in schedule.group_by_name:
             raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
@@ -283,6 +300,7 @@ class _Inspector:
         self.streams = set(schedule.streams)
         self.pools = {pool.name: pool for pool in schedule.pools}
         self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
+        self.counts = {count.name: count for count in schedule.counts}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
         self.good: set[object] = set()  # ids of views and keys of recurring operations
         self.in_step = False
@@ -323,6 +341,8 @@ class _Inspector:
             inspect_place(where, buffer, pool)
             if buffer.home not in self.streams:
                 raise ScheduleError(f"{where}: no stream {buffer.home!r}")
+            if buffer.rows is not None:
+                inspect_rows(where, buffer, buffer.rows, self.counts)
             if buffer.layout is None and buffer.shard is not None:
                 raise ScheduleError(f"{where}: shard without a layout")
             if buffer.layout is not None:
@@ -331,6 +351,8 @@ class _Inspector:
         _names_differ(where, self.program.persistent)
         for name in self.program.persistent:
             self._need_buffer(where, name)
+            if self.program.by_name[name].rows is not None:
+                raise ScheduleError(f"{where}: rows of {name} are counted, for each micro-batch")
 
     def _inspect_layout_of(self, where: str, buffer: Buffer, name: str) -> None:
         layout = self.schedule.layout_by_name.get(name)
@@ -361,8 +383,8 @@ class _Inspector:
             case Allocate(buffer=buffer):
                 self._need_buffer(where, buffer)
                 return
-            case HostWait(operation=edge):
-                self._inspect_edges(where, (edge,))
+            case HostWait():
+                self._inspect_wait(operation)
                 return
             case SetScalar():
                 self._inspect_set_scalar(operation)
@@ -394,6 +416,13 @@ class _Inspector:
         if operation.stream not in self.streams:
             raise ScheduleError(f"{where}: no stream {operation.stream!r}")
         self._inspect_edges(where, operation.after)
+
+    def _inspect_wait(self, wait: HostWait) -> None:
+        self._inspect_edges(wait.id, (wait.operation,))
+        if isinstance(wait, ReadCounts):
+            self._inspect_view(wait.id, wait.source)
+            count = need_count(wait.id, wait.count, self.counts)
+            inspect_read(wait, count, self.sizes[count.group])
 
     def _inspect_copy(self, copy: Copy) -> None:
         where, source, target = copy.id, copy.source, copy.target
@@ -478,7 +507,11 @@ class _Inspector:
         if operation.group not in self.sizes:
             raise ScheduleError(f"{where}: no group {operation.group!r}")
         count = self.sizes[operation.group]
-        if isinstance(operation, CollectiveOperation):
+        if isinstance(operation, AllToAll) and is_counted(operation, self.program.by_name):
+            inspect_exchange(operation, self.program.by_name, self.counts)
+        elif isinstance(operation, AllToAll) and (operation.sent or operation.received):
+            inspect_blocks(where, operation, count)
+        elif isinstance(operation, CollectiveOperation):
             source, target = operation.source, operation.target
             if operation.splits is operation.joins:
                 self._need_sizes(where, target, source.size)
@@ -492,6 +525,8 @@ class _Inspector:
             raise ScheduleError(f"{where}: root {operation.root} is outside 0 to {count - 1}")
         for view in filter(None, (operation.reads, operation.writes)):
             self._inspect_view(where, view)
+            if not isinstance(operation, AllToAll):
+                need_no_rows(where, self.program.by_name[view.buffer])
             if view.layout is not None:
                 raise ScheduleError(f"{where}: a collective needs equal sizes on all ranks")
             dtype = self.program.by_name[view.buffer].dtype
@@ -515,7 +550,9 @@ class _Inspector:
     def _inspect_view(self, where: str, view: View) -> None:
         if id(view) not in self.good:
             self._need_buffer(where, view.buffer)
-            inspect_view(self.schedule, self.program.by_name[view.buffer], where, view)
+            buffer = self.program.by_name[view.buffer]
+            inspect_view(self.schedule, buffer, where, view)
+            need_whole(where, buffer, view)
             self.good.add(id(view))
 
     def _need_buffer(self, where: str, name: str) -> None:

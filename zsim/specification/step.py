@@ -11,6 +11,7 @@ of size 1 holds values that are equal along that axis.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 from typing import assert_never
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from zsim.model.model import Model, Segment, Unit
 from zsim.model.segment_exchange import ExchangeAxis, ExchangeKind, SegmentExchange
 from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
+from zsim.specification.row_kernels import RowKernel
 from zsim.specification.stand_ins import clipping, digest, updated
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
@@ -36,6 +38,9 @@ class TensorCuts:
         values: pieces of a value on one rank; `whole` on all ranks of the tensor axis together,
             `shared` on all ranks that share a sequence together.
         copied: parameters of which ranks of the tensor axis hold copies.
+        experts: parameters that differ along the dimensions `expert`, instead of the tensor axis.
+        expert: these dimensions, lanes counted; those of other axes have the same experts.
+        swap: dimensions of the ranks that exchange tokens of experts, the slowest first.
     """
 
     shape: tuple[int, ...]
@@ -48,11 +53,30 @@ class TensorCuts:
     copied: frozenset[str]
     context: int | None = None
     shared: Mapping[str, int] = field(default_factory=dict[str, int])
+    experts: frozenset[str] = frozenset()
+    expert: tuple[int, ...] = ()
+    swap: tuple[int, ...] = ()
 
     @property
     def dimensions(self) -> int:
         """The number of dimensions of an array."""
         return len(self.shape) + 2
+
+    def held(self, parameter: str) -> tuple[int, ...]:
+        """Return the dimensions along which ranks hold different parts of a parameter."""
+        if parameter in self.experts:
+            return self.expert
+        return () if self.tensor is None or parameter in self.copied else (self.tensor,)
+
+    def alike(self, parameter: str) -> tuple[int, ...]:
+        """Return the dimensions along which gradients of a parameter are of different tokens.
+
+        Ranks of the tensor axis have tokens of their own where experts are distributed over them.
+        """
+        if parameter not in self.experts:
+            return self.data
+        every = self.data if self.tensor is None else (*self.data, self.tensor)
+        return tuple(place for place in every if place not in self.expert)
 
     def along(self, dimensions: Sequence[int]) -> tuple[int, ...]:
         """Return a shape that is full along some dimensions, and 1 along the others."""
@@ -133,22 +157,19 @@ class PlainStep:
             for _ in range(micro_batches)
         ]
         self._alike: dict[str, Numbers] = {}
+        self._saved_rows: dict[tuple[str, int, int], tuple[list[Numbers], list[Numbers]]] = {}
         self._parameters: dict[str, Numbers] = {}
 
     def state(self, moments: int, updates: float) -> TrainingState:
         """Draw an arbitrary state of training."""
         drawn = [
             {
-                name: self.random.draw((*self._held(name), len(sizes)))
+                name: self.random.draw((*self.cut.along(self.cut.held(name)), len(sizes)))
                 for name, sizes in self.cut.parameters.items()
             }
             for _ in range(1 + moments)
         ]
         return TrainingState(parameters=drawn[0], moments=tuple(drawn[1:]), updates=updates)
-
-    def _held(self, parameter: str) -> tuple[int, ...]:
-        copied = self.cut.tensor is None or parameter in self.cut.copied
-        return self.cut.along(() if copied else (self.cut.tensor,))  # type: ignore[arg-type]
 
     def gradients(self, parameters: dict[str, Numbers], divisor: int) -> dict[str, Numbers]:
         """Run every micro-batch; return the sum of gradients over all replicas / `divisor`."""
@@ -167,7 +188,7 @@ class PlainStep:
                     found[name] = total(found[name], gradient) if name in found else gradient
         partial = self.model.summed_copies
         for name, gradient in found.items():
-            over = list(cut.data)
+            over = list(cut.alike(name))
             if name in partial and cut.tensor is not None:
                 over.append(cut.tensor)  # each rank has that of its own tokens or heads only
             whole = cut.summed(gradient, over)
@@ -212,8 +233,8 @@ class PlainStep:
         for name, gradient in gradients.items():
             sizes = np.array(cut.parameters[name], np.uint64)
             squares = summed(product(product(gradient, gradient), sizes), -1, keepdims=True)
-            if cut.tensor is not None and name not in cut.copied:
-                squares = cut.summed(squares, (cut.tensor,))
+            if held := cut.held(name):
+                squares = cut.summed(squares, held)
             elif cut.tensor is not None and squares.shape[cut.tensor] > 1:
                 squares = squares[(slice(None),) * cut.tensor + (slice(0, 1),)]
             found = total(found, squares)
@@ -280,7 +301,7 @@ class PlainStep:
                 return own if place is None else self._together(own, place)
             case ExchangeKind.PASS:
                 return self._passed(own, exchange.offset)
-            case ExchangeKind.SUM | ExchangeKind.OWN:
+            case ExchangeKind.SUM | ExchangeKind.OWN | ExchangeKind.SWAP:
                 raise AssertionError(exchange)
             case _:
                 assert_never(exchange.kind)
@@ -302,7 +323,7 @@ class PlainStep:
                 return gradient if place is None else self._own(gradient, place)
             case ExchangeKind.PASS:  # back to the rank that sent the input
                 return self._passed(gradient, -exchange.offset)
-            case ExchangeKind.GATHER:
+            case ExchangeKind.GATHER | ExchangeKind.SWAP:
                 raise AssertionError(exchange)
             case _:
                 assert_never(exchange.adjoint)
@@ -314,6 +335,8 @@ class PlainStep:
                 return self.cut.tensor if self._is_cut(name) else None
             case ExchangeAxis.CONTEXT:
                 return self.cut.context
+            case ExchangeAxis.EXPERT:
+                return None
             case _:
                 assert_never(exchange.axis)
 
@@ -323,6 +346,21 @@ class PlainStep:
         if place is None or numbers.shape[place] == 1:
             return numbers
         return np.roll(numbers, offset, place)
+
+    def _swapped(self, numbers: Numbers) -> Numbers:
+        """Return for each expert rank the blocks with its number, in the order of their ranks."""
+        places = self.cut.swap
+        sizes = [self.cut.shape[place - 1] for place in places]
+        ranks = prod(sizes)
+        if ranks == 1:
+            return numbers
+        shape = list(numbers.shape)
+        for place, size in zip(places, sizes, strict=True):
+            shape[place] = size
+        moved = np.moveaxis(np.broadcast_to(numbers, shape), places, range(-1 - len(places), -1))
+        blocks = moved.reshape(*moved.shape[: -1 - len(places)], ranks, ranks, -1)
+        own = blocks.swapaxes(-3, -2).reshape(moved.shape)
+        return np.moveaxis(own, range(-1 - len(places), -1), places)
 
     def _is_shared(self, segment: Segment, name: str) -> bool:
         """Return True if a segment reads an input of all ranks that share a sequence."""
@@ -337,17 +375,24 @@ class PlainStep:
         segment = unit.segments[place]
         inputs = self._read(values, segment)
         parameters = [self._parameters[name] for name in segment.parameters]
+        if segment.experts:
+            kernel = self._rows(unit, place, segment.experts)
+            count = len(segment.outputs) + bool(segment.saved_bytes)
+            made_rows = kernel.forward(inputs, parameters, count)
+            self._saved_rows[unit.name, place, micro_batch] = inputs, made_rows
+            for value, output in zip(segment.outputs, made_rows, strict=False):
+                values[value.name] = output
+            return
         shape = spread(*inputs, *parameters)
         outputs = [
-            self.random.draw((*shape, self._pieces(value.name, whole=segment.ends is not None)))
+            self.random.draw((*shape, self._pieces(value.name, whole=segment.sums)))
             for value in segment.outputs
         ]
         saved = self.random.draw((*shape, 1)) if segment.saved_bytes else None
         made = Application(inputs, parameters, outputs, saved)
         self.applications[unit.name, place, micro_batch] = made
         for value, output in zip(segment.outputs, outputs, strict=True):
-            reduced = self._sum(output, value.name) if segment.ends is not None else output
-            values[value.name] = reduced
+            values[value.name] = self._after_end(output, segment, value.name)
 
     def wanted(self, segment: Segment) -> list[str]:
         """Return the inputs of a segment that have a gradient."""
@@ -364,15 +409,15 @@ class PlainStep:
     ) -> Numbers:
         """Return the gradients of the segment's trained parameters, concatenated."""
         segment = unit.segments[place]
+        if segment.experts:
+            return self._backward_of_rows(slopes, unit, place, micro_batch=micro_batch)
         made = self.applications[unit.name, place, micro_batch]
         name = f"{unit.name}/{place}"
         made.kept = made.inputs[segment.adds :] if segment.saves_input else []
         wanted = self.wanted(segment)
         made.towards, made.ends = self._towards(name, made, segment, wanted)
         made.slopes = [
-            self._together(slopes[value.name], self.cut.tensor)
-            if segment.ends is not None and self._is_cut(value.name)
-            else slopes[value.name]
+            self._before_end(slopes[value.name], segment, value.name)
             for value in segment.outputs
             if value.name in slopes
         ]
@@ -385,6 +430,47 @@ class PlainStep:
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)
         return whole[..., : made.ends[trained - 1] if trained else 0]
+
+    def _after_end(self, output: Numbers, segment: Segment, value: str) -> Numbers:
+        """Return an output after the exchange that ends a segment."""
+        if segment.swaps:
+            return self._swapped(output)
+        return self._sum(output, value) if segment.sums else output
+
+    def _before_end(self, slope: Numbers, segment: Segment, value: str) -> Numbers:
+        """Return the gradient of an output before the exchange that ends a segment."""
+        if segment.swaps:
+            return self._swapped(slope)
+        if segment.sums and self._is_cut(value):
+            return self._together(slope, self.cut.tensor)
+        return slope
+
+    def _rows(self, unit: Unit, place: int, experts: int) -> RowKernel:
+        """Return the kernels of a segment whose replica has the rows of one source for experts."""
+        name = f"{unit.name}/{place}"
+        return RowKernel(random=self.random, name=name, sources=1, experts=experts)
+
+    def _backward_of_rows(
+        self, slopes: dict[str, Numbers], unit: Unit, place: int, *, micro_batch: int
+    ) -> Numbers:
+        """Return the gradients of a segment of experts: sums over the rows of each replica."""
+        segment = unit.segments[place]
+        assert segment.experts
+        inputs, made = self._saved_rows[unit.name, place, micro_batch]
+        kept = inputs[segment.adds :] if segment.saves_input else []
+        trained = self.model.trained_of(segment)
+        wanted = self.wanted(segment)
+        gradients, towards = self._rows(unit, place, segment.experts).backward(
+            [*kept, *made[len(segment.outputs) :]],
+            [self._parameters[name] for name in segment.parameters],
+            [slopes[value.name] for value in segment.outputs if value.name in slopes],
+            trained=[segment.parameters.index(name) for name in trained],
+            wanted=len(wanted),
+        )
+        for value, gradient in zip(wanted, towards, strict=True):
+            known = slopes.get(value)
+            slopes[value] = gradient if known is None else total(known, gradient)
+        return np.concatenate(gradients, axis=-1) if gradients else NOTHING
 
     def slope(self, name: str, slopes: Sequence[Numbers]) -> Numbers:
         """Return a linear combination of the gradients of all outputs, shape (2, ..., 1)."""

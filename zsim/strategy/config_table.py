@@ -59,6 +59,7 @@ LARGEST = 2**60
 Whole = Annotated[int, Strict(), Field(ge=0, le=LARGEST), BeforeValidator(whole)]
 Count = Annotated[int, Strict(), Field(ge=1, le=LARGEST), BeforeValidator(whole)]
 Repeat = Annotated[int, Strict(), Field(ge=1, le=100_000), BeforeValidator(whole)]
+WholeNumber = Annotated[int, Strict(), Field(ge=0, le=LARGEST), BeforeValidator(whole)]
 Size = Annotated[int, Field(ge=1), BeforeValidator(_size)]
 Bandwidth = Annotated[int, Field(ge=1), BeforeValidator(_bandwidth)]
 Time = Annotated[int, Field(ge=0), BeforeValidator(_time)]

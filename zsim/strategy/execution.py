@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 
@@ -174,6 +175,8 @@ class Execution:
         context: ranks that share each sequence. Each has an equal part of its tokens; their queries
             attend to keys and values of all tokens (Liu et al. 2023, "Ring Attention").
         exchange: how these ranks exchange keys and values.
+        expert: ranks that the experts of a block are distributed over. Copies of tokens are sent to
+            the ranks of their experts, and results are sent back.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).
         loss: implementation of the loss.
@@ -204,6 +207,8 @@ class Execution:
             al. 2021, section 5.1.3).
     """
 
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert"})
+
     operations: bool = False
     early_stop: bool = False
     compiled: bool = False
@@ -218,6 +223,7 @@ class Execution:
     splits_outputs: bool = True
     context: int = 1
     exchange: ContextExchange = ContextExchange.ALL_GATHER
+    expert: int = 1
     merges: bool = False
     loss: Loss = Loss.TORCH
     metrics: int = 0

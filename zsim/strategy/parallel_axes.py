@@ -1,6 +1,7 @@
 """Mesh axes over which a model is parallelized."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from pydantic_core import InitErrorDetails
 
@@ -19,21 +20,37 @@ class ParallelAxes(Table):
         context_exchange: how they exchange keys and values; None for the runtime's default.
         pipeline: stages that the units are split over, each on separate ranks (Narayanan et al.
             2021, section 2.2).
+        expert: ranks that different experts are distributed over (Lepikhin et al. 2020), taken from
+            the data, context and tensor ranks of a replica.
+        expert_tensor: ranks that hold parts of the same experts; None for as many as `tensor`, the
+            default of Megatron-LM, or for one where a runtime does not shard experts.
         replicate: replicas of the sharded model states, each with different data: gradients are
             reduced over the data axis, then over the replicas (hybrid sharding, Zhao et al. 2023,
             section 3.2.2; MiCS, Zhang et al. 2022).
     """
 
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert"})
+    """Fields that schedule files leave out at their default, as they did before these existed."""
+
     tensor: Count = 1
     context: Count = 1
     context_exchange: ContextExchange | None = None
     pipeline: Count = 1
+    expert: Count = 1
+    expert_tensor: Count | None = None
     replicate: Count = 1
 
     def exchange(self, runtime: RuntimeOptions | None) -> ContextExchange:
         """Return the exchange of keys and values; `runtime` sets the default."""
         default = ContextExchange.ALL_GATHER if runtime is None else runtime.context_exchange
         return self.context_exchange or default
+
+    def expert_shards(self, runtime: RuntimeOptions | None) -> int:
+        """Return the ranks that hold parts of the same experts; `runtime` sets the default."""
+        if self.expert_tensor is not None:
+            return self.expert_tensor
+        whole = runtime is not None and not runtime.shards_experts and self.expert > 1
+        return 1 if whole else self.tensor
 
     def against_context(
         self, data: int, inner: tuple[str, int | None]

@@ -80,6 +80,8 @@ class RuntimeOptions(Table):
         takes_quantized: True if optimizers with 8-bit states take its parameters: plain tensors.
         keeps_quantized: True if frozen weights may be in 4 bits, in stages below 3.
         trains_narrow: True if bf16 parameters can be updated directly (`pure_bf16`).
+        has_experts: True if experts are distributed over expert ranks.
+        shards_experts: True if several ranks may hold parts of the same experts.
         has_context: True if its context parallelism is modeled here; a search tries context degrees
             only for these runtimes.
         context_exchange: default exchange of keys and values among ranks that share a sequence.
@@ -107,6 +109,8 @@ class RuntimeOptions(Table):
     takes_quantized: ClassVar[bool] = False
     keeps_quantized: ClassVar[bool] = False
     trains_narrow: ClassVar[bool] = False
+    has_experts: ClassVar[bool] = False
+    shards_experts: ClassVar[bool] = True
     has_context: ClassVar[bool] = False
     context_exchange: ClassVar[ContextExchange] = ContextExchange.ALL_GATHER
     merges_context: ClassVar[bool] = False
@@ -315,6 +319,10 @@ class RuntimeOptions(Table):
         """Return the memory tier of each offload option that is not the device."""
         del stage
         return {}
+
+    def without_experts(self) -> str | None:
+        """Return the option that excludes expert ranks; None if there is none."""
+        return None
 
     def without_replicas(self, *, stage: int) -> str | None:
         """Return None if replicas of shards are supported, else the condition for the message."""

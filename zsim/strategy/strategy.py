@@ -16,6 +16,7 @@ from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.config_table import Count, Table
 from zsim.strategy.execution import Execution, Float8, Loss, NarrowWeights, TokenFusion
+from zsim.strategy.expert_ranks import Degree, against_order, cut_axis
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.overlap_methods import DEFAULT_METHODS
@@ -80,6 +81,7 @@ class Strategy(Table):
                 *self._against_runtime(),
                 *self._against_stage(),
                 *self._against_checkpointing(),
+                *self._against_experts(),
                 *self.train.contradictions(self.zero.emulate, self.offload, self.zero.stage),
                 *self.offload.contradictions(
                     stage=self.zero.stage,
@@ -231,6 +233,47 @@ class Strategy(Table):
             why = "full needs a CUDA graph of the whole iteration, or none (cuda_graph_impl)"
             yield refusal("activations.checkpointing", None, why)
 
+    def _against_experts(self) -> Iterator[InitErrorDetails]:
+        """Yield conflicts of expert ranks; there are none if experts have no ranks of their own."""
+        if not self.has_expert_order:
+            return
+        parallel, runtime = self.parallel, self.zero.emulate
+        field, degree = "parallel.expert", parallel.expert
+        if degree == 1:
+            field, degree = "parallel.expert_tensor", self.expert_tensor
+        if runtime is not None and not runtime.shards_experts and self.expert_tensor > 1:
+            why = f"must be 1 for {type(runtime).__name__}, which does not shard experts"
+            yield refusal("parallel.expert_tensor", self.expert_tensor, why)
+            return
+        if runtime is not None and not runtime.has_experts:
+            *others, last = [each.table() for each in RuntimeOptions.kinds() if each.has_experts]
+            known = f"{', '.join(others)} or {last}" if others else last
+            why = f"is modelled for emulate = {known} and zsim's own stages alone"
+            yield refusal(field, degree, why)
+            return
+        order, asked = self.dense_order, (parallel.expert, self.expert_tensor)
+        if parallel.data % (self.inner or parallel.context):
+            return  # has an error of its own
+        if wrong := [*against_order(order, *asked)]:
+            yield from wrong
+            return
+        if (cut := cut_axis(order, ("tensor", "context"), *asked)) is not None:
+            why = f"cuts the {dict(order)[cut]} ranks of {cut}, which is not modelled"
+            yield refusal(field, degree, why)
+        if parallel.tensor > 1 and not self.cuts_tokens:
+            # validate_args of Megatron-LM: "sequence parallelism must be used"
+            yield refusal(field, degree, "needs sequence_parallel = true with several tensor ranks")
+        if runtime is not None and (option := runtime.without_experts()):
+            why = f"true is not modelled with {field} = {degree}"
+            yield refusal(f"zero.{runtime.table()}.{option}", None, why)
+        for name, value, it in (
+            ("zero.secondary", self.zero.secondary, self.zero.secondary is not None),
+            ("zero.tiles", self.zero.tiles, self.zero.tiles > 1),
+            ("offload.optimizer", self.offload.optimizer, self.offload.moves_states),
+        ):
+            if it:
+                yield refusal(name, value, f"is not modelled with {field} = {degree}")
+
     def _against_moved(self, why: str) -> Iterator[InitErrorDetails]:
         """Yield an error if the runtime moves checkpoints to the host."""
         runtime = self.zero.emulate
@@ -297,6 +340,7 @@ class Strategy(Table):
             splits_outputs=runtime is None or runtime.splits_outputs,
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
+            expert=self.parallel.expert,
             merges=runtime is not None and runtime.merges_context,
             splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,
             loss=self.train.loss,
@@ -322,6 +366,31 @@ class Strategy(Table):
     def replicas(self) -> int:
         """Ranks that see different data: gradients are averaged over them."""
         return self.parallel.replicate * self.parallel.data
+
+    @property
+    def dense_order(self) -> tuple[Degree, ...]:
+        """Axes of one replica of a pipeline stage and their ranks, the fastest first."""
+        tensor, data = ("tensor", self.parallel.tensor), self.parallel.data
+        name, ranks = ("inner", self.inner) if self.inner else ("context", self.parallel.context)
+        if ranks == 1:
+            return tensor, ("data", data)
+        return tensor, (name, ranks), ("data", data // ranks)
+
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that hold parts of the same experts."""
+        return self.parallel.expert_shards(self.zero.emulate)
+
+    @property
+    def has_expert_order(self) -> bool:
+        """True if ranks of experts differ from the tensor and data ranks of other layers."""
+        return self.parallel.expert > 1 or self.expert_tensor != self.parallel.tensor
+
+    @property
+    def expert_data(self) -> int:
+        """Ranks of a replica and stage that hold the same part of the same experts."""
+        ranks = self.parallel.data * self.parallel.tensor
+        return ranks // (self.parallel.expert * self.expert_tensor)
 
     @property
     def bucket_limit(self) -> int | None:

@@ -52,6 +52,7 @@ COLLECTIVES = {
     "reduce_scatter": CommKind.REDUCE_SCATTER,
     "all_reduce": CommKind.ALL_REDUCE,
     "broadcast": CommKind.BROADCAST,
+    "all_to_all": CommKind.ALL_TO_ALL,
 }
 """Kinds of collectives, by zsim's names."""
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence, Set
 
 from zsim.closed_form import DataVolume, file_bytes, host_bytes, wire_bytes
 from zsim.model.generator import Draws, Generator
-from zsim.model.model import Model, ModelError
+from zsim.model.model import Model, ModelError, Parameter
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Axis, Group, Joined, Mesh
+from zsim.schedule.rank_order import refined
 from zsim.schedule.schedule import (
     Contract,
     Discipline,
@@ -31,6 +32,9 @@ from zsim.zero.key_exchange import context_streams
 from zsim.zero.names import (
     CONTEXT,
     DATA,
+    EXPERT,
+    EXPERT_DATA,
+    EXPERT_TENSOR,
     GENERATOR,
     INNER,
     OUTER,
@@ -38,6 +42,7 @@ from zsim.zero.names import (
     REPLICA,
     REPLICATE,
     TENSOR,
+    TENSOR_EXPERT,
     WORLD,
 )
 from zsim.zero.sequence import token_streams
@@ -52,19 +57,17 @@ POOLS = (
 """Memory pools: the GPU; pinned and pageable host memory, shared by a node's ranks; NVMe files."""
 
 
-DATA_AXES = (REPLICATE, OUTER, INNER, CONTEXT, DATA)
-"""Axes whose ranks see different data."""
-
-
 def need_fitting(model: Model, strategy: Strategy) -> None:
     """Raise ModelError unless `model` was built for the parallel degrees and tiles of `strategy`.
 
     Raises:
-        ModelError: the tensor degree, the context degree, the exchange or the tiles differ.
+        ModelError: the tensor degree, those of experts, the context degree, the exchange or the
+            tiles differ.
     """
     if model.tensor != strategy.parallel.tensor:
         tensor = strategy.parallel.tensor
         raise ModelError(f"parallel.tensor: the model is for {model.tensor} ranks, not {tensor}")
+    need_fitting_experts(model, strategy)
     shape, asked = model.architecture, strategy.execution
     if shape is not None and (
         shape.execution.context != asked.context
@@ -79,6 +82,29 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
         raise ModelError(
             f"zero.tiles: {strategy.zero.tiles} is for models that zsim builds of their shape; "
             f"linear layers of this one are {cut}"
+        )
+
+
+def need_fitting_experts(model: Model, strategy: Strategy) -> None:
+    """Raise ModelError unless `model` was built for the degrees of experts of `strategy`.
+
+    Raises:
+        ModelError: it was not, or has no experts.
+    """
+    if not strategy.has_expert_order:
+        return
+    asked = strategy.parallel.expert, strategy.expert_tensor
+    field = "parallel.expert" if asked[0] > 1 else "parallel.expert_tensor"
+    if not any(each.expert for each in model.parameters):
+        value = asked[0] if asked[0] > 1 else asked[1]
+        raise ModelError(f"{field}: {value} needs a model with experts")
+    if model.architecture is not None and asked[1] != model.expert_tensor:
+        why = f"must be {model.expert_tensor}: parts of experts are not modelled in built blocks"
+        raise ModelError(f"parallel.expert_tensor: {asked[1]} {why}")
+    if (model.expert, model.expert_tensor) != asked:
+        made = f"{model.expert} x expert_tensor {model.expert_tensor}"
+        raise ModelError(
+            f"parallel.expert: the model is for {made}, not {asked[0]} x expert_tensor {asked[1]}"
         )
 
 
@@ -129,7 +155,10 @@ def assemble(
         name=f"{model.name}, {name}",
         mesh=mesh,
         roles=tuple(RankRole(name=each.role, boxes=(each.box,)) for each in writers),
-        groups=(*groups_of(strategy), *dict.fromkeys(g for each in writers for g in each.groups)),
+        groups=(
+            *groups_of(strategy, mesh),
+            *dict.fromkeys(g for each in writers for g in each.groups),
+        ),
         streams=(*streams, *context_streams(strategy), *token_streams(strategy)),
         host_threads=tuple(each for each in streams if each == CPU),
         pools=_pools(writers, {pool for _, pool, _ in peaks}),
@@ -138,25 +167,28 @@ def assemble(
         generators=generators_of(model, mesh),
         programs=programs,
         contract=Contract(
-            parameters=tuple(
-                LogicalParameter(
-                    name=parameter.name,
-                    elements=parameter.elements,
-                    frozen=parameter.frozen,
-                    float8=parameter.float8,
-                    quantized=parameter.quantized is not None,
-                    rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
-                )
-                for parameter in model.parameters
-            ),
+            parameters=tuple(_promised(each, strategy) for each in model.parameters),
             strategy=strategy,
             loss_divisor=strategy.replicas * strategy.train.gradient_accumulation_steps,
-            data_axes=tuple(axis.name for axis in mesh.axes if axis.name in DATA_AXES),
+            data_axes=_inside(mesh, (REPLICATE, DATA)),
+            expert_axes=_inside(mesh, (EXPERT, EXPERT_TENSOR)),
             peak_bytes=tuple((role, pool, peak) for role, pool, peak in peaks if peak is not None),
             wire_bytes=wire_bytes(model, strategy, volume),
             host_bytes=host_bytes(model, strategy, volume),
             file_bytes=file_bytes(model, strategy, volume),
         ),
+    )
+
+
+def _promised(parameter: Parameter, strategy: Strategy) -> LogicalParameter:
+    """Return a parameter as the contract names it."""
+    return LogicalParameter(
+        name=parameter.name,
+        elements=parameter.elements,
+        frozen=parameter.frozen,
+        float8=parameter.float8,
+        rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
+        expert=parameter.expert and strategy.has_expert_order,
     )
 
 
@@ -173,6 +205,8 @@ def mesh_of(strategy: Strategy) -> Mesh:
     ranks), the replicate axis only with several replicas of the sharded states. The data axis is
     joined from outer and inner if something is sharded over the inner ranks only, and from outer
     and context if neighboring ranks share each sequence (torchtitan's order, `ParallelDims`).
+    Experts with ranks of their own have axes expert_data x expert x expert_tensor over the data and
+    tensor axes of one replica; all of these are then cut where others start or end.
     """
     axes = [
         Axis(name=DATA, size=strategy.parallel.data),
@@ -182,6 +216,14 @@ def mesh_of(strategy: Strategy) -> Mesh:
     if (part := _part_of_data(strategy)) is not None:
         axes[:1] = [Axis(name=OUTER, size=strategy.parallel.data // part.size), part]
         joined = (Joined(name=DATA, axes=(OUTER, part.name)),)
+    if strategy.has_expert_order:
+        experts = [
+            Axis(name=EXPERT_DATA, size=strategy.expert_data),
+            Axis(name=EXPERT, size=strategy.parallel.expert),
+            Axis(name=EXPERT_TENSOR, size=strategy.expert_tensor),
+        ]
+        both = refined(Mesh(axes=tuple(axes), joined=joined), experts)
+        axes, joined = [*both.axes], both.joined
     if strategy.parallel.replicate > 1:
         axes.insert(0, Axis(name=REPLICATE, size=strategy.parallel.replicate))
     if strategy.parallel.pipeline > 1:
@@ -214,24 +256,35 @@ def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
     )
 
 
-def groups_of(strategy: Strategy) -> tuple[Group, ...]:
+def _inside(mesh: Mesh, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the single axes of the named axes, in the order of the mesh; some may not exist."""
+    known = {*(axis.name for axis in mesh.axes), *(each.name for each in mesh.joined)}
+    parts = {part for name in names if name in known for part in mesh.parts(name)}
+    return tuple(axis.name for axis in mesh.axes if axis.name in parts)
+
+
+def groups_of(strategy: Strategy, mesh: Mesh) -> tuple[Group, ...]:
     """Return one group for each axis in use, the group of all ranks, and that of one replica."""
+
+    def over(name: str, *axes: str) -> Group:
+        return Group(name=name, axes=_inside(mesh, axes or (name,)))
+
     part = _part_of_data(strategy)
-    data = (DATA,) if part is None else (OUTER, part.name)
-    found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
+    found = [over(DATA), over(TENSOR)]
     if part is not None:
-        found.append(Group(name=part.name, axes=(part.name,)))
-    over: tuple[str, ...] = ()
+        found.append(over(part.name))
+    if strategy.has_expert_order:
+        found += [over(EXPERT_DATA), over(EXPERT), over(EXPERT_TENSOR)]
+        found.append(over(TENSOR_EXPERT, EXPERT, EXPERT_TENSOR))
     if strategy.parallel.pipeline > 1:
-        over = (PIPELINE,)
-        found.append(Group(name=PIPELINE, axes=over))
+        found.append(over(PIPELINE))
     if strategy.parallel.replicate == 1:
-        return (*found, Group(name=WORLD, axes=(*over, *data, TENSOR)))
+        return (*found, over(WORLD, PIPELINE, DATA, TENSOR))
     return (
         *found,
-        Group(name=REPLICATE, axes=(REPLICATE,)),
-        Group(name=REPLICA, axes=(*over, *data, TENSOR)),
-        Group(name=WORLD, axes=(*over, REPLICATE, *data, TENSOR)),
+        over(REPLICATE),
+        over(REPLICA, PIPELINE, DATA, TENSOR),
+        over(WORLD, PIPELINE, REPLICATE, DATA, TENSOR),
     )
 
 

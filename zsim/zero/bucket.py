@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from zsim.dtype import DType, Quantization
 from zsim.model.model import Model, Parameter
@@ -22,7 +23,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.names import DATA, INNER, PIPELINE, TENSOR
+from zsim.zero.names import DATA, EXPERT_DATA, INNER, PIPELINE, TENSOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,8 @@ class Bucket:
     `layout` describes how ranks own the bucket. `plain` is the layout of the whole parameters in
     order; it differs from `layout` only if each rank owns a part of every block. If all parameters
     are `frozen`, the bucket is neither reduced nor updated; it may be `quantized`, with all its
-    parameters in 4 bits.
+    parameters in 4 bits. It is sharded over the ranks of `axis`, or reduced over the group of that
+    name: the data axis, or that of ranks with the same experts.
     """
 
     index: int
@@ -75,6 +77,7 @@ class Bucket:
     units: tuple[int, ...]
     frozen: bool = False
     quantized: Quantization | None = None
+    axis: str = DATA
 
     @property
     def padded(self) -> int:
@@ -119,7 +122,7 @@ class Bucket:
             kind,
             home=home,
             layout=self.layout.name,
-            shard=DATA,
+            shard=self.axis,
             pool=pool,
         )
 
@@ -146,6 +149,13 @@ class Bucket:
             axis=INNER,
             blocks=self.layout.blocks if by_block else None,
         )
+
+
+class ShardAxis(NamedTuple):
+    """The axis over which a bucket is sharded, and its ranks."""
+
+    axis: str
+    ranks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +205,21 @@ Packing = Callable[[Sequence[Parameter]], Packed]
 """Lays out the parameters of a bucket as a runtime does."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPacking:
+    """The packing of buckets of experts, and the number of ranks that hold the same experts."""
+
+    place: Packing
+    ranks: int
+
+    @classmethod
+    def of(cls, strategy: Strategy, packing: Callable[[int], Packing]) -> "ExpertPacking | None":
+        """Return the packing for experts with ranks of their own; None if they have none."""
+        if not strategy.has_expert_order:
+            return None
+        return cls(place=packing(strategy.expert_data), ranks=strategy.expert_data)
+
+
 def one_after_the_other(ranks: int, *, alignment: int = 1) -> Packing:
     """Return a packing without gaps, padded to equal shards that are multiples of `alignment`."""
 
@@ -212,7 +237,8 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
     uses = Counter(parameter.name for unit in model.modules for parameter in unit.parameters)
     limit, first = strategy.bucket_limit, strategy.first_bucket_limit
     groups: list[list[Parameter]] = []
-    open_groups: dict[bool, list[Parameter]] = {}
+    open_groups: dict[tuple[bool, bool], list[Parameter]] = {}
+    dense = False, False
     begun = 0
     for unit in reversed(model.modules):
         if strategy.zero.stage == 3:
@@ -222,20 +248,22 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
                 if all(parameter not in group for group in groups):
                     groups.append([parameter])
                 continue
-            group = open_groups.get(parameter.frozen, [])
+            kind = parameter.frozen, parameter.expert and strategy.has_expert_order
+            group = open_groups.get(kind, [])
             size = sum(member.elements for member in group)
-            most = first if begun == 1 and not parameter.frozen else limit
+            most = first if begun == 1 and kind == dense else limit
             full = most is not None and size + parameter.elements > most
             if full or not group:
-                group = open_groups[parameter.frozen] = []
+                group = open_groups[kind] = []
                 groups.append(group)
-                begun += not parameter.frozen
+                begun += kind == dense
             group.append(parameter)
     return numbered(
         model,
         groups,
         place=one_after_the_other(strategy.parallel.data),
         ranks=strategy.parallel.data,
+        experts=ExpertPacking.of(strategy, one_after_the_other),
     )
 
 
@@ -256,6 +284,7 @@ def numbered(
     ranks: int,
     name: str = "bucket",
     tied: Set[str] = frozenset(),
+    experts: ExpertPacking | None = None,
 ) -> Buckets:
     """Return buckets of `groups`, numbered in the order of their first use in forward.
 
@@ -266,6 +295,7 @@ def numbered(
         ranks: size of the data axis, over which every bucket is sharded.
         name: prefix of the buckets' names; their number follows.
         tied: names of parameters that several pipeline stages hold.
+        experts: the same for groups of experts, if these have ranks of their own.
     """
     owner = {member.name: number for number, group in enumerate(groups) for member in group}
     users: dict[int, dict[int, None]] = {}
@@ -276,14 +306,15 @@ def numbered(
     starts: dict[str, int] = {}
     made: list[Bucket] = []
     for number, units in users.items():
-        packed = place(groups[number])
+        own = experts if experts is not None and groups[number][0].expert else None
+        packed = (place if own is None else own.place)(groups[number])
         starts |= zip((each.name for each in groups[number]), packed.starts, strict=True)
         found = bucket_of(
             model,
             len(made),
             groups[number],
             packed,
-            ranks=ranks,
+            over=ShardAxis(DATA, ranks) if own is None else ShardAxis(EXPERT_DATA, own.ranks),
             units=tuple(units),
             name=name,
             tied=tied,
@@ -296,8 +327,8 @@ def numbered(
             members.setdefault(position[owner[parameter.name]], []).append(parameter)
         runs.append(
             tuple(
-                _run(f"{unit.name}/gradient{number}", made[bucket], own, starts)
-                for number, (bucket, own) in enumerate(members.items())
+                _run(f"{unit.name}/gradient{number}", made[bucket], inside, starts)
+                for number, (bucket, inside) in enumerate(members.items())
             )
         )
     return Buckets(all=tuple(made), runs=tuple(runs))
@@ -309,7 +340,7 @@ def bucket_of(
     members: Sequence[Parameter],
     packed: Packed,
     *,
-    ranks: int,
+    over: ShardAxis,
     units: tuple[int, ...],
     name: str,
     tied: Set[str] = frozenset(),
@@ -317,13 +348,14 @@ def bucket_of(
     """Return the bucket of `members`, called `name` and its number ("frozen_" first if all are)."""
     frozen = bool(members) and all(member.frozen for member in members)
     name = f"{'frozen_' if frozen else ''}{name}{index}"
+    copied = model.tensor > 1 and over.axis == DATA
     pieces = tuple(
         Piece(
             parameter=member.name,
             start=start,
             size=member.elements,
             copies=(
-                *((TENSOR,) if model.tensor > 1 and not member.tensor_sharded else ()),
+                *((TENSOR,) if copied and not member.tensor_sharded else ()),
                 *((PIPELINE,) if member.name in tied else ()),
             ),
         )
@@ -333,7 +365,7 @@ def bucket_of(
         name=name,
         pieces=pieces,
         elements=packed.elements,
-        axis=DATA,
+        axis=over.axis,
         blocks=packed.blocks,
         alignment=packed.alignment,
     )
@@ -345,10 +377,11 @@ def bucket_of(
         layout=layout,
         plain=plain,
         elements=sum(member.elements for member in members),
-        shard=packed.elements // ranks,
+        shard=packed.elements // over.ranks,
         units=units,
         frozen=frozen,
         quantized=members[0].quantized if frozen else None,
+        axis=over.axis,
     )
 
 

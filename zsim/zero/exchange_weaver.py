@@ -3,7 +3,7 @@
 The input exchange of a segment (`begins`) runs before its forward, and its adjoint after its
 backward. The output exchange (`ends`) runs after the forward, and its adjoint before the backward.
 Each axis has a class that writes its collectives and names its buffers: `Tokens` for the tensor
-axis, `SharedSequence` for ranks that share a sequence.
+axis, `SharedSequence` for ranks that share a sequence, `TokensOfExperts` for expert ranks.
 """
 
 from collections.abc import Container, Sequence
@@ -16,6 +16,7 @@ from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.key_exchange import SharedSequence
 from zsim.zero.sequence import Tokens
+from zsim.zero.token_exchange import TokensOfExperts
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
 
@@ -79,6 +80,7 @@ class ExchangeWeaver:
     Attributes:
         tokens: the writer for the tensor axis.
         sequence: the writer for ranks that share a sequence.
+        experts: the writer for expert ranks.
     """
 
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
@@ -89,9 +91,11 @@ class ExchangeWeaver:
             measures=strategy.execution.measures_tokens,
         )
         self.sequence = SharedSequence(writer, model, strategy)
+        self.experts = TokensOfExperts(writer, model)
         self._by_axis: dict[ExchangeAxis, AxisWriter] = {
             ExchangeAxis.TENSOR: self.tokens,
             ExchangeAxis.CONTEXT: self.sequence,
+            ExchangeAxis.EXPERT: self.experts,
         }
 
     def _over(self, exchange: SegmentExchange | None) -> AxisWriter | None:

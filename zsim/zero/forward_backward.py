@@ -237,7 +237,7 @@ class ForwardBackward:
             operands += self._gradient_operands(segment)
             operands += self._parameters(visit, segment, Role.GRADIENT)
         else:
-            partial = () if segment.ends is None else (segment.ends.axis.value,)
+            partial = (TENSOR,) if segment.sums else ()
             made = [self.writer.all(self._made(instance)) for instance in part.makes]
             operands += [Operand(role=Role.OUTPUT, view=view, partial=partial) for view in made]
             operands += self.tokens.parts_made(segment, part)
@@ -321,7 +321,7 @@ class ForwardBackward:
             value.elements,
             value.dtype,
             Kind.WORKSPACE,
-            produced=instance.value not in self.tokens.scattered,
+            produced=instance.value not in self.tokens.scattered | self.exchanges.experts.swapped,
         )
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
@@ -363,9 +363,14 @@ class ForwardBackward:
         return self._view(instance) if exchanged is None else self.writer.all(exchanged)
 
     def _made(self, instance: ValueInstance) -> str:
-        value, is_cut = self._value(instance), instance.value in self.tokens.scattered
+        value = self._value(instance)
+        if instance.value in self.exchanges.experts.swapped:
+            return self.exchanges.experts.sent(instance.value, value)
+        is_cut = instance.value in self.tokens.scattered
         return self.tokens.summands(instance.value, value) if is_cut else value
 
     def _gradient(self, value: Value) -> str:
+        if value.name in self.exchanges.experts.swapped:
+            return self.exchanges.experts.gradient(value.name)
         is_cut = value.name in self.tokens.scattered
         return self.tokens.gradient(value.name) if is_cut else f"{value.name}/gradient"

@@ -19,7 +19,7 @@ from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.strategy.zero_knobs import Keep
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.names import DATA, INNER
+from zsim.zero.names import INNER
 from zsim.zero.offloaded_parameters import FetchedShards
 from zsim.zero.state import BucketState, gather_path, own_view, update_path
 from zsim.zero.visit_order import Need, UnitVisit
@@ -48,7 +48,7 @@ def gather_updated(
 ) -> str:
     """All-gather in place the parameters of `bucket`; each rank has updated its own shard."""
     own = own_view(writer, bucket, parameter)
-    return writer.all_gather(name, DATA, own, parameter, stream=stream, after=after)
+    return writer.all_gather(name, bucket.axis, own, parameter, stream=stream, after=after)
 
 
 class GatheredParameters:
@@ -147,7 +147,7 @@ class GatheredParameters:
             after = (Previous(update_path(bucket, self.strategy, tier=tier)),)
         again = not first and self.strategy.zero.secondary is not None
         shard = _secondary(bucket) if again else self.states[need.bucket].parameter
-        group = INNER if again else DATA
+        group = INNER if again else bucket.axis
         fetched = None if again or self.fetched is None else self.fetched.take(need)
         if fetched is not None:
             shard, after = fetched[0], (fetched[1],)

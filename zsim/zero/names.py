@@ -14,6 +14,13 @@ CONTEXT = "context"
 """Mesh axes, and the groups along each. If the data axis is split, its parts are outer and inner,
 or outer and context: ranks that share a sequence are neighbors.
 """
+EXPERT = "expert"
+EXPERT_TENSOR = "expert_tensor"
+EXPERT_DATA = "expert_data"
+TENSOR_EXPERT = "tensor_expert"
+"""Axes of experts, and the groups along each: Megatron-LM's `ep`, `expt_tp` and `expt_dp`. The last
+is the group of the first two, its `tp_ep`. Data and tensor axes are cut where these start and end.
+"""
 EMBEDDING = "embedding"
 """The group of a pipeline's first and last stage, which both hold a tied embedding."""
 WORLD = "world"

@@ -17,7 +17,7 @@ from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, UnitRun
 from zsim.zero.forward_backward import ForwardBackward
-from zsim.zero.names import DATA, REPLICATE
+from zsim.zero.names import REPLICATE
 from zsim.zero.offloaded_gradients import GradientsToHost
 from zsim.zero.state import Reduced, own_view
 from zsim.zero.token_copies import shared_views, sum_over_tokens
@@ -159,7 +159,7 @@ class BucketReductions:
         writer, strategy = self.writer, self.strategy
         path, after = f"reduce/{bucket.name}", (copied,)
         if strategy.zero.stage == 0:
-            done = writer.all_reduce(path, DATA, source, after=after)
+            done = writer.all_reduce(path, bucket.axis, source, after=after)
             self.reduced[bucket.index] = Reduced(source, done)
             return
         target = (
@@ -170,7 +170,7 @@ class BucketReductions:
         if landing not in writer.alive:
             writer.allocate(landing)
         own = own_view(writer, bucket, landing)
-        done = writer.reduce_scatter(path, DATA, source, own, after=after)
+        done = writer.reduce_scatter(path, bucket.axis, source, own, after=after)
         stays = strategy.zero.contiguous and _collects_whole(strategy)
         if source != target and not stays:
             self._in_flight.append((source, done))

@@ -89,7 +89,7 @@ class Tokens:
             value.name
             for unit in model.units
             for segment in unit.segments
-            if segment.ends is not None
+            if segment.sums
             for value in segment.outputs
             if value.tensor_sharded
         )

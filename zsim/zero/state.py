@@ -21,7 +21,6 @@ from zsim.strategy.optimizer_rule import scale_elements
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.names import DATA
 
 LOSS_SCALE = "loss_scale"
 GOOD_STEPS = "good_steps"
@@ -193,7 +192,7 @@ def own_view(writer: ScheduleWriter, bucket: Bucket, buffer: str) -> View:
     """Return the view of the rank's shard in a buffer of the shard or of the whole bucket."""
     if writer.buffers[buffer].shard is not None:
         return writer.all(buffer)
-    return View(buffer=buffer, size=bucket.shard, axis=DATA)
+    return View(buffer=buffer, size=bucket.shard, axis=bucket.axis)
 
 
 def updated_view(writer: ScheduleWriter, bucket: Bucket, buffer: str, strategy: Strategy) -> View:

@@ -140,7 +140,7 @@ def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> l
         errors = _medians("fitted", [(row, constants) for row in own])
         errors |= _medians("held_out", _held_out(own, start))
         counts = Counter(_kind(row) for row in own)
-        kinds = [kind for kind in KernelKind if kind is not KernelKind.SOFTMAX]
+        kinds = [kind for kind in KernelKind if kind not in UNMEASURED]
         found[gpu] = FittedKernels(
             gpu=gpu,
             constants=constants,
@@ -150,6 +150,10 @@ def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> l
             sibling=_taken_from(sibling, found) if any(not counts[k] for k in kinds) else "",
         )
     return list(found.values())
+
+
+UNMEASURED = (KernelKind.SOFTMAX, KernelKind.GROUPED_MATMUL)
+"""Kinds of kernels without published rows; those of experts have the constants of products."""
 
 
 def _taken_from(sibling: str, found: Mapping[str, FittedKernels]) -> str:
@@ -162,7 +166,7 @@ def fitted(rows: Sequence[KernelRow], start: KernelProfile) -> KernelProfile:
     free = OF_PRODUCTS if len(products) >= FEW else ("product",)
     found = _searched(products, start, free) if products else start
     for kind in KernelKind:
-        if kind in (KernelKind.MATMUL, KernelKind.SOFTMAX):
+        if kind in (KernelKind.MATMUL, *UNMEASURED):
             continue
         names = (f"{kind}_forward", f"{kind}_backward")
         ways = [

@@ -223,7 +223,7 @@ class BestResult(BestPages, AnswerInFacts):
             MistakeError: there is no such configuration, or it cannot express the setting.
         """
         parallel = {"context": 1, **self.tables.get("parallel", {})}
-        shared = ("context", "context_exchange")
+        shared = ("context", "context_exchange", "expert", "expert_tensor")
         kept = {f"parallel.{key}": parallel[key] for key in shared if key in parallel}
         asked = ConfigQuestion(
             changes={**kept, **setting.changes},

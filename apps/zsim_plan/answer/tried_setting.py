@@ -107,6 +107,8 @@ AXES = {
     "parallel.replicate": "{} replicas",
     "parallel.data": "{}-way data parallel",
     "parallel.context": "{}-way context parallel",
+    "parallel.expert": "{}-way expert parallel",
+    "parallel.expert_tensor": "{}-way expert-tensor parallel",
 }
 CHOSEN = frozenset(
     {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from zsim.schedule.operation import CollectiveOperation
+from zsim.schedule.operation import AllToAll, CollectiveOperation
 from zsim_des.engine.host_issue import HostIssue, IssueStretch, Item
 from zsim_des.engine.instruction import AllocateRequest, Enqueue
 from zsim_des.engine.rank import Rank
@@ -83,7 +83,7 @@ class Tapes:
 
     def _meeting(self, what: Enqueue) -> TapedCollective:
         (member, size_bytes), *others = what.members
-        if others or not isinstance(member, CollectiveOperation):
+        if others or not isinstance(member, CollectiveOperation) or _is_uneven(member):
             raise NotAheadError
         key = (member.group, type(member), member.in_parts, size_bytes)
         kind = self._kinds.setdefault(key, len(self._kinds))
@@ -277,3 +277,8 @@ def _known_ps(instance: ProgramRun, slot: int) -> int:
     if end_ps < 0:
         raise NotAheadError
     return end_ps
+
+
+def _is_uneven(member: CollectiveOperation) -> bool:
+    """Return True if ranks exchange unequal blocks, so that all of them determine the time."""
+    return isinstance(member, AllToAll) and bool(member.sent)

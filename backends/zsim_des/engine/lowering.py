@@ -24,6 +24,7 @@ from zsim.schedule.operation import (
     Operation,
     Previous,
     Read,
+    ReadCounts,
     SetScalar,
     StreamOperation,
     Together,
@@ -277,7 +278,7 @@ class _Lowering:
                 return self._enqueue(operation, members=members)
             case Fill() | Copy():
                 return self._kernel(operation)
-            case HostWait(operation=edge):
+            case HostWait(operation=edge) | ReadCounts(operation=edge):
                 after = self._after(operation.id, (edge,))
                 return Stop(operation.id, after, self._launch_ps(operation))
             case Branch():

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from zsim.network.volume import element_count
 from zsim.schedule.operation import (
+    AllToAll,
     Broadcast,
     CollectiveOperation,
     Communication,
@@ -257,6 +258,7 @@ class Rendezvous:
         member, size_bytes = first.members[0]
         is_one = len(met) == 1 or all(len(entry.keys) == 1 for entry in met)
         if is_one and len(first.keys) == 1 and isinstance(member, CollectiveOperation):
+            size_bytes = _largest_bytes(met, 0)
             number, latency_ps = self.ring(first.rank_class, member, size_bytes)
         else:
             number, size_bytes, latency_ps = self._together(met)
@@ -339,16 +341,19 @@ class Rendezvous:
         rings: set[Key] = set()
         longest_ps = 0
         for entry in met:
-            for key, (member, size_bytes) in zip(entry.keys, entry.members, strict=True):
+            each = zip(entry.keys, entry.members, strict=True)
+            for index, (key, (member, own_bytes)) in enumerate(each):
                 if isinstance(member, Receive) or key in rings:
                     continue
                 rings.add(key)
+                size_bytes = own_bytes
                 if isinstance(member, Send):
                     peer = (entry.rank_class, member.group, member.offset)
                     loads = self._links.send(*peer)
                     latency_ps = self._links.send_latency_ps(*peer, self.network.state)
                 else:
                     assert isinstance(member, CollectiveOperation)
+                    size_bytes = _largest_bytes(met, index)
                     number, latency_ps = self.ring(entry.rank_class, member, size_bytes)
                     loads = tuple(dict(shape) for shape in self.network.shapes(number))
                 longest_ps = max(longest_ps, latency_ps)
@@ -358,6 +363,19 @@ class Rendezvous:
             return 0, 0, longest_ps
         taken, size_bytes = joined(parts)
         return self.network.number(taken), size_bytes, longest_ps
+
+
+def _largest_bytes(met: Sequence[Arrival], index: int) -> int:
+    """Return the bytes of collective number `index` of entries that meet.
+
+    With unequal blocks, those of the member that sends or receives most.
+    """
+    member, size_bytes = met[0].members[index]
+    if not isinstance(member, AllToAll) or not member.sent:
+        return size_bytes
+    found = (entry.members[index][0] for entry in met)
+    largest = max(each.largest for each in found if isinstance(each, AllToAll))
+    return largest * member.wire.size_bytes
 
 
 def _moves(met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:
@@ -396,7 +414,9 @@ def _passes(members: tuple[tuple[Communication, int], ...]) -> Fraction:
 def _must_match(one: tuple[Arrival, Communication], other: tuple[Arrival, Communication]) -> None:
     """Raise MismatchError unless two members that meet are the same operation on equal sizes."""
     (entry, mine), (before, theirs) = one, other
-    fits = element_count(mine) == element_count(theirs) and mine.wire is theirs.wire
+    uneven = isinstance(mine, AllToAll) and bool(mine.sent)
+    fits = mine.wire is theirs.wire
+    fits = fits and (uneven or element_count(mine) == element_count(theirs))
     if not isinstance(mine, PointToPoint):
         fits = fits and type(mine) is type(theirs)
     if isinstance(mine, Broadcast) and isinstance(theirs, Broadcast):

@@ -1,6 +1,6 @@
 """Collectives on numbers: the result of each member, from the inputs of all members."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, assert_never
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy.typing as npt
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     Communication,
     Receive,
@@ -24,12 +25,12 @@ Array = npt.NDArray[Scalar]
 
 
 def received(
-    member: Communication,
+    members: Sequence[Communication],
     place: int,
     sources: Sequence[Array[Scalar]],
     combine: Callable[[Reduction, Sequence[Array[Scalar]]], Array[Scalar]],
 ) -> Array[Scalar]:
-    """Return the result of the member at `place` of a communicator.
+    """Return the result of the member at `place` of a communicator, whose operations are `members`.
 
     `combine` reduces the inputs of the members; elements lie along the first axis.
 
@@ -41,7 +42,7 @@ def received(
         size = len(source) // len(sources)
         return source[place * size : (place + 1) * size]
 
-    match listed(member):
+    match listed(members[place]):
         case AllGather():
             return np.concatenate(sources)
         case ReduceScatter(reduction=reduction):
@@ -50,10 +51,20 @@ def received(
             return combine(reduction, sources)
         case Broadcast(root=root):
             return sources[root]
+        case AllToAll():
+            blocks = _blocks(members, place)
+            return np.concatenate([each[own] for each, own in zip(sources, blocks, strict=True)])
         case Send() | Receive():
             return sources[0]
         case _ as unknown:
             assert_never(unknown)
+
+
+def _blocks(members: Sequence[Communication], place: int) -> Iterator[slice]:
+    """Yield, for each member of an exchange, the part of its source that goes to `place`."""
+    for member in members:
+        assert isinstance(member, AllToAll)
+        yield member.block(place, len(members))
 
 
 def reduced_by(reduction: Reduction, parts: Sequence[Numbers]) -> Numbers:

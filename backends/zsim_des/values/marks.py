@@ -134,7 +134,7 @@ class MarkValues(NotedMemory):
 
     def meet(self, members: Sequence[Communication], sources: Sequence[Marks]) -> Sequence[Marks]:
         """Return the result of each member of a communicator; see `Values.meet`."""
-        return [received(member, place, sources, _combined) for place, member in enumerate(members)]
+        return [received(members, place, sources, _combined) for place in range(len(members))]
 
 
 GRADIENT = Role.GRADIENT

@@ -289,9 +289,7 @@ class Modular:
         self, members: Sequence[Communication], sources: Sequence[Numbers]
     ) -> Sequence[Numbers]:
         """Return the result of each member; see `Values.meet`."""
-        return [
-            received(member, place, sources, reduced_by) for place, member in enumerate(members)
-        ]
+        return [received(members, place, sources, reduced_by) for place in range(len(members))]
 
 
 def shared(

@@ -144,13 +144,11 @@ class PlainPass:
                 f"{name}{drawn}",
                 self._inputs(place, segment),
                 [self._parameters[place][name] for name in segment.parameters],
-                self._elements(
-                    [value.name for value in segment.outputs], whole=segment.ends is not None
-                ),
+                self._elements([value.name for value in segment.outputs], whole=segment.sums),
             )
             made.append(done.outputs)
             self._saved[place][unit.name, position] = done.saved
-        if segment.ends is not None:
+        if segment.sums:
             made = self._own(made, [value.name for value in segment.outputs])
         for place, outputs in enumerate(made):
             for value, output in zip(segment.outputs, outputs, strict=True):
@@ -206,7 +204,7 @@ class PlainPass:
         segment: Segment = unit.segments[position]
         slopes = {
             value.name: self._together(self._slopes, value.name, self._tensor_peers(place))
-            if segment.ends is not None and value.tensor_sharded
+            if segment.sums and value.tensor_sharded
             else self._slopes[place][value.name]
             for value in segment.outputs
             if value.name in self._slopes[place]

@@ -15,6 +15,7 @@ from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     Communication,
     PointToPoint,
@@ -52,6 +53,7 @@ def _named(new: str, old: str) -> Callable[..., Any]:
 
 ALL_GATHER = _named("all_gather_single", "all_gather_into_tensor")
 REDUCE_SCATTER = _named("reduce_scatter_single", "reduce_scatter_tensor")
+ALL_TO_ALL = distributed.all_to_all_single
 assert "async_op" in inspect.signature(ALL_GATHER).parameters
 
 
@@ -244,6 +246,9 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
                 target.copy_(source)
             first = member.ranks[root]
             work = distributed.broadcast(target, src=first, group=group, async_op=asynchronous)
+        case AllToAll(sent=sent, received=came):
+            splits = [*came] or None, [*sent] or None
+            work = ALL_TO_ALL(target, source, *splits, group=group, async_op=asynchronous)
         case Send(offset=offset):
             assert source is not None
             send = distributed.isend if asynchronous else distributed.send
@@ -258,9 +263,11 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
     return cast("Work | None", work) if asynchronous else None
 
 
-def received(member: Communication, place: int, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the result for the member at `place`, given the inputs of all members."""
-    match listed(member):
+def received(
+    members: Sequence[Communication], place: int, sources: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the result for the member at `place`, given operations and inputs of all members."""
+    match listed(members[place]):
         case AllGather():
             return torch.cat(list(sources))
         case ReduceScatter(reduction=reduction):
@@ -269,10 +276,21 @@ def received(member: Communication, place: int, sources: Sequence[torch.Tensor])
             return _reduction(reduction, sources)
         case Broadcast(root=root):
             return sources[root]
+        case AllToAll():
+            return torch.cat([*_blocks(members, place, sources)])
         case Send() | Receive():
             return sources[0]
         case _ as unknown:
             assert_never(unknown)
+
+
+def _blocks(
+    members: Sequence[Communication], place: int, sources: Sequence[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Yield the part of each source that goes to the member at `place`."""
+    for member, source in zip(members, sources, strict=True):
+        assert isinstance(member, AllToAll)
+        yield source[member.block(place, len(members))]
 
 
 def _reduction(reduction: Reduction, parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -22,6 +22,7 @@ from zsim.schedule.operation import (
     FreeMode,
     HostWait,
     Operation,
+    ReadCounts,
     SetScalar,
     StreamOperation,
     Together,
@@ -170,7 +171,7 @@ class Executor:
                 return partial(self._allocate, self.machine.memory.allocate, buffer, line)
             case Free():
                 return self._bound_free(operation)
-            case HostWait(operation=edge):
+            case HostWait(operation=edge) | ReadCounts(operation=edge):
                 return partial(self.machine.streams.host_waits, self._needed(operation, (edge,)))
             case SetScalar():
                 return partial(self._set_scalar, operation)

@@ -23,6 +23,7 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
+    ReadCounts,
     SetScalar,
 )
 
@@ -101,7 +102,7 @@ class NeededWaits:
             match operation:
                 case Allocate() | SetScalar():
                     continue
-                case HostWait(operation=edge):
+                case HostWait(operation=edge) | ReadCounts(operation=edge):
                     waiting, edges = HOST, (edge,)
                 case Branch(after=after):
                     waiting, edges = HOST, after

@@ -30,6 +30,7 @@ KIND: Final = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
     "broadcast_": "broadcast",
+    "alltoall_base_": "all_to_all",
     "send": "send",
     "recv_": "receive",
 }
@@ -75,7 +76,7 @@ def pairs(
 ) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None]]:
     """Yield pairs of read and written tensors of an operator of torch.distributed."""
     kind = KIND.get(operator)
-    if kind in ("all_gather", "reduce_scatter"):
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
         targets, sources = tensors_in(args[0]), tensors_in(args[1])
         yield from zip(sources, targets, strict=True)
         return
@@ -84,6 +85,11 @@ def pairs(
             None if kind == "receive" else tensor,
             None if kind == "send" else tensor,
         )
+
+
+def is_even(operator: str, args: tuple[Any, ...]) -> bool:
+    """Return False for an exchange whose blocks have sizes of their own."""
+    return KIND.get(operator) != "all_to_all" or not any(args[3:5])
 
 
 def scripted(value: object) -> Iterator[Any]:

@@ -176,6 +176,12 @@ def _handed(
         case "broadcast_":
             for tensor in tensors_in(first):
                 yield "broadcast", tensor, others * -(-tensor.numel() // ranks)
+        case "alltoall_base_":
+            for whole in tensors_in(second):
+                kept = whole.numel() // ranks
+                if sent := arguments[4]:  # unequal blocks
+                    kept = sent[process_group_of(arguments).rank()]
+                yield "all_to_all", whole, whole.numel() - kept
         case "recv_":
             for tensor in tensors_in(first):
                 yield "receive", tensor, 0

@@ -31,6 +31,7 @@ from zsim.trace.witness import (
 from zsim_torch.observe.dispatched import (
     KIND,
     by_place,
+    is_even,
     is_fused_update,
     pairs,
     peer_of,
@@ -44,6 +45,10 @@ from zsim_torch.observe.watchers import Exchange, unwatched, watching
 
 BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SHIFT: Final = 0x9E3779B9
+SPLITS: Final = ("reduce_scatter", "all_to_all")
+"""Collectives whose source has a part for each member."""
+JOINS: Final = ("all_gather", "all_to_all")
+"""Collectives whose target has a part from each member."""
 """Added to a bit pattern before it is cubed, so that zeros count."""
 
 
@@ -241,7 +246,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tick=self._next(),
         )
         opened = [
-            self._hand_over(shared, source, target) for source, target in pairs(operator, args)
+            self._hand_over(shared, source, target, is_even=is_even(operator, args))
+            for source, target in pairs(operator, args)
         ]
         result = func(*args, **named)
         work = next((each for each in scripted(result) if "Work" in str(each._type())), None)
@@ -276,13 +282,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages[number] = replace(self._storages[number], made=self._tick)
 
     def _hand_over(
-        self, shared: WitnessedCollective, source: torch.Tensor | None, target: torch.Tensor | None
+        self,
+        shared: WitnessedCollective,
+        source: torch.Tensor | None,
+        target: torch.Tensor | None,
+        *,
+        is_even: bool = True,
     ) -> _Open:
-        kind, count = shared.kind, len(shared.ranks)
+        kind, count = shared.kind, len(shared.ranks) if is_even else 1
         tensor = target if source is None else source
         assert tensor is not None
         brings = source if kind != "broadcast" or distributed.get_rank() == shared.peer else None
-        self._brought.append(_sums(brings, count if kind == "reduce_scatter" else 1))
+        self._brought.append(_sums(brings, count if kind in SPLITS else 1))
         self._left.append(_Sums())
         self._collectives.append(
             replace(
@@ -292,7 +303,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 target=self._tensor_region(target),
             )
         )
-        return _Open(len(self._collectives) - 1, target, count if kind == "all_gather" else 1)
+        return _Open(len(self._collectives) - 1, target, count if kind in JOINS else 1)
 
     def _tensor_region(self, tensor: torch.Tensor | None) -> Region | None:
         """Return the region of a collective's tensor, which is contiguous."""

@@ -117,9 +117,9 @@ def test_a_value_out_of_range_is_named_with_the_path_of_what_refuses_it() -> Non
 
 def test_an_operation_of_an_unknown_type_is_refused_with_those_known() -> None:
     data = plain()
-    data["schedule"]["programs"][0]["step"][0]["type"] = "AllToAll"
+    data["schedule"]["programs"][0]["step"][0]["type"] = "Gather"
     assert refusal(data).startswith(
-        'schedule.programs[0].step[0].type: "AllToAll" must be one of Allocate, Free, Compute'
+        'schedule.programs[0].step[0].type: "Gather" must be one of Allocate, Free, Compute'
     )
     del data["schedule"]["programs"][0]["step"][0]["type"]
     assert refusal(data).startswith("schedule.programs[0].step[0].type: missing; must be one of")

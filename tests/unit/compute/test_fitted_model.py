@@ -22,7 +22,17 @@ from zsim.cluster.profile.kernels import (
 from zsim.compute.fitted_model import Peaks, fitted_s, waves
 from zsim.compute.roofline import kernel_ps
 from zsim.dtype import DType
-from zsim.model.kernel import CUDNN, Kernel, KernelKind, flash_attention, matmul, streaming
+from zsim.model.kernel import (
+    CUDNN,
+    Kernel,
+    KernelKind,
+    OperandLayout,
+    flash_attention,
+    grouped_matmul,
+    matmul,
+    streaming,
+)
+from zsim.model.token_loads import loads_of
 from zsim_lab.rows.gpu_kinds import CUDNN_HOPPER, FLASH2_HOPPER
 
 PEAKS = Peaks(flops=1e15, bytes=1e13)
@@ -199,3 +209,53 @@ def test_a_file_with_a_fault_is_refused_in_one_line(old: str) -> None:
     with pytest.raises(KernelProfileError) as caught:
         parse("x", tomllib.loads(changed))
     assert str(caught.value) == line
+
+
+def of_experts(
+    counts: list[int], n: int, k: int, layout: OperandLayout = OperandLayout.NT
+) -> Kernel:
+    return grouped_matmul(loads_of(counts), n, k, DType.FP16, layout=layout)
+
+
+COUNTS = st.lists(st.integers(0, 3000), min_size=1, max_size=20).filter(any)
+
+
+@given(COUNTS, EXTENTS, EXTENTS, st.sampled_from(OperandLayout))
+def test_no_grouped_product_is_faster_than_the_peaks(
+    counts: list[int], n: int, k: int, layout: OperandLayout
+) -> None:
+    kernel = of_experts(counts, n, k, layout)
+    assert seconds(kernel) >= kernel.flops / PEAKS.flops
+    assert seconds(kernel) >= kernel.bytes / PEAKS.bytes
+
+
+@given(st.integers(1, 3000), EXTENTS, EXTENTS)
+def test_one_expert_is_a_product_that_is_not_cut(m: int, n: int, k: int) -> None:
+    """Cutting the inner extent makes a small product faster, never slower."""
+    assert seconds(of_experts([m], n, k)) >= seconds(product(m, n, k)) * (1 - 1e-9)
+    by_rows = of_experts([m], n, k, OperandLayout.TN)
+    assert seconds(by_rows) >= seconds(product(n, k, m)) * (1 - 1e-9)
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.sampled_from([0, 1]))
+def test_experts_with_whole_tiles_take_as_long_as_one_product(
+    tiles: int, experts: int, more: int
+) -> None:
+    rows, one = 256 * tiles, IDEAL
+    many = of_experts([rows] * experts + [0] * more, 128 * 5, 512)
+    peaks = Peaks(flops=1e15, bytes=1e30)  # more matrices are read
+    whole = seconds(product(rows * experts, 128 * 5, 512), one, peaks)
+    assert seconds(many, one, peaks) == pytest.approx(whole)
+
+
+def test_few_tokens_of_each_expert_waste_most_of_a_tile() -> None:
+    """64 rows is the smallest tile: with 8 rows for each expert, an eighth of it does work."""
+    peaks = Peaks(flops=1e15, bytes=1e30)
+    few, whole = (seconds(of_experts([each] * 128, 4096, 4096), peaks=peaks) for each in (8, 64))
+    assert few == pytest.approx(whole)
+    assert few / (8 * 128) > 7.9 * whole / (64 * 128)
+
+
+def test_one_expert_with_all_tokens_is_faster_than_the_same_tokens_spread_thinly() -> None:
+    spread = seconds(of_experts([16] * 64, 2048, 2048))
+    assert spread > 3 * seconds(of_experts([1024] + [0] * 63, 2048, 2048))

@@ -80,9 +80,15 @@ def test_a_segment_that_begins_with_two_exchanges_is_refused(
         both["casts_tokens"],
         both["gathers_context"],
         both["context_offset"],
+        both["swaps_output"],
     )
     with pytest.raises(ValueError, match=r"segment: begins with .* must begin with one exchange"):
         exchanges_of(flags)
+
+
+def test_a_segment_that_ends_with_a_sum_and_a_swap_is_refused() -> None:
+    with pytest.raises(ValueError, match="ends with sum and swap, must end with one exchange"):
+        exchanges_of((True, False, False, False, False, False, None, True))
 
 
 def test_nothing_but_the_form_in_files_reads_flags_of_segments() -> None:

@@ -143,8 +143,8 @@ WRONG: dict[str, tuple[str, str]] = {
         "model.hf_config: model_type 't5' is an encoder and a decoder, only decoders are modelled",
     ),
     "a mixture of experts": (
-        json.dumps({"model_type": "mixtral"}),
-        "model.hf_config: model_type 'mixtral' is a mixture of experts, only dense models",
+        json.dumps({"model_type": "dbrx"}),
+        "model.hf_config: model_type 'dbrx' is a mixture of experts whose blocks are not modelled",
     ),
     "windows of the last layers": (
         json.dumps(QWEN2 | {"use_sliding_window": True, "max_window_layers": 21}),

@@ -1,15 +1,13 @@
 """Decoders of transformers have as many parameters as its own modules, or as their weights."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 from published_configs import Config
-from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING
+from transformers_counts import SIZES, counted, counted_by_transformers
 
 import zsim
 from zsim.scenario.hugging_face import shape_fields
@@ -17,15 +15,6 @@ from zsim.scenario.hugging_face_architectures import READERS
 from zsim.scenario.hugging_face_decoders import DECODERS
 from zsim.scenario.tables import ScenarioError
 
-SIZES: Config = {
-    "vocab_size": 208,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
 OLD: Config = {"vocab_size": 208, "n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 128}
 BLOOM: Config = {"vocab_size": 208, "hidden_size": 64, "n_layer": 3, "n_head": 8}
 OF_GPT = {"gpt_bigcode": OLD, "gptj": OLD | {"rotary_dim": 4}, "bloom": BLOOM}
@@ -54,27 +43,6 @@ OF_TRANSFORMERS = sorted(
     if kind in CONFIG_MAPPING
     for changes in ({}, *CHANGES.get(kind, ()))
 )
-
-
-TOKENS: dict[str, Config] = {kind: {"pad_token_id": 0} for kind in ("glm", "glm4", "smollm3")}
-"""Keys without parameters that a small model of transformers needs."""
-
-
-def counted(config: Config, folder: Path, **settings: object) -> int:
-    path = folder / "config.json"
-    path.write_text(json.dumps(config), "utf-8")
-    changes = {"model.hf_config": str(path), "model.sequence_length": 16, **settings}
-    return zsim.load("tiny", changes).model.parameter_count
-
-
-def counted_by_transformers(config: Config) -> int:
-    kind = str(config["model_type"])
-    keys = {key: config[key] for key in config if key != "model_type"}
-    made = CONFIG_MAPPING[kind](**cast("dict[str, Any]", keys | TOKENS.get(kind, {})))
-    with torch.device("meta"):
-        from_config = cast("Callable[[object], nn.Module]", AutoModelForCausalLM.from_config)
-        module = from_config(made)
-    return sum(each.numel() for each in {id(each): each for each in module.parameters()}.values())
 
 
 @pytest.mark.parametrize(("kind", "changes"), OF_TRANSFORMERS)
@@ -180,10 +148,10 @@ def test_a_decoder_with_code_of_its_own_has_the_parameters_of_its_weights(
 REASONS = {
     "bert": "an encoder, only decoders are modelled",
     "vit": "of images or sound, only decoders of text are modelled",
-    "mamba": "recurrent or has layers of state space, only attention is modelled",
+    "mamba": "recurrent, or a hybrid with recurrent or state space layers; only attention is",
     "gemma3": "a decoder with an encoder of images or sound; save its text_config as config.json",
-    "glm4_moe": "a mixture of experts, only dense models are modelled",
-    "minicpm3": "with compressed keys and values (MLA), which are not modelled",
+    "dbrx": "a mixture of experts whose blocks are not modelled",
+    "minicpm3": "with blocks that are not modelled",
 }
 
 

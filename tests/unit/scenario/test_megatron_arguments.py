@@ -58,6 +58,49 @@ def refusal(words: str, *changes: str) -> str:
     return str(caught.value)
 
 
+MIXTRAL = (
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-aux-loss-coeff 0.02"
+    " --moe-token-dispatcher-type alltoall --expert-model-parallel-size 4"
+    " --expert-tensor-parallel-size 1 --moe-permute-fusion"
+)
+
+
+def test_arguments_of_experts_set_the_model_and_their_ranks() -> None:
+    found = read(f"{LLAMA3_8B} {MIXTRAL}")
+    experts = found.model.experts
+    assert experts is not None
+    assert (experts.count, experts.top_k, experts.intermediate_size) == (8, 2, 14336)
+    assert (experts.scores, experts.kernels) == ("softmax_of_chosen", "grouped")
+    assert experts.auxiliary_loss
+    assert (found.parallel.expert, found.parallel.expert_tensor) == (4, 1)
+    assert left(f"{LLAMA3_8B} {MIXTRAL}") == ()
+
+
+def test_arguments_of_deepseek_set_groups_bias_and_dense_layers() -> None:
+    experts = read(
+        f"{SHAPE.replace('layers 2', 'layers 6')} --num-experts 16 --moe-router-topk 4"
+        " --moe-ffn-hidden-size 32"
+        " --moe-shared-expert-intermediate-size 64 --moe-router-score-function sigmoid"
+        " --moe-router-topk-scaling-factor 2.5 --moe-router-num-groups 4"
+        " --moe-router-group-topk 2 --moe-router-enable-expert-bias --moe-router-dtype fp32"
+        " --moe-layer-freq ([0]*1+[1]*5)"
+    ).model.experts
+    assert experts is not None
+    assert (experts.intermediate_size, experts.shared_intermediate_size) == (32, 64)
+    assert (experts.scores, experts.scaling, experts.router_format) == ("sigmoid", 2.5, "fp32")
+    assert (experts.groups, experts.top_groups, experts.dense_layers) == (4, 2, 1)
+    assert experts.score_bias
+    assert not experts.auxiliary_loss
+    assert experts.kernels == "loop"
+
+
+def test_scores_before_the_choice_are_not_normalised() -> None:
+    experts = read(f"{SHAPE} --num-experts 4 --moe-router-pre-softmax").model.experts
+    assert experts is not None
+    assert (experts.scores, experts.normalised) == ("softmax", False)
+    assert experts.intermediate_size == 4 * 64
+
+
 def test_a_command_line_of_llama_3_8b_is_the_published_shape() -> None:
     published = named(parse(TEXT, ["model.name=llama3-8b"]), model_catalogue()).model
     found = read(LLAMA3_8B).model
@@ -203,7 +246,20 @@ def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
             " --microbatch-group-size-per-virtual-pipeline-stage 4",
             "4 is not modelled, only 2",
         ),
-        (f"{SHAPE} --num-experts 8", "--num-experts: experts: not modelled"),
+        (
+            f"{SHAPE} --num-experts 8 --expert-model-parallel-size 8",
+            "--moe-token-dispatcher-type: allgather is not modelled with expert ranks",
+        ),
+        (
+            f"{SHAPE} --num-experts 8 --moe-layer-freq 2",
+            "--moe-layer-freq: '2' must be 1, or as ([0]*3+[1]*58) for all layers",
+        ),
+        (
+            f"{SHAPE} --num-experts 8 --moe-layer-freq ([0]*1+[1]*2)",
+            "--moe-layer-freq: '([0]*1+[1]*2)' must be 1, or as",
+        ),
+        (f"{SHAPE} --num-experts 8 --moe-router-dtype fp64", "fp64 is not modelled, only fp32"),
+        (f"{SHAPE} --num-experts 8 --moe-z-loss-coeff 0.001", "--moe-z-loss-coeff"),
         (
             f"{SHAPE} --fine-grained-activation-offloading",
             "activations of modules on the host: not modelled",

@@ -52,7 +52,12 @@ def by_hand(shape: dict[str, Any]) -> int:
     scale = int(shape.get("norm_weight", True))
     norm = scale + int(layer_norm and shape.get("norm_bias", bias))
     norms = 4 if shape.get("norm_placement") == "both" else 1 if shape.get("shared_norm") else 2
-    block = width * (queries + 2 * keys) + queries * width + (3 if gated else 2) * width * inner
+    block = width * (queries + 2 * keys) + queries * width
+    if latent := shape.get("latent"):
+        block = latent_by_hand(shape, latent)
+    mlp = (3 if gated else 2) * width * inner
+    block += heads if shape.get("sinks") else 0
+    block += width if shape.get("output_bias") and not bias else 0
     block += norms * norm * width
     block += (queries + 2 * keys) * int(shape.get("qkv_bias", bias))
     block += int(bias) * (width + inner + width)
@@ -62,7 +67,30 @@ def by_hand(shape: dict[str, Any]) -> int:
     places = shape.get("position_embeddings", shape["sequence_length"]) if learned else 0
     ends = words * width * (1 if shape.get("tied_embeddings") else 2) + places * width
     ends += norm * width + words * int(shape.get("head_bias", False))
-    return int(shape["layers"] * block + ends)
+    experts = shape.get("experts", {"dense_layers": shape["layers"]})
+    dense = experts.get("dense_layers", 0)
+    routed = routed_by_hand(width, experts) if dense < shape["layers"] else 0
+    mlps = dense * mlp + (shape["layers"] - dense) * routed
+    return int(shape["layers"] * block + mlps + ends)
+
+
+def latent_by_hand(shape: dict[str, Any], latent: dict[str, Any]) -> int:
+    """Parameters of latent attention: the compressing and the expanding layers, their norms."""
+    width, heads = shape["hidden_size"], shape["attention_heads"]
+    rank, nope, rope = (latent[each] for each in ("key_value_rank", "nope_size", "rope_size"))
+    low = latent.get("query_rank")
+    queries = heads * (nope + rope)
+    count = width * queries if low is None else width * low + low + low * queries
+    count += width * (rank + rope) + rank + rank * heads * (nope + latent["value_size"])
+    return int(count + heads * latent["value_size"] * width)
+
+
+def routed_by_hand(width: int, experts: dict[str, Any]) -> int:
+    """Parameters of the experts of a block, of its router, and of the expert for all tokens."""
+    count, inner = experts["count"], experts["intermediate_size"]
+    own = 3 * width * inner + (2 * inner + width if experts.get("bias") else 0)
+    router = width * count + (count if experts.get("router_bias") else 0)
+    return int(count * own + router + 3 * width * experts.get("shared_intermediate_size", 0))
 
 
 @pytest.mark.matrix(6)
@@ -138,9 +166,10 @@ WRONG = {
     "model.name=#": "model.name: '#' is not the name of a model; zsim list models prints all",
     "model.name=google-t5/t5-11b": "model.name: 'google-t5/t5-11b' is an encoder and a decoder",
     "model.name=google/flan-t5-xl": "model.name: 'google/flan-t5-xl' is an encoder and a decoder",
-    "model.name=mistralai/Mixtral-8x7B-v0.1": "model.name: 'mistralai/Mixtral-8x7B-v0.1' is a "
-    "mixture of experts, only dense models are modelled",
-    "model.name=Qwen/Qwen3-30B-A3B": "model.name: 'Qwen/Qwen3-30B-A3B' is a mixture of experts",
+    "model.name=databricks/dbrx-base": "model.name: 'databricks/dbrx-base' is a mixture of "
+    "experts whose blocks are not modelled",
+    "model.name=Qwen/Qwen3-Next-80B-A3B": "model.name: 'Qwen/Qwen3-Next-80B-A3B' is recurrent, or "
+    "a hybrid with recurrent or state space layers; only attention is modelled",
     "model.name=bert-base-uncased": "model.name: 'bert-base-uncased' is an encoder, only",
 }
 

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -97,14 +97,14 @@ def test_a_row_sends_if_its_kind_counts_bytes() -> None:
             assert row.laps == 0
 
 
-PLANT = ROOT / "tests" / "plants" / "operation" / "all_to_all.py"
+PLANT = ROOT / "tests" / "plants" / "operation" / "reduce_to_root.py"
 
 
 def planted() -> type[CollectiveOperation]:
     """Return the class of the planted operation."""
     known: dict[str, type[CollectiveOperation]] = {}
     exec(compile(PLANT.read_text("utf-8"), str(PLANT), "exec"), known)
-    return known["AllToAll"]
+    return known["Reduce"]
 
 
 def test_a_new_communication_is_missing_where_values_are_computed_and_nowhere_else() -> None:
@@ -117,12 +117,23 @@ def test_a_new_communication_is_missing_where_values_are_computed_and_nowhere_el
 
 def test_the_attributes_of_a_new_communication_say_all_that_other_readers_ask() -> None:
     view = View(buffer="x", size=8)
-    made = planted()(id="a", stream="s", group="data", source=view, target=view, wire=DType.BF16)
+    wire = DType.BF16
+    kind: Any = planted()
+    made: CollectiveOperation = kind(
+        id="a",
+        stream="s",
+        group="data",
+        source=view,
+        target=view,
+        wire=wire,
+        accumulate=wire,
+        root=1,
+    )
     assert {each.view for each in accesses(made)} == {view}
     assert ring_equivalent_bytes(made, 4) == 3 * 2 * 2
-    assert Collective(made.name) is Collective.ALL_TO_ALL
-    assert made.addressed(3) == (0, 1, 2)
-    with pytest.raises(TypeError, match="AllToAll is not in AnyCommunication"):
+    assert Collective(made.name) is Collective.REDUCE
+    assert made.addressed(3) == (1,)
+    with pytest.raises(TypeError, match="Reduce is not in AnyCommunication"):
         listed(made)
 
 
@@ -135,9 +146,9 @@ def test_a_type_checker_names_each_interpreter_that_lacks_a_new_communication(
     union = "AnyCommunication = AllGather"
     text, plant = path.read_text("utf-8"), PLANT.read_text("utf-8")
     assert union in text
-    added = plant[plant.index("class AllToAll") :]
+    added = plant[plant.index("class Reduce") :]
     shadow = tmp_path / "communication.py"
-    shadow.write_text(text.replace(union, f"{added}\n\n{union} | AllToAll"), "utf-8")
+    shadow.write_text(text.replace(union, f"{added}\n\n{union} | Reduce"), "utf-8")
     run = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")),

@@ -6,7 +6,8 @@ from itertools import accumulate
 import pytest
 
 from zsim.dtype import DType
-from zsim.model.architecture import GPT, ArchitectureError, Attention, Llama
+from zsim.model.architecture import GPT, Attention, Llama
+from zsim.model.architecture_error import ArchitectureError
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Model, Segment
 from zsim.model.narrow_products import format_of

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.model.architecture import GPT, ArchitectureError
+from zsim.model.architecture import GPT
+from zsim.model.architecture_error import ArchitectureError
 from zsim.model.gpt import gpt
 from zsim.model.model import Model, ModelError
 from zsim.proof import check

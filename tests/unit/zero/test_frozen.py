@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from zsim.analysis.schedule_plan import plan
-from zsim.model.architecture import GPT, ArchitectureError, LoRA
+from zsim.model.architecture import GPT, LoRA
+from zsim.model.architecture_error import ArchitectureError
 from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
 from zsim.model.transformer import transformer
 from zsim.proof import check

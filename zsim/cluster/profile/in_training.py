@@ -82,7 +82,7 @@ class InTraining:
 
 def share_of(kernel: Kernel) -> str:
     """Return the name of the constant of `kernel`."""
-    if kernel.kind is KernelKind.MATMUL:
+    if kernel.kind in (KernelKind.MATMUL, KernelKind.GROUPED_MATMUL):
         return "product"
     if kernel.kind is KernelKind.ATTENTION and kernel.version > 1:
         return "flash2"

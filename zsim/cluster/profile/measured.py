@@ -15,7 +15,8 @@ from math import exp, inf, isfinite, log, prod
 from typing import TypeVar
 
 from zsim.dtype import DType, Multiplied
-from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.kernel import Kernel, KernelKind, OperandLayout
+from zsim.model.token_loads import balanced
 from zsim.schedule.operation import Communication, Compute, Copy, Fill, Operation, Together
 
 
@@ -256,6 +257,8 @@ class MeasuredTimes:
         """
         if kernel.kind is KernelKind.MATMUL:
             return self._product_s(kernel)
+        if kernel.kind is KernelKind.GROUPED_MATMUL:
+            return self._grouped_s(kernel)
         size = kernel.bytes
         if kernel.kind is KernelKind.ATTENTION:
             size = kernel.executed_flops
@@ -313,6 +316,18 @@ class MeasuredTimes:
             return times.at(batch, m, n, k)
         side = max(1, round((kernel.flops / 2) ** (1 / 3)))  # unknown shape
         return times.at(1, side, side, side)
+
+    def _grouped_s(self, kernel: Kernel) -> float:
+        """Return the seconds of the products of experts, one after the other."""
+        times = _nearest(self.products, kernel.dtype, backward=kernel.backward)
+        count, rows, n, k = kernel.shape
+        loads = balanced(rows, count) if kernel.loads is None else kernel.loads
+        sums_rows = kernel.layout is OperandLayout.TN
+        return sum(
+            experts * (times.at(1, n, k, copies) if sums_rows else times.at(1, copies, n, k))
+            for experts, copies in loads.groups
+            if copies
+        )
 
     def _curve(self, kind: KernelKind, dtype: Multiplied, *, backward: bool) -> TimeCurve | None:
         alike = [each for each in self.kernels if each.kind is kind]

@@ -14,11 +14,16 @@ from zsim.dtype import DType
 from zsim.model.architecture import Activation, Architecture, NormPlacement, QKNorm
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, ModelError, Unit, Value
+from zsim.model.token_loads import TokenLoads
 from zsim.model.transformer.block import block, like
 from zsim.model.transformer.ends import embedding, head
+from zsim.model.transformer.further_tokens import further_tokens, with_losses
 from zsim.model.transformer.size import Size
 from zsim.model.transformer.tiling import tiled_block
 from zsim.strategy.precision import Precision
+
+UNDIVIDED = ("experts", "latent", "sinks", "mtp_layers")
+"""Parts of a shape that no tensor axis divides."""
 
 
 def transformer(
@@ -30,12 +35,12 @@ def transformer(
     sequence: bool = False,
     keeps_gathered: bool = False,
     in_place_loss: bool = False,
+    loads: TokenLoads | None = None,
 ) -> Model:
     """Return the model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
-    The vocabulary is padded to a multiple of `tensor`, as in Megatron-LM. See `Size` for
-    `sequence`, `keeps_gathered` and `in_place_loss`; `sequence` has no effect without a tensor
-    axis.
+    The vocabulary is padded to a multiple of `tensor`, as in Megatron-LM. `Size` describes the
+    other arguments; `sequence` has no effect without a tensor axis.
 
     Raises:
         ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
@@ -51,6 +56,7 @@ def transformer(
         sequence=sequence and tensor > 1,
         keeps_gathered=keeps_gathered,
         in_place_loss=in_place_loss,
+        loads=loads,
     )
     batch = Value(
         name=BATCH,
@@ -70,6 +76,7 @@ def transformer(
         micro_batch_size=micro_batch_size,
         tokens=size.tokens,
         tensor=tensor,
+        expert=shape.execution.expert,
         forward_flops=tensor * _products(forward),
         backward_flops=tensor * _products(backward),
         attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
@@ -88,28 +95,25 @@ def _products(kernels: Sequence[Kernel]) -> int:
 
 def _blocks(size: Size, source: Value) -> Iterator[Unit]:
     """Yield all units of all blocks; equivalent blocks are built once and renamed."""
-    execution = size.shape.execution
-    cut = tiled_block if execution.tiles > 1 else _as_one
-    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}  # by window, GEMMs and gradients
-    names = [
-        parameter.name.removeprefix("block0")
-        for unit in cut(size, "block0", source)
-        for parameter in unit.parameters
-    ]
+    alike: dict[tuple[bool, ...], tuple[Unit, ...]] = {}  # by window, experts, GEMMs and gradients
+    names = {routed: _names(size, source, routed=routed) for routed in {*_routed(size.shape)}}
     for layer in range(size.shape.layers):
         module = size.shape.module_of(layer)
         own = f"block{module}"
-        local = size.shape.is_local(layer)
-        stays_wide = not execution.quantizes(module, size.shape.layers)
+        local, routed = size.shape.is_local(layer), size.shape.has_experts(layer)
+        stays_wide = not size.shape.execution.quantizes(module, size.shape.layers)
         kind = (
             local,
+            routed,
             stays_wide,
             source.requires_gradient,
-            *(size.is_frozen(f"{own}{each}") for each in names),
+            *(size.is_frozen(f"{own}{each}") for each in names[routed]),
         )
         if kind not in alike:
             given = replace(source, name="given")  # a name that no block computes
-            made = cut(replace(size, stays_wide=stays_wide), own, given, local=local)
+            made = _cut(
+                replace(size, stays_wide=stays_wide), own, given, local=local, routed=routed
+            )
             alike[kind] = like(made, own, "block", given)
         calls = own if module != layer else None
         units = like(alike[kind], "block", f"block{layer}", source, calls=calls)
@@ -117,8 +121,25 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
         source = units[-1].segments[-1].outputs[-1]
 
 
-def _as_one(size: Size, name: str, source: Value, *, local: bool = False) -> tuple[Unit, ...]:
-    return (block(size, name, source, local=local),)
+def _routed(shape: Architecture) -> Iterator[bool]:
+    """Yield for each block whether it has routed experts."""
+    return (shape.has_experts(layer) for layer in range(shape.layers))
+
+
+def _names(size: Size, source: Value, *, routed: bool) -> list[str]:
+    """Return the names of the parameters of a block, without the block's name."""
+    return [
+        parameter.name.removeprefix("block0")
+        for unit in _cut(size, "block0", source, local=False, routed=routed)
+        for parameter in unit.parameters
+    ]
+
+
+def _cut(size: Size, name: str, source: Value, *, local: bool, routed: bool) -> tuple[Unit, ...]:
+    """Return the units of a block: one, or its tiles, which have no experts."""
+    if size.shape.execution.tiles > 1:
+        return tiled_block(size, name, source, local=local)
+    return (block(size, name, source, local=local, routed=routed),)
 
 
 def _need_matching(shape: Architecture, model: Model) -> None:
@@ -139,7 +160,26 @@ def _units(size: Size, batch: Value) -> list[Unit]:
     """Return the embedding, the blocks and the head; each reads the output of the previous one."""
     units = [embedding(size, batch)]
     units += _blocks(size, units[-1].segments[-1].outputs[-1])
-    return [*units, head(size, units[-1].segments[-1].outputs[-1])]
+    source = units[-1].segments[-1].outputs[-1]
+    further = further_tokens(size, source, batch)
+    return [*units, *further, with_losses(size, head(size, source), further)]
+
+
+def _need_experts(shape: Architecture, *, size_of_batch: int) -> None:
+    """Raise ModelError unless expert ranks divide the experts, and the copies of their tokens."""
+    ranks, experts = shape.execution.expert, shape.experts
+    if ranks == 1:
+        return
+    if experts is None:
+        raise ModelError(f"parallel.expert: {ranks} needs a model with experts")
+    if experts.count % ranks:
+        raise ModelError(f"parallel.expert: {ranks} must divide the {experts.count} experts")
+    copies = size_of_batch // shape.execution.context * experts.top_k
+    if copies % ranks:
+        raise ModelError(
+            f"parallel.expert: {ranks} must divide the {copies} copies of tokens of a micro-batch, "
+            "which are exchanged in equal blocks"
+        )
 
 
 def _need_dividing(
@@ -154,9 +194,14 @@ def _need_dividing(
             ("norm_placement", shape.norm_placement is not NormPlacement.BEFORE),
             ("shared_norm", shape.shared_norm),
             ("activation", shape.activation is Activation.XIELU),
+            *((name, getattr(shape, name)) for name in UNDIVIDED),
         ):
             if differs:
                 raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
+    _need_experts(shape, size_of_batch=micro_batch_size * shape.sequence_length)
+    for name in UNDIVIDED:
+        if tensor > 1 and getattr(shape, name):
+            raise ModelError(f"model.{name}: not modelled with tensor {tensor}, allowed is 1")
     if shape.lora is not None and tensor > 1:
         raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
     if shape.activation is Activation.XIELU and tensor > 1:

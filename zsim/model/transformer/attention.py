@@ -16,7 +16,8 @@ from zsim.model.kernel import (
 )
 from zsim.model.model import Value
 from zsim.model.transformer.gathered_layers import each_gathered
-from zsim.model.transformer.linear import layer, normalize
+from zsim.model.transformer.latent import latent_attention
+from zsim.model.transformer.linear import column_sum, layer, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor
 from zsim.model.transformer.shared_attention import shared
 from zsim.model.transformer.size import Size
@@ -30,6 +31,8 @@ def attention(
     If `local`, tokens see only the window; plain attention computes and masks the rest. If ranks
     share a sequence, attention is cut where they exchange keys and values.
     """
+    if size.shape.latent is not None:
+        return latent_attention(size, source, target, name)
     attended = size.rows(f"{name}/attended", size.query_width)
     layers = _projections(size, source, name)
     projected = {part: operators[-1].makes for part, operators in layers.items()}
@@ -115,7 +118,7 @@ def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operat
             shares=bool(found),
         )
         if size.shape.qk_norm is not None and part != "v":
-            by_head = size.shape.qk_norm is QKNorm.HEAD
+            by_head = size.shape.qk_norm is not QKNorm.WIDTH
             normed = size.rows(f"{name}/{part}/normed", width)
             turned = normalize(
                 size,
@@ -124,6 +127,7 @@ def _projections(size: Size, source: Value, name: str) -> dict[str, tuple[Operat
                 f"{name}.ln_{part}",
                 width=size.shape.head_width if by_head else width,
                 of_own_heads=by_head,
+                scaled=size.shape.qk_norm is not QKNorm.UNSCALED,
             )
             found[part] = (*found[part], turned)
     return found
@@ -230,13 +234,17 @@ def _flash(
         flash_attention(shape, size.dtype, backward=way, version=version, window=window)
         for way in (False, True)
     )
+    sinks = (size.copied(f"{name}.sinks", size.heads),) if size.shape.sinks else ()
+    trained = [each for each in sinks if not each.frozen]
     return Operator(
         reads=sources,
         makes=target,
+        parameters=sinks,
         saves=(*sources, target, *saved),
         draws=Draws.APART if size.shape.dropout else None,
         forward=(forward,),
         backward=(backward,),
+        trains=tuple(column_sum(size, size.heads) for _ in trained),
     )
 
 

@@ -10,6 +10,7 @@ from zsim.model.renamed_copy import copier
 from zsim.model.transformer.attention import attention
 from zsim.model.transformer.gathered_layers import each_gathered, rearranged
 from zsim.model.transformer.linear import column_sum, layer, normalize
+from zsim.model.transformer.mixture import mixture
 from zsim.model.transformer.operator import (
     Operator,
     Stretch,
@@ -27,8 +28,12 @@ SCRIPTED = (8, 9)
 is one kernel per direction, which writes six intermediate results for backward, and reads them."""
 
 
-def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
+def block(
+    size: Size, name: str, source: Value, *, local: bool = False, routed: bool = False
+) -> Unit:
     """Return the block called `name`, which reads `source`; if `local`, tokens see a window.
+
+    If `routed`, it has routed experts instead of an MLP.
 
     With one rank on the tensor axis it is one segment. With more it is cut at Megatron-LM's
     all-reduces (Shoeybi et al. 2019, section 3): attention and MLP read a replicated input, hold
@@ -38,7 +43,7 @@ def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
     if size.shape.parallel_residual:
         stretches = _side_by_side(size, name, source, local=local)
     else:
-        stretches = _one_after_the_other(size, name, source, local=local)
+        stretches = one_after_the_other(size, name, source, local=local, routed=routed)
     parameters = parameters_of(stretches)
     if not size.cut:
         stretches = _between_exchanges(stretches)
@@ -49,10 +54,13 @@ def block(size: Size, name: str, source: Value, *, local: bool = False) -> Unit:
 
 
 def _between_exchanges(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
-    """Join the stretches between exchanges of keys and values."""
+    """Join the stretches between exchanges of keys and values, or of tokens of experts.
+
+    All outputs of a stretch that ends in such an exchange take part in it, so it is not joined.
+    """
     parts: list[list[Stretch]] = [[]]
     for each in stretches:
-        if each.exchanges:
+        if parts[-1] and (each.exchanges or each.swaps or parts[-1][-1].swaps):
             parts.append([])
         parts[-1].append(each)
     return tuple(
@@ -78,23 +86,27 @@ def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple
     )
 
 
-def _one_after_the_other(
-    size: Size, name: str, source: Value, *, local: bool
+def one_after_the_other(
+    size: Size, name: str, source: Value, *, local: bool, routed: bool
 ) -> tuple[Stretch, ...]:
-    """Return attention and MLP, each with its norms and added to its input."""
+    """Return attention and MLP, or experts, each with its norms and added to its input."""
     attended, transformed = size.value(f"{name}/proj"), size.value(f"{name}/down")
     middle, output = size.value(f"{name}/sum"), size.value(f"{name}/output")
     before, read = _before(size, source, f"{name}.ln1")
     after, added = _after(size, attended, f"{name}.ln1_after")
     before2, read2 = _before(size, middle, f"{name}.ln2")
     after2, added2 = _after(size, transformed, f"{name}.ln2_after")
+    if routed:
+        last = mixture(size, read2, transformed, name)
+    else:
+        last = overlapped(size, perceptron(size, read2, transformed, name), "fc1", "fc2")
     return (
         *before,
         *overlapped(size, attention(size, read, attended, name, local=local), "qkv", "proj"),
         *after,
         add(size, (source, added), middle, (f"{name}.proj",)),
         *before2,
-        *overlapped(size, perceptron(size, read2, transformed, name), "fc1", "fc2"),
+        *last,
         *after2,
         add(size, (middle, added2), output, (f"{name}.down",)),
     )

@@ -113,22 +113,22 @@ def head(size: Size, source: Value) -> Unit:
     normed = size.value("head/ln")
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
     norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
-    weight, bias = _projection(size)
+    weight, bias = projection(size)
     parameters = (*norm.parameters, weight, *(() if bias is None else (bias,)))
     first = Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,))
     statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
     last = tensor_of(statistics if size.cut else loss)
-    scores = Stretch(
+    loss_stretch = Stretch(
         inputs=(normed.name, BATCH),
         outputs=(statistics if size.cut else loss,),
-        operators=_scores(size, normed, (weight, bias), last),
+        operators=scores(size, normed, (weight, bias), last),
         ends=sum_outputs() if size.cut else None,
         begins=gather_tokens() if size.cut else None,
     )
     if not size.cut:
-        stretches: tuple[Stretch, ...] = (joined((first, scores)),)
+        stretches: tuple[Stretch, ...] = (joined((first, loss_stretch)),)
         if size.shape.execution.splits and size.shape.execution.loss is not Loss.CHUNKED_HEAD:
-            stretches = _split_loss(size, joined((first, scores)))
+            stretches = _split_loss(size, joined((first, loss_stretch)))
         return Unit(
             name="head",
             parameters=parameters,
@@ -139,7 +139,9 @@ def head(size: Size, source: Value) -> Unit:
     return Unit(
         name="head",
         parameters=parameters,
-        segments=segments(rearranged(size, (first, beside_nccl(size, scores), end)), (source,)),
+        segments=segments(
+            rearranged(size, (first, beside_nccl(size, loss_stretch), end)), (source,)
+        ),
         checkpoint=False,
     )
 
@@ -160,14 +162,14 @@ def _split_loss(size: Size, whole: Stretch) -> tuple[Stretch, Stretch]:
     )
 
 
-def _projection(size: Size) -> tuple[Parameter, Parameter | None]:
+def projection(size: Size) -> tuple[Parameter, Parameter | None]:
     """Return the weight of the output projection, and its bias if it has one."""
     name = TOKENS if size.shape.tied_embeddings else "head.weight"
     weight = size.part(name, size.vocabulary, size.hidden)
     return weight, size.part("head.bias", size.vocabulary) if size.shape.head_bias else None
 
 
-def _scores(
+def scores(
     size: Size, normed: Value, projection: tuple[Parameter, Parameter | None], target: Tensor
 ) -> tuple[Operator, ...]:
     """Return logits and their cross entropy, in the variant that the execution selects."""
@@ -221,7 +223,7 @@ def _whole_vocabulary(size: Size, source: Value) -> Unit:
     logits = Value(name=own.name, elements=own.elements, dtype=own.dtype, tensor_sharded=True)
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
     norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
-    weight, bias = _projection(size)
+    weight, bias = projection(size)
     project = linear(size, size.whole(normed), own, weight, bias=bias, kept=size.kept(normed))
     gathered = replace(own, elements=own.elements * size.tensor)
     ordered = replace(gathered, name="head/ordered")
@@ -335,7 +337,7 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
     statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
     norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
-    weight, bias = _projection(size)
+    weight, bias = projection(size)
     source_kept = size.kept(normed)
     project = linear(
         size, size.whole(normed), tensor_of(logits), weight, bias=bias, kept=source_kept

@@ -258,21 +258,22 @@ def normalize(
     *,
     width: int | None = None,
     of_own_heads: bool = False,
+    scaled: bool = True,
 ) -> Operator:
     """Return the norm `name`: it saves its source, and mean and deviation of rows, or RMS.
 
     If composed of PyTorch operators, it saves source and normalized source, both in fp32.
 
     A row is the hidden state of a token, or `width` elements. With `of_own_heads`, rows are of the
-    heads of this rank of the tensor axis. Forward reads and writes. Backward
-    reads source and gradient, writes the source's gradient, and reads both again for gradients of
-    trained parameters; in a split backward, these are separate kernels.
+    heads of this rank of the tensor axis. Without `scaled` it has no parameters. Forward reads and
+    writes. Backward reads source and gradient, writes the source's gradient, and reads both again
+    for gradients of trained parameters; in a split backward, these are separate kernels.
     """
     shape, dtype, width = size.shape, size.dtype, width or size.hidden
     rows, centred = source.elements // width, shape.norm is Norm.LAYER
     copied = size.copied_for_heads if of_own_heads else size.copied
-    parameters = [copied(f"{name}.weight", width)] if shape.norm_weight else []
-    if centred and shape.biased_norms:
+    parameters = [copied(f"{name}.weight", width)] if shape.norm_weight and scaled else []
+    if centred and shape.biased_norms and scaled:
         parameters.append(copied(f"{name}.bias", width))
     frozen = all(each.frozen for each in parameters)
     statistics = Tensor(

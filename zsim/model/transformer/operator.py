@@ -113,6 +113,11 @@ class Stretch:
         return self.begins is not None and self.begins.axis is ExchangeAxis.CONTEXT
 
     @property
+    def swaps(self) -> bool:
+        """Return True if expert ranks exchange its outputs."""
+        return self.ends is not None and self.ends.axis is ExchangeAxis.EXPERT
+
+    @property
     def sums_gradients(self) -> bool:
         """Return True if its input gradients are partial sums over the tensor axis."""
         return sums_gradients(self.begins)
@@ -166,5 +171,6 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         outputs=outputs or stretches[-1].outputs,
         operators=tuple(operator for stretch in stretches for operator in stretch.operators),
         begins=first.begins if first.exchanges else None,
+        ends=stretches[-1].ends if stretches[-1].swaps else None,
         adds=first.adds,
     )

@@ -9,6 +9,7 @@ from zsim.model.generator import Draws
 from zsim.model.model import Parameter, Value
 from zsim.model.narrow_products import NarrowProducts
 from zsim.model.segment_exchange import SegmentExchange, gather_tokens, sum_outputs
+from zsim.model.token_loads import TokenLoads
 from zsim.model.transformer.operator import Tensor
 from zsim.strategy.execution import Norms, TokenFusion
 
@@ -22,6 +23,7 @@ class Size:
     `keeps_gathered`, gathered values are kept for backward instead of gathered again. With
     `in_place_loss`, the gradient of the logits replaces their softmax in memory, as in a
     vocabulary-parallel cross entropy. In a layer that `stays_wide`, all GEMMs are in `dtype`.
+    `loads` are the token copies of the experts of a block; None is the same number for each.
     """
 
     shape: Architecture
@@ -33,6 +35,7 @@ class Size:
     keeps_gathered: bool = False
     in_place_loss: bool = False
     stays_wide: bool = False
+    loads: TokenLoads | None = None
 
     @property
     def tokens(self) -> int:

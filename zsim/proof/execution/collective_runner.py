@@ -18,6 +18,7 @@ from zsim.schedule.mesh import Group
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     CollectiveOperation,
     Receive,
@@ -184,6 +185,9 @@ class CollectiveRunner:
                     lambda arrays, n: row.flat(arrays[0], n)[..., root, :],
                     ranks_only=True,
                 )
+            case AllToAll():
+                self._need_blocks(row, views, targets)
+                found = changed((whole,), lambda arrays, n: _exchanged(row, arrays[0], n))
             case Send() | Receive():
                 raise UnfollowedError(f"{operation.id}: a {operation.name} is no collective")
             case _ as unknown:
@@ -273,6 +277,18 @@ class CollectiveRunner:
             self._takes[key] = whole
         return self._takes[key]
 
+    def _need_blocks(
+        self, row: CommunicatorRow, views: tuple[View, ...], targets: tuple[View, ...]
+    ) -> None:
+        """Raise UnfollowedError unless all members have as many equal blocks as there are members.
+
+        Raises:
+            UnfollowedError: they do not.
+        """
+        counts = {int(count) for each in (views, targets) for count in self._counts(row, each)}
+        if len(counts) != 1 or min(counts) % row.ranks or row.members != row.ranks:
+            raise UnfollowedError(f"{views[0].buffer} is not cut as what it is exchanged with")
+
     def _scattering(self, row: CommunicatorRow, targets: tuple[View, ...]) -> Integers:
         """Return, by member, the places of the whole that it receives."""
         key = (row, *map(self.tensors.kind, row.classes, targets))
@@ -303,3 +319,10 @@ def _scattered(
     parts = chosen(array, take.reshape(-1))
     apart = parts.reshape(*parts.shape[:-1], *take.shape)
     return row.unflat(apart, lead)
+
+
+def _exchanged(row: CommunicatorRow, array: NDArray[Any], lead: int) -> NDArray[Any]:
+    """Return for each member the blocks with its number, in the order of members."""
+    flat = row.flat(array, lead)
+    blocks = flat.reshape(*flat.shape[:-1], row.members, -1)
+    return row.unflat(blocks.swapaxes(-3, -2).reshape(flat.shape), lead)

@@ -12,6 +12,7 @@ from zsim.proof.execution.datum import Datum, anywhere, either, like, read
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.measures import Measures
 from zsim.proof.execution.moves import Moves
+from zsim.proof.execution.row_segments import RowSegments
 from zsim.proof.execution.split_segments import SplitSegments
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.operation import Action, Compute, Role, View
@@ -53,6 +54,7 @@ class Kernels:
         self.means: Mapping[str, Numbers] = {}
         self.contents = Contents(tensors, moves, plain.cut)
         self.segments = SplitSegments(self.contents, random, plain)
+        self.rows = RowSegments(tensors.schedule, plain.model, random)
         trained = {
             unit.name: [plain.model.trained_of(each) for each in unit.segments]
             for unit in plain.model.units
@@ -84,7 +86,23 @@ class Kernels:
         in_setup: bool,
     ) -> Makes:
         """Return the new values of each operand; None for operands that are only read."""
+        segment = self.rows.segment(compute)
+        if segment is None:
+            return self._run(ranks, compute, operands, scalars, in_setup=in_setup)
+        made, gradients = self.rows.run(ranks.program, compute, segment, operands)
+        if self.follows_overflow and gradients:
+            self.measures.mark(ranks, compute, gradients)
+        return made
 
+    def _run(
+        self,
+        ranks: RankArray,
+        compute: Compute,
+        operands: Sequence[Datum],
+        scalars: Mapping[str, float],
+        *,
+        in_setup: bool,
+    ) -> Makes:
         def of(role: Role) -> list[Datum]:
             pairs = zip(compute.operands, operands, strict=True)
             return [datum for operand, datum in pairs if operand.role is role]

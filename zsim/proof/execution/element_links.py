@@ -10,10 +10,12 @@ from zsim.proof.execution.grid import Grid, RankArray
 from zsim.proof.execution.inferred_model import CONTEXT, TENSOR
 from zsim.proof.execution.pieces import Key
 from zsim.proof.execution.tensors import Tensors
+from zsim.schedule.counts import RowIndex
 from zsim.schedule.operation import (
     BACKWARDS,
     MAKES_GRADIENTS,
     Action,
+    AllToAll,
     Branch,
     CollectiveOperation,
     Communication,
@@ -22,9 +24,13 @@ from zsim.schedule.operation import (
     Fill,
     Operation,
     PointToPoint,
+    ReadCounts,
     Role,
     View,
 )
+
+ROWS = (Role.INPUT, Role.OUTPUT, Role.SAVED, Role.OUTPUT_GRADIENT, Role.INPUT_GRADIENT)
+"""Roles of operands that hold rows in a segment of experts."""
 
 
 class ElementLinks:
@@ -36,6 +42,7 @@ class ElementLinks:
         self.model = model
         self._segments = {unit.name: unit.segments for unit in model.units}
         self._parameters = {each.name: each.elements for each in model.parameters}
+        self._experts = {each.name: each.experts for each in tensors.schedule.counts}
         self._sloped = {model.loss.name} | {
             name
             for unit in model.units
@@ -72,10 +79,18 @@ class ElementLinks:
     def add(self) -> None:
         """Add the links of all programs."""
         for ranks in self.grid.classes:
+            self._cut_rows(ranks)
             for operation in ranks.program.patterns:
                 self._add(ranks, operation)
         for operations in self._meetings():
             self._across(operations)
+
+    def _cut_rows(self, ranks: RankArray) -> None:
+        """Cut buffers of counted rows at every place, since each has its own expert."""
+        for buffer in ranks.program.buffers:
+            if buffer.rows is not None:
+                key = self.tensors.key(ranks.program, buffer.name)
+                self.tensors.spaces.cut(key, *range(buffer.elements))
 
     def _add(self, ranks: RankArray, operation: Operation) -> None:
         match operation:
@@ -89,7 +104,7 @@ class ElementLinks:
                 self.tensors.cut(ranks, target)
                 if not operation.by_parameter:
                     self._link(ranks, source, target)
-            case Fill(target=view) | Branch(value=View() as view):
+            case Fill(target=view) | Branch(value=View() as view) | ReadCounts(source=view):
                 self.tensors.cut(ranks, view)
             case Communication():
                 self._communication(ranks, operation)
@@ -116,7 +131,9 @@ class ElementLinks:
         for view in (member.reads, member.writes):
             if view is not None:
                 self.tensors.cut(ranks, view)
-        if _keeps_places(member):
+        if isinstance(member, AllToAll):
+            self._blocks(ranks, member)
+        elif _keeps_places(member):
             self._link(ranks, member.source, member.target)
 
     def _parts(self, ranks: RankArray, name: str, part: View, whole: View) -> None:
@@ -140,6 +157,20 @@ class ElementLinks:
             tensors.spaces.link((here, start), (there, low + member * part.size), size, own=own)
             if is_whole:
                 tensors.split(there, low, part.size, axes)
+
+    def _blocks(self, ranks: RankArray, member: AllToAll) -> None:
+        """Cut all blocks of an exchange alike: each may be received from any member."""
+        tensors, program = self.tensors, ranks.program
+        count = tensors.schedule.group_by_name[member.group].size(tensors.mesh)
+        size = member.source.size // count
+        first: tuple[Key, int] | None = None
+        for view in (member.source, member.target):
+            key = tensors.key(program, view.buffer)
+            for _, start, _ in tensors.places(ranks, view):
+                for number in range(count):
+                    here = (key, start + number * size)
+                    first = first or here
+                    tensors.spaces.link(first, here, size, own=True)
 
     def _compute(self, ranks: RankArray, compute: Compute) -> None:
         match compute.action:
@@ -177,7 +208,7 @@ class ElementLinks:
         wanted = [name for name in segment.inputs if values[name].requires_gradient]
         trained = self.model.trained_of(segment)
         outputs = [value.name for value in segment.outputs]
-        reduces = segment.ends is not None
+        reduces = segment.sums
         read = segment.kept_inputs if compute.action in BACKWARDS else segment.inputs
         names: dict[Role, list[Key]] = {
             Role.INPUT: [self._read(segment, name) for name in read],
@@ -198,13 +229,59 @@ class ElementLinks:
         if saved not in (0, due) and due:
             what = f"{saved} saved elements, where another run of the segment has {due}"
             self.misfits.append((ranks.program.role, compute.id, what))
+        has_rows = bool(self._experts) or segment.experts is not None
+        fault = self._fault_of_rows(ranks, compute, segment) if has_rows else ""
+        if fault:
+            self.misfits.append((ranks.program.role, compute.id, fault))
         seen: dict[Role, int] = defaultdict(int)
         for operand in compute.operands:
             place = seen[operand.role]
             seen[operand.role] += 1
             keys = names.get(operand.role, [])
-            if place < len(keys):
+            if place < len(keys) and segment.experts and keys[place][0] == "parameter":
+                self._weights(ranks, compute.id, operand.view, (keys[place], segment.experts))
+            elif place < len(keys):
                 self._tensor(ranks, compute.id, operand.view, keys[place])
+
+    def _fault_of_rows(self, ranks: RankArray, compute: Compute, segment: Segment) -> str:
+        """Return the reason why a segment cannot run on its rows, or ""."""
+        for operand in compute.operands:
+            buffer = ranks.program.by_name[operand.view.buffer]
+            rows = buffer.rows
+            if segment.experts is None:
+                if rows is not None and rows.own is RowIndex.EXPERT:
+                    return f"runs on {buffer.name}, rows of several sources, which it may mix"
+            elif operand.role in ROWS:
+                if rows is None:
+                    return f"runs experts on {buffer.name}, whose rows are not counted"
+                if (found := self._experts[rows.count]) != segment.experts:
+                    return f"has {found} experts of {rows.count}, the model has {segment.experts}"
+        return ""
+
+    def _weights(
+        self, ranks: RankArray, operation: str, view: View, stack: tuple[Key, int]
+    ) -> None:
+        """Cut the weights of all experts alike, in the parameter and in a view of some of them.
+
+        `stack` is the parameter, and the number of experts whose weights it stacks.
+        """
+        key, experts = stack
+        same = (ranks.index, id(view), key)
+        if same in self._linked:
+            return
+        self._linked.add(same)
+        tensors, size = self.tensors, self._parameters[key[1]] // experts
+        if self._parameters[key[1]] % experts or not size or view.size % size:
+            what = f"{view.buffer} has {view.size} elements, an expert of {key[1]} has {size}"
+            self.misfits.append((ranks.program.role, operation, what))
+            return
+        tensors.cut(ranks, view)
+        there = tensors.key(ranks.program, view.buffer)
+        for expert in range(1, experts):
+            tensors.spaces.link((key, 0), (key, expert * size), size, own=True)
+        for _, start, count in tensors.places(ranks, view):
+            for place in range(start, start + count, size):
+                tensors.spaces.link((key, 0), (there, place), size, own=True)
 
     def _read(self, segment: Segment, name: str) -> Key:
         """Return the space of an input as a segment reads it."""

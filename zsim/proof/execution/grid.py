@@ -8,10 +8,11 @@ that each of them represents.
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from types import UnionType
 
 from zsim.proof.execution.rank_class import rank_classes
 from zsim.schedule.mesh import Coordinates, Group
-from zsim.schedule.operation import PointToPoint, Receive, Send
+from zsim.schedule.operation import AllToAll, Communication, PointToPoint, Receive, Send
 from zsim.schedule.schedule import Program, Schedule
 
 Placed = tuple[tuple[int, ...], Coordinates]
@@ -141,11 +142,21 @@ class Grid:
 
 def sending_axes(schedule: Schedule) -> frozenset[str]:
     """Return the axes along which some rank sends to another."""
+    return _axes_of(schedule, Send | Receive)
+
+
+def exchanging_axes(schedule: Schedule) -> frozenset[str]:
+    """Return the axes along which ranks send a block of their own to each other."""
+    return _axes_of(schedule, AllToAll)
+
+
+def _axes_of(schedule: Schedule, kind: type | UnionType) -> frozenset[str]:
+    """Return the axes of the groups of all operations of a kind."""
     groups = {
         operation.group
         for program in schedule.programs
         for operation in program.patterns
-        if isinstance(operation, Send | Receive)
+        if isinstance(operation, Communication) and isinstance(operation, kind)
     }
     by_name = schedule.group_by_name
     return frozenset(axis for name in groups for axis in by_name[name].axes)

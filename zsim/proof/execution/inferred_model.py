@@ -30,6 +30,8 @@ TENSOR = "tensor"
 """The axis over which the segments of a model are split: `Model.tensor` is its size."""
 CONTEXT = "context"
 """The axis along which ranks share each sequence."""
+EXPERT = "expert"
+"""The axis along which ranks hold different experts, and exchange tokens."""
 
 Place = tuple[str, int, int]
 
@@ -130,6 +132,7 @@ class _Reader:
         self.drafts: dict[tuple[str, int], _Draft] = {}
         self.batch = Value(name=BATCH, elements=1, dtype=DType.INT64, requires_gradient=False)
         self.frozen = {each.name for each in schedule.contract.parameters if each.frozen}
+        self.experts = {each.name for each in schedule.contract.parameters if each.expert}
         self.pieces = {
             layout.name: {(piece.start, piece.size): piece for piece in layout.pieces}
             for layout in schedule.layouts
@@ -271,9 +274,10 @@ class _Reader:
         sharded = TENSOR not in piece.copies
         return Parameter(
             name=piece.parameter,
-            shape=(view.size,),
+            shape=(1, view.size) if piece.parameter in self.experts else (view.size,),
             tensor_sharded=sharded,
             frozen=piece.parameter in self.frozen,
+            experts=int(piece.parameter in self.experts),
         )
 
     def _with_partial_gradients(self, draft: _Draft) -> list[Parameter]:

@@ -3,15 +3,16 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from typing import TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zsim.proof.execution.class_memory import ClassMemory
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks
 from zsim.proof.execution.grid import RankArray
-from zsim.proof.execution.inferred_model import TENSOR
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
@@ -319,41 +320,47 @@ class Persistent:
 
     def missing(self, layout: list[LaidOut]) -> Iterator[StateDifference]:
         """Yield parameters, or moments of them, that the ranks together do not keep completely."""
-        count = len(self.moves.names)
         most = max(self.moments.values(), default=0)
-        held = np.zeros((1 + most, self._parts(), count + 1), bool)
-        for ranks, places in zip(self.grid.classes, layout, strict=True):
-            parts = self._part_of(ranks)[..., np.newaxis]
-            for name, kinds in places.items():
+        tensor = () if self.cut.tensor is None else (self.cut.tensor,)
+        experts = self.cut.experts
+        for of_experts in (False, True) if experts else (False,):
+            held = self._held(layout, self.cut.expert if of_experts else tensor, most)
+            for kind, part, piece in zip(*np.nonzero(~held[..., :-1]), strict=True):
+                name = self.moves.names[int(piece)]
+                if experts and (name in experts) is not of_experts:
+                    continue
+                if (part and not self.cut.held(name)) or kind > self.moments.get(name, most):
+                    continue
+                what = "parameter" if kind == PARAMETER else f"moment {kind}"
+                why = f"no buffer that outlives the step keeps its {what}"
+                yield StateDifference(role="", buffer="", parameter=name, rank=int(part), why=why)
+
+    def _held(self, layout: list[LaidOut], places: tuple[int, ...], most: int) -> NDArray[np.bool_]:
+        """Return whether ranks keep a piece, by kind, part along dimensions `places`, and piece."""
+        parts = prod(self.cut.shape[place - 1] for place in places)
+        held = np.zeros((1 + most, parts, len(self.moves.names) + 1), bool)
+        for ranks, own in zip(self.grid.classes, layout, strict=True):
+            part_of = self._part_of(ranks, places)[..., np.newaxis]
+            for name, kinds in own.items():
                 for kind in set(kinds.ravel().tolist()):
                     if PARAMETER <= kind < MOMENT + most:
                         here = kinds == kind
-                        shape = np.broadcast_shapes(here.shape, parts.shape)
+                        shape = np.broadcast_shapes(here.shape, part_of.shape)
                         pieces = np.where(here, self.moves.pieces(ranks, name), NOTHING)
                         flat = np.broadcast_to(pieces, shape).ravel()
-                        held[kind, np.broadcast_to(parts, shape).ravel(), flat] = True
-        for kind, part, piece in zip(*np.nonzero(~held[..., :-1]), strict=True):
-            name = self.moves.names[int(piece)]
-            if (part and name in self.cut.copied) or kind > self.moments.get(name, most):
-                continue
-            what = "parameter" if kind == PARAMETER else f"moment {kind}"
-            why = f"no buffer that outlives the step keeps its {what}"
-            yield StateDifference(role="", buffer="", parameter=name, rank=int(part), why=why)
+                        held[kind, np.broadcast_to(part_of, shape).ravel(), flat] = True
+        return held
 
-    def _parts(self) -> int:
-        return 1 if self.cut.tensor is None else self.cut.shape[self.cut.tensor - 1]
-
-    def _part_of(self, ranks: RankArray) -> Integers:
-        """Return for each rank of a class its part of tensors."""
+    def _part_of(self, ranks: RankArray, places: tuple[int, ...]) -> Integers:
+        """Return for each rank of a class its part along dimensions `places`, lanes counted."""
         found = np.zeros(ranks.shape, np.int64)
-        if self.cut.tensor is None:
-            return found
-        place = self.cut.tensor - 1
-        shape = [1] * len(ranks.shape)
-        shape[place] = -1
-        whole = self.grid.tracked[TENSOR].coordinates
-        own = [whole.index(each) for each in ranks.along[place].coordinates]
-        return found + np.array(own, np.int64).reshape(shape)
+        for place in places:
+            shape = [1] * len(ranks.shape)
+            shape[place - 1] = -1
+            whole = self.grid.tracked[self.grid.axes[place - 1]].coordinates
+            own = [whole.index(each) for each in ranks.along[place - 1].coordinates]
+            found = found * len(whole) + np.array(own, np.int64).reshape(shape)
+        return found
 
 
 def _shaped(marks: Marks, shape: tuple[int, ...]) -> Marks:

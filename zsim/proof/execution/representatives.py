@@ -12,7 +12,7 @@ from collections import defaultdict
 from itertools import pairwise
 from math import prod
 
-from zsim.proof.execution.grid import Along, sending_axes
+from zsim.proof.execution.grid import Along, exchanging_axes, sending_axes
 from zsim.proof.execution.unions import Adopted, adopted
 from zsim.schedule.access import accesses
 from zsim.schedule.layout import Layout
@@ -28,9 +28,9 @@ FULL = 4
 def tracked(schedule: Schedule) -> tuple[dict[str, Along], Adopted]:
     """Return the coordinates to run along each axis, and the buffers that hold parts of tensors."""
     mesh = schedule.mesh
-    sending = sending_axes(schedule)
+    full = sending_axes(schedule) | exchanging_axes(schedule)
     large = {
-        axis.name: axis.size for axis in mesh.axes if axis.size > FULL and axis.name not in sending
+        axis.name: axis.size for axis in mesh.axes if axis.size > FULL and axis.name not in full
     }
     cut = {
         part

@@ -227,7 +227,7 @@ class _Shortening:
 
         def said(name: str, _: int) -> object:
             each = by_name[name]
-            return each.elements, each.frozen, each.rule
+            return each.elements, each.frozen, each.rule, each.expert
 
         self._compare(self.names.parameters, said)
 
@@ -267,4 +267,5 @@ class _Shortening:
 
 def _parameter_facts(parameter: Parameter) -> tuple[object, ...]:
     sharded = parameter.tensor_sharded
-    return parameter.shape, sharded, parameter.serves_own_heads, parameter.frozen
+    kinds = sharded, parameter.serves_own_heads, parameter.frozen, parameter.expert
+    return parameter.shape, *kinds

@@ -23,7 +23,7 @@ from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.constant_factors import hidden
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
-from zsim.proof.execution.inferred_model import CONTEXT, TENSOR, Training
+from zsim.proof.execution.inferred_model import CONTEXT, EXPERT, TENSOR, Training
 from zsim.proof.execution.interpreter import Interpreter
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.persistent import LaidOut, Persistent, StateDifference
@@ -181,6 +181,7 @@ class StepProof:
         tensor = 1 + axes.index(TENSOR) if TENSOR in axes else None
         if tensor is not None and len(self.grid.tracked[TENSOR].coordinates) == 1:
             tensor = None
+        contract = self.schedule.contract
         tracked = [self.grid.tracked[name] for name in axes]
         return TensorCuts(
             shape=tuple(len(each.coordinates) for each in tracked),
@@ -197,7 +198,19 @@ class StepProof:
             copied=frozenset(copied),
             context=1 + axes.index(CONTEXT) if CONTEXT in axes else None,
             shared={key[1]: space.count for key, space in spaces.items() if key[0] == "shared"},
+            experts=frozenset(each.name for each in contract.parameters if each.expert),
+            expert=tuple(
+                1 + place for place, name in enumerate(axes) if name in contract.expert_axes
+            ),
+            swap=tuple(1 + axes.index(name) for name in self._swapping),
         )
+
+    @property
+    def _swapping(self) -> tuple[str, ...]:
+        """Return the single axes of the ranks that exchange tokens of experts."""
+        mesh = self.schedule.mesh
+        names = {*(axis.name for axis in mesh.axes), *(each.name for each in mesh.joined)}
+        return mesh.parts(EXPERT) if EXPERT in names else ()
 
     def run(self, scalars: Mapping[str, float]) -> StepResult:
         """Run steps from states in which the host has `scalars`, and return the result.

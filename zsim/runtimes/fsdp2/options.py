@@ -131,6 +131,7 @@ class FSDP2(RuntimeOptions):
         "replicates_embedding": "replicate_embedding: true",
     }
     has_context = True
+    shards_experts = False  # torchtitan removed its degree in April 2026 (pull request 3167)
     merges_context = True
 
     reshard_after_forward: Flag | Annotated[Count, Field(ge=2)] = True

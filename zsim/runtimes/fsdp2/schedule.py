@@ -33,7 +33,8 @@ from zsim.schedule.schedule_writer import CPU, ScheduleWriter
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
-from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, bucket_of, numbered
+from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, ShardAxis, bucket_of, numbered
+from zsim.zero.names import DATA
 from zsim.zero.visit_order import UnitVisit
 
 
@@ -140,7 +141,8 @@ def _of_group(
 ) -> Bucket:
     """Return a bucket of some parameters of a group, with its number."""
     packed = place(members)
-    return bucket_of(model, group.index, members, packed, ranks=ranks, units=group.units, name=name)
+    over = ShardAxis(DATA, ranks)
+    return bucket_of(model, group.index, members, packed, over=over, units=group.units, name=name)
 
 
 class FSDP2Step(WrappedStep):

@@ -9,6 +9,7 @@ without a reader is refused, unless it does not change a step or is reported wit
 """
 
 from zsim.runtimes.megatron.deepspeed_arguments import set_deepspeed, takes_deepspeed
+from zsim.runtimes.megatron.expert_arguments import set_experts
 from zsim.runtimes.megatron.format_arguments import read_formats, state_options
 from zsim.runtimes.megatron.graph_arguments import graph_options
 from zsim.runtimes.megatron.stage_arguments import stage_options
@@ -104,7 +105,6 @@ OLD_NAMES = {
 """Arguments of recomputation before 2023, and their current names."""
 
 REFUSED = {
-    "num-experts": "experts",
     "multi-latent-attention": "multi-latent attention",
     "hybrid-layer-pattern": "layers of several kinds",
     "mtp-num-layers": "heads of several tokens",
@@ -153,6 +153,7 @@ def with_arguments(
     is_old = is_old or by_deepspeed
     _parallel(arguments)
     _model(arguments)
+    set_experts(arguments)
     _attention(arguments, is_old=is_old)
     _train(arguments)
     _optimizer(arguments)
@@ -205,9 +206,6 @@ def _parallel(arguments: Arguments) -> None:
     )
     name = "pipeline-model-parallel-size"
     arguments.set_field("parallel.pipeline", arguments.whole(name, 1), name)
-    name = "expert-model-parallel-size"
-    if (degree := arguments.whole(name, 1)) != 1:
-        raise arguments.wrong(name, f"{degree} is not modelled, only 1")
     name = "context-parallel-size"
     context = arguments.whole(name, 1)
     arguments.set_field("parallel.context", context, name)

@@ -49,6 +49,13 @@ def write(asked: ConfigQuestion) -> str:
         found.append(f"--context-parallel-size {context}")
         if asked.changes.get("parallel.context_exchange") == "all_gather":
             found.append("--cp-comm-type all_gather")  # its default is p2p, the ring
+    if (experts := asked.number("parallel.expert")) > 1:
+        found += [
+            f"--expert-model-parallel-size {experts}",
+            "--moe-token-dispatcher-type alltoall",  # its default is allgather
+        ]
+    if (shards := asked.changes.get("parallel.expert_tensor")) is not None:
+        found.append(f"--expert-tensor-parallel-size {shards}")
     found += [
         f"--{argument} {shlex.quote(str(value))}"
         for option, argument in ARGUMENTS.items()

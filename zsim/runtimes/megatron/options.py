@@ -152,6 +152,7 @@ class Megatron(RuntimeOptions):
     sums_copies = True
     ties_ends = True
     has_context = True
+    has_experts = True
     layers_option = "cpu_offloading_num_layers"
     stored_least = (
         256 * 1024
@@ -373,6 +374,10 @@ class Megatron(RuntimeOptions):
     def alignment(self, *, stage: int, data: int) -> int:
         """Return the alignment of shards of buckets padded to 128 (`param_and_grad_buffer.py`)."""
         return 128 // gcd(128, data) if stage else 1
+
+    def without_experts(self) -> str | None:
+        """Return the option that excludes expert ranks; None if there is none."""
+        return "allreduce_in_float32" if self.allreduce_in_float32 else None
 
     def without_replicas(self, *, stage: int) -> str | None:
         """Return None if replicas of shards are supported, else the condition for the message."""

@@ -31,7 +31,14 @@ from zsim.runtimes.megatron.interleaved_limits import need_interleaved
 from zsim.runtimes.megatron.message_parts import MessageParts
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.order import Action, Gather, Interleaved, one_forward_one_backward
-from zsim.runtimes.megatron.schedule import MegatronStep, groups, packing, title
+from zsim.runtimes.megatron.schedule import (
+    MegatronStep,
+    expert_streams,
+    groups,
+    of_experts,
+    packing,
+    title,
+)
 from zsim.runtimes.megatron.volume import VOLUME, has_sizes
 from zsim.runtimes.stage_actions import (
     Awaited,
@@ -80,7 +87,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     steps = [MegatronStage(stage, strategy) for stage in made]
     for step in steps:
         step.write()
-    streams = (COMPUTE, COMMUNICATION, *([PIPELINE] if steps[0].overlaps_messages else []))
+    messages = [PIPELINE] if steps[0].overlaps_messages else []
+    streams = (COMPUTE, COMMUNICATION, *expert_streams(strategy), *messages)
     interleaved = f", {chunks} chunks each" if chunks > 1 else ""
     return assemble(
         f"{title(strategy)}, {strategy.parallel.pipeline} stages{interleaved}",
@@ -113,6 +121,7 @@ class MegatronStage(MegatronStep):
                 has_size=has_sizes(options, is_first=is_first and chunk.given is None),
                 has_gaps=shards,
                 alone=stage.tied if shards else frozenset(),
+                apart=strategy.has_expert_order,
             )
             for chunk in stage.chunks
         ]
@@ -124,6 +133,7 @@ class MegatronStage(MegatronStep):
             ranks=ranks,
             name=name,
             tied=stage.tied,
+            experts=of_experts(strategy),
         )
         self.is_interleaved = len(stage.chunks) > 1
         self._messages_writer = WaitingWriter(stage)

@@ -11,6 +11,11 @@ of it. A rank still measures only its N-th for the norm; in Megatron-LM, every r
 everything. Megatron-LM has one allocation for all buckets of a dtype; here each bucket has a
 separate one, of the same bytes.
 
+Parameters of experts with ranks of their own (`allreduce = False`) have separate buckets. They are
+reduced over the ranks that hold the same experts, and divided by all data ranks: the tokens of
+other ranks have reached the experts already. With average_in_collective they are first multiplied
+by the share of these ranks in the data ranks.
+
 Functions named in comments are from `megatron/core` in August 2026 (d98e8a64);
 `_ParamAndGradBucketGroup` is in `distributed/param_and_grad_buffer.py`, `DistributedDataParallel`
 in `distributed/distributed_data_parallel.py`.
@@ -32,9 +37,17 @@ from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.execution import NarrowWeights
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered, one_after_the_other
+from zsim.zero.bucket import (
+    Bucket,
+    Buckets,
+    ExpertPacking,
+    Packed,
+    Packing,
+    numbered,
+    one_after_the_other,
+)
 from zsim.zero.gather import gather_updated
-from zsim.zero.names import DATA, REPLICATE, TENSOR
+from zsim.zero.names import DATA, EXPERT_DATA, REPLICATE, TENSOR
 from zsim.zero.reduce import UnitsLeft, copy_run
 from zsim.zero.state import Holding, Reduced, gather_path, own_view, persist_zeros, update_path
 from zsim.zero.step_skeleton import Step
@@ -56,12 +69,21 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned.
     """
     ranks, options = strategy.parallel.data, strategy.options(Megatron)
-    members = groups(model, ranks, options, has_size=True, has_gaps=strategy.zero.stage == 1)
-    buckets = numbered(model, members, place=packing(strategy), ranks=ranks)
+    members = groups(
+        model,
+        ranks,
+        options,
+        has_size=True,
+        has_gaps=strategy.zero.stage == 1,
+        apart=strategy.has_expert_order,
+    )
+    buckets = numbered(
+        model, members, place=packing(strategy), ranks=ranks, experts=of_experts(strategy)
+    )
     step = MegatronStep(model, strategy, buckets, overlaps=options.overlap_grad_reduce)
     step.write()
     copies = (OFFLOAD,) if strategy.layers_on_host else ()
-    streams = (COMPUTE, COMMUNICATION, *copies)
+    streams = (COMPUTE, COMMUNICATION, *expert_streams(strategy), *copies)
     return step.schedule(title(strategy), VOLUME, streams=streams, layouts=step.layouts)
 
 
@@ -78,36 +100,39 @@ def groups(
     has_size: bool,
     has_gaps: bool,
     alone: Set[str] = frozenset(),
+    apart: bool = False,
 ) -> list[list[Parameter]]:
     """Return the parameters of each bucket, from the last of the model to the first.
 
     With `has_size`, a bucket is closed at the size that the options set, counting the gaps before
     its parameters with `has_gaps`; otherwise there is one bucket. Parameters in `alone` have
-    separate buckets.
+    separate buckets. With `apart`, buckets of experts come after all others.
     """
     limit = options.bucket_elements(data=ranks) if has_size else None
+    kinds: list[list[Parameter]] = [[*reversed(model.parameters)]]
+    if apart:  # DistributedDataParallel.__init__: dense_params, expert_parallel_params
+        kinds = [[each for each in kinds[0] if each.expert is expert] for expert in (False, True)]
     if options.fp8_param_gather:  # one buffer for each `param_dtype`
-        kinds = [[each for each in model.parameters if each.float8 is it] for it in (True, False)]
-    else:
-        kinds = [list(model.parameters)]
+        kinds = [
+            [each for each in kind if each.float8 is it] for kind in kinds for it in (True, False)
+        ]
     return [
         group
         for kind in kinds
-        if kind
-        for group in _of_kind(kind, limit, has_gaps=has_gaps, alone=alone)
+        for group in _groups(kind, limit, start=START if has_gaps else 1, alone=alone)
+        if kind or not (apart or options.fp8_param_gather)
     ]
 
 
-def _of_kind(
-    parameters: Sequence[Parameter], limit: int | None, *, has_gaps: bool, alone: Set[str]
+def _groups(
+    parameters: Sequence[Parameter], limit: int | None, *, start: int, alone: Set[str]
 ) -> list[list[Parameter]]:
-    """Return the parameters of each bucket of one buffer, from the last of the model."""
+    """Return parameters in this order, in groups that are closed at the limit."""
     found: list[list[Parameter]] = [[]]
     end = 0
     # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py; without gaps
     # _compute_default_per_buffer_param_layout
-    start = START if has_gaps else 1
-    for parameter in reversed(parameters):
+    for parameter in parameters:
         # _does_param_require_new_bucket
         closed = any(each.name in alone for each in (parameter, *found[-1][-1:]))
         if found[-1] and (closed or (limit is not None and end >= limit)):
@@ -122,6 +147,16 @@ def packing(strategy: Strategy) -> Packing:
     """Return the packing of buckets, without gaps unless the optimizer is distributed."""
     ranks = strategy.parallel.data
     return aligned(ranks) if strategy.zero.stage else one_after_the_other(ranks)
+
+
+def of_experts(strategy: Strategy) -> ExpertPacking | None:
+    """Return the packing of buckets of experts; None if these have no ranks of their own."""
+    return ExpertPacking.of(strategy, aligned if strategy.zero.stage else one_after_the_other)
+
+
+def expert_streams(strategy: Strategy) -> tuple[str, ...]:
+    """Return the stream of collectives of expert buckets: NCCL has one for each communicator."""
+    return (EXPERT_DATA,) if strategy.has_expert_order else ()
 
 
 def aligned(ranks: int) -> Packing:
@@ -139,6 +174,11 @@ def aligned(ranks: int) -> Packing:
         return Packed(starts=tuple(starts), elements=elements, alignment=multiple // ranks)
 
     return place
+
+
+def stream_of(bucket: Bucket) -> str:
+    """Return the stream of a bucket's collectives."""
+    return COMMUNICATION if bucket.axis == DATA else EXPERT_DATA
 
 
 def one_after_another(model: Model, name: str) -> Layout:
@@ -254,8 +294,11 @@ class MegatronStep(Step):
         # _make_forward_pre_hook, finish_param_sync: dispatches the bucket's own gather if needed;
         # after the wait for it, dispatches that of the next bucket
         self.gather_ahead(number)
-        if self.options.overlap_param_gather and number + 1 < len(self.buckets.all):
-            self.gather_ahead(number + 1)
+        # next_param_gather_bucket_group: dense layers and experts have separate chains
+        later = (each for each in self.buckets.all[number + 1 :] if each.axis == bucket.axis)
+        following = next(later, None)
+        if self.options.overlap_param_gather and following is not None:
+            self.gather_ahead(following.index)
         return self.gathered[number]
 
     def gather_ahead(self, number: int) -> None:
@@ -270,13 +313,13 @@ class MegatronStep(Step):
     def _gather(self, writer: ScheduleWriter, bucket: Bucket, name: str, after: Edge) -> str:
         """Gather the updated parameters of a bucket group in place."""
         # start_param_sync: in a coalescing manager
-        parameter = self.states[bucket.index].parameter
+        stream, parameter = stream_of(bucket), self.states[bucket.index].parameter
         if bucket.index in self.casts.gathered_again:
             whole = self.casts.whole(bucket)
             writer.allocate(whole)
-            writer.all_gather(f"{name}/member", DATA, parameter, whole)
+            writer.all_gather(f"{name}/member", bucket.axis, parameter, whole, stream=stream)
         else:
-            gather_updated(writer, bucket, parameter, f"{name}/member")
+            gather_updated(writer, bucket, parameter, f"{name}/member", stream=stream)
         return writer.together(name, 1, after=(after,))
 
     def backward(self, visit: UnitVisit) -> None:
@@ -352,6 +395,21 @@ class MegatronStep(Step):
         """Sum gradients of tied parameters over two pipeline stages; nothing here."""
 
     def reduce(self, ready: Sequence[Bucket]) -> None:
+        """Reduce buckets: those of dense layers as one group, then those of experts."""
+        # finish_grad_sync: bucket_groups, then expert_parallel_bucket_groups
+        for axis in (DATA, EXPERT_DATA):
+            if group := [bucket for bucket in ready if bucket.axis == axis]:
+                self._reduce_group(group, axis)
+
+    def _divisor(self, axis: str) -> int:
+        """Return the divisor of gradients before their sum over `axis`, or before their mean."""
+        # gradient_scaling_factor and expert_gradient_scaling_factor of DistributedDataParallel
+        strategy = self.strategy
+        if not self.options.average_in_collective:
+            return strategy.replicas
+        return 1 if axis == DATA else strategy.parallel.data // strategy.expert_data
+
+    def _reduce_group(self, ready: Sequence[Bucket], axis: str) -> None:
         """Scale and reduce a bucket group in place, and sum its shards over the replicas."""
         # start_grad_sync
         writer, options = self.writer, self.options
@@ -359,10 +417,10 @@ class MegatronStep(Step):
             for bucket in ready:
                 self._sum_whole(bucket)
             return
-        for bucket in ready if not options.average_in_collective else ():
+        divisor, stream = self._divisor(axis), stream_of(ready[0])
+        for bucket in ready if divisor > 1 or not options.average_in_collective else ():
             # `bucket.grad_data *= gradient_scaling_factor`, 1 / ranks without average_in_collective
             target = self.gradients[bucket.index]
-            divisor = self.strategy.replicas
             self.written[bucket.index] = writer.copy(
                 f"scale/{target}", target, target, divisor=divisor
             )
@@ -371,16 +429,18 @@ class MegatronStep(Step):
             target, path = self.gradients[bucket.index], f"reduce/{bucket.name}/member"
             if self.shards:
                 own = own_view(writer, bucket, target)
-                writer.reduce_scatter(path, DATA, target, own, reduction=self._reduction)
+                writer.reduce_scatter(
+                    path, axis, target, own, reduction=self._reduction, stream=stream
+                )
             else:
-                writer.all_reduce(path, DATA, target, reduction=self._reduction)
+                writer.all_reduce(path, axis, target, reduction=self._reduction, stream=stream)
         done = writer.together(f"reduce/{name}", len(ready), after=after)
         if self.strategy.parallel.replicate > 1:
             # `inter_distributed_optimizer_instance_group`: shards, on the same stream
             for bucket in ready:
                 own = own_view(writer, bucket, self.gradients[bucket.index])
                 path = f"all_reduce/{bucket.name}/member"
-                writer.all_reduce(path, REPLICATE, own, reduction=self._reduction)
+                writer.all_reduce(path, REPLICATE, own, reduction=self._reduction, stream=stream)
             done = writer.together(f"all_reduce/{name}", len(ready))
         for bucket in ready:
             self.written[bucket.index] = done

@@ -1,0 +1,173 @@
+"""Routed experts, latent attention and prediction heads: the parts of a shape that few models have.
+
+Field names of the papers are in the comments of the readers in `zsim.scenario`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from zsim.model.architecture_error import ArchitectureError
+
+
+class Scores(StrEnum):
+    """Functions from the logits of a router to the weights of experts."""
+
+    SOFTMAX = "softmax"
+    """Over all experts, before the choice (Fedus et al. 2021, "Switch Transformers")."""
+    SOFTMAX_OF_CHOSEN = "softmax_of_chosen"
+    """Over the chosen experts alone (Jiang et al. 2024, "Mixtral of experts", section 2.1)."""
+    SIGMOID = "sigmoid"
+    """Of each expert alone (DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2)."""
+
+
+class RouterFormat(StrEnum):
+    """Formats in which a router multiplies."""
+
+    COMPUTE = "compute"
+    """The format of all other products."""
+    FP32 = "fp32"
+
+
+class ExpertKernels(StrEnum):
+    """Implementations of the products of routed experts."""
+
+    GROUPED = "grouped"
+    """One kernel for all experts of a rank (`torch.nn.functional.grouped_mm`, Transformer Engine's
+    GroupedLinear, the default of transformers 5)."""
+    LOOP = "loop"
+    """One expert after the other, each with its own kernels and a wait of the host for its tokens
+    (`eager` experts of transformers)."""
+
+
+def _need_positive(table: object, section: str, names: tuple[str, ...]) -> None:
+    """Raise ArchitectureError unless each named field of `table` is at least 1, or None."""
+    for name in names:
+        value = getattr(table, name)
+        if value is not None and value < 1:
+            raise ArchitectureError(f"model.{section}.{name}: {value} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts in place of the MLP of some blocks: each token runs through `top_k` of them.
+
+    Attributes:
+        count: number of routed experts of a block.
+        top_k: experts of each token.
+        intermediate_size: width inside each expert.
+        shared_intermediate_size: width of the MLP that all tokens run through besides; 0 for none.
+            Several shared experts are one MLP with the sum of their widths.
+        shared_gate: the output of this MLP is multiplied by the sigmoid of a linear layer to one
+            number (Qwen Team 2024, "Qwen1.5-MoE").
+        dense_layers: first blocks that have an MLP instead, with the `intermediate_size` of the
+            model.
+        every: of the other blocks, every n-th has experts, counted from the first block of the
+            model (`interleave_moe_layer_step` of Llama 4).
+        scores: weights of experts.
+        score_bias: a number for each expert is added to its score for the choice alone. A rule
+            without gradients updates it (Wang et al. 2024, "Auxiliary-loss-free load balancing").
+        normalised: weights of the chosen experts are divided by their sum.
+        scaling: factor of the weights of routed experts.
+        groups, top_groups: experts are chosen from `top_groups` of `groups` equal groups.
+        router_bias: the router has a bias.
+        bias: linear layers of experts have biases.
+        router_format: format in which the router multiplies.
+        auxiliary_loss: the loss has a term for the balance of tokens over experts. It changes the
+            work of routers, and no parameters.
+        kernels: implementation of the products of experts.
+    """
+
+    count: int
+    top_k: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0
+    shared_gate: bool = False
+    dense_layers: int = 0
+    every: int = 1
+    scores: Scores = Scores.SOFTMAX
+    score_bias: bool = False
+    normalised: bool = True
+    scaling: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    router_bias: bool = False
+    bias: bool = False
+    router_format: RouterFormat = RouterFormat.COMPUTE
+    auxiliary_loss: bool = True
+    kernels: ExpertKernels = ExpertKernels.GROUPED
+
+    def __post_init__(self) -> None:
+        names = ("count", "top_k", "intermediate_size", "every", "groups", "top_groups")
+        _need_positive(self, "experts", names)
+        for name in ("shared_intermediate_size", "dense_layers"):
+            if getattr(self, name) < 0:
+                raise ArchitectureError(f"model.experts.{name}: {getattr(self, name)} must be >= 0")
+        if self.count % self.groups:
+            raise ArchitectureError(
+                f"model.experts.groups: {self.groups} must divide the {self.count} experts"
+            )
+        if self.top_groups > self.groups:
+            raise ArchitectureError(
+                f"model.experts.top_groups: {self.top_groups} must be at most groups {self.groups}"
+            )
+        open_to = self.count // self.groups * self.top_groups
+        if self.top_k > open_to:
+            raise ArchitectureError(
+                f"model.experts.top_k: {self.top_k} must be at most the {open_to} experts to "
+                "choose from"
+            )
+        if self.scaling <= 0:
+            raise ArchitectureError(f"model.experts.scaling: {self.scaling} must be more than 0")
+        if self.shared_gate and not self.shared_intermediate_size:
+            raise ArchitectureError(
+                "model.experts.shared_gate: true needs shared_intermediate_size"
+            )
+
+    def serves(self, layer: int) -> bool:
+        """Return True if block `layer`, counted from 0, has experts instead of an MLP."""
+        return layer >= self.dense_layers and (layer + 1) % self.every == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Attention with compressed keys and values (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
+
+    A linear layer compresses a token to `key_value_rank` elements, which another expands to the
+    keys without positions and the values of all heads; `rope_size` elements of each key turn with
+    the position, and all heads share them.
+
+    Attributes:
+        key_value_rank: elements of the compressed keys and values (`kv_lora_rank`).
+        query_rank: elements of compressed queries (`q_lora_rank`); None if one layer computes them.
+        nope_size, rope_size: elements of the queries and keys of a head without and with positions.
+        value_size: elements of the values of a head.
+        bias: the compressing layers have biases.
+    """
+
+    key_value_rank: int
+    query_rank: int | None = None
+    nope_size: int = 128
+    rope_size: int = 64
+    value_size: int = 128
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        names = tuple(each.name for each in fields(self) if each.name != "bias")
+        _need_positive(self, "latent", names)
+        if self.rope_size % 2:
+            raise ArchitectureError(
+                f"model.latent.rope_size: {self.rope_size} must be even, rotary positions turn "
+                "pairs"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Elements of the queries and keys of a head."""
+        return self.nope_size + self.rope_size
+
+
+def layers_with_experts(experts: Experts | None, layers: int) -> Iterator[int]:
+    """Yield the numbers of the blocks that have experts."""
+    if experts is not None:
+        yield from filter(experts.serves, range(layers))

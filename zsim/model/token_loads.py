@@ -1,0 +1,60 @@
+"""Tokens of experts: named counts, balanced until a run binds others.
+
+The number of tokens that each expert gets depends on data. Kernels of experts therefore name the
+counts of their rows, and hold values of them: equal ones, as all kernels of a block do. A binding
+replaces the values with those of its micro-batch and block: `bound`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+ROUTED = "routed"
+"""The name of the counts of token copies at the experts of a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoads:
+    """Token copies of each expert of a rank, by the name of their counts.
+
+    `groups` are pairs: a number of consecutive experts, and the copies of each.
+    """
+
+    groups: tuple[tuple[int, int], ...]
+    name: str = ROUTED
+
+    def __post_init__(self) -> None:
+        if any(experts < 1 or copies < 0 for experts, copies in self.groups):
+            raise ValueError(f"loads {self.name}: needs experts, and copies of at least 0")
+
+    @property
+    def total(self) -> int:
+        """Copies of all experts."""
+        return sum(experts * copies for experts, copies in self.groups)
+
+    @property
+    def experts(self) -> int:
+        """Number of experts, with and without tokens."""
+        return sum(experts for experts, _ in self.groups)
+
+    @property
+    def busy(self) -> int:
+        """Number of experts with tokens."""
+        return sum(experts for experts, copies in self.groups if copies)
+
+    @property
+    def most(self) -> int:
+        """Copies of the busiest expert."""
+        return max(copies for _, copies in self.groups)
+
+
+def balanced(copies: int, experts: int) -> TokenLoads:
+    """Return equal loads; the first experts have one copy more if `copies` do not divide."""
+    each, more = divmod(copies, experts)
+    groups = ((more, each + 1), (experts - more, each))
+    return TokenLoads(groups=tuple(group for group in groups if group[0]))
+
+
+def loads_of(counts: Sequence[int]) -> TokenLoads:
+    """Return the loads of experts with these copies, in order."""
+    return TokenLoads(groups=tuple((len([*run]), copies) for copies, run in groupby(counts)))

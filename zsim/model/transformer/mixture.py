@@ -1,0 +1,523 @@
+"""Routed experts in place of an MLP: router, choice, copies of tokens, experts, weighted sums.
+
+If every rank holds, or has gathered, all experts of a block, tokens stay on their rank, and the
+steps are one `Stretch`. With expert ranks there are three. The first ends in the exchange that
+sends copies of tokens and their weights to the ranks of their experts, the second in the exchange
+that sends the results back (`MoEAlltoAllTokenDispatcher` of megatron/core/transformer/moe). The
+copies are balanced: each rank sends equally many to each other.
+
+If blocks are compiled, as in Megatron-LM with its fused kernels, weights multiply inside the
+experts, in the kernel of the activation (`weighted_bias_swiglu_impl`). Otherwise the steps are
+those of `grouped_mm_experts_forward` (transformers 5, integrations/moe.py): the weights multiply
+the outputs of the experts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import repeat
+
+from zsim.dtype import DType
+from zsim.model.experts import ExpertKernels, Experts, RouterFormat, Scores
+from zsim.model.kernel import (
+    Kernel,
+    KernelKind,
+    OperandLayout,
+    grouped_matmul,
+    matmul,
+    streaming,
+)
+from zsim.model.model import Parameter, Value
+from zsim.model.segment_exchange import SWAP_EXPERTS
+from zsim.model.token_loads import balanced
+from zsim.model.transformer.linear import column_sum, linear
+from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
+from zsim.model.transformer.size import Size
+
+
+def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
+    """Return the experts of block `name`, from its normed hidden state to the value to be added."""
+    experts = size.shape.experts
+    assert experts is not None
+    steps = _ExpertSteps(size, experts, source, name)
+    routed = tensor_of(target)
+    if steps.exchanges:
+        return steps.exchanged(target)
+    shared: tuple[Operator, ...] = ()
+    if experts.shared_intermediate_size:
+        routed = size.rows(f"{name}/routed", size.hidden)
+        shared = steps.shared(routed, tensor_of(target))
+    stretch = Stretch(
+        inputs=(source.name,),
+        outputs=(target,),
+        operators=(
+            *steps.route(),
+            *steps.permute(),
+            *steps.experts(),
+            *steps.combine(routed),
+            *shared,
+        ),
+    )
+    return (stretch,)
+
+
+class _ExpertSteps:
+    """The steps of experts; each returns its operators."""
+
+    def __init__(self, size: Size, experts: Experts, source: Value, name: str) -> None:
+        self.size, self.shape, self.name = size, experts, name
+        self.source = size.whole(source)
+        self.fused = size.shape.execution.compiled
+        self.loop = experts.kernels is ExpertKernels.LOOP
+        self.exchanges = size.shape.execution.expert > 1
+        self.held = experts.count // size.shape.execution.expert
+        self.loads = size.loads or balanced(size.tokens * experts.top_k, self.held)
+        self.copies = self.loads.total
+        self.weights = self._tensor("weights", self.copies, size.wide)
+
+    def exchanged(self, target: Value) -> tuple[Stretch, ...]:
+        """Return the experts of other ranks: routing, the experts of this rank, and the sums."""
+        size, made = self.size, tensor_of(target)
+        routed = made
+        shared: tuple[Operator, ...] = ()
+        if self.shape.shared_intermediate_size:
+            routed = size.rows(f"{self.name}/routed", size.hidden)
+            shared = self.shared(routed, made)
+        output = self._rows("fc2", size.hidden)
+        weigh = () if self.fused else (self._weigh(output, self._weighted),)
+        sent = _value(self._rows("permuted", size.hidden)), _value(self._ordered)
+        back = _value(output if self.fused else self._weighted)
+        return (
+            Stretch(
+                inputs=(self.source.name,),
+                outputs=sent,
+                operators=(*self.route(), *self.permute()),
+                ends=SWAP_EXPERTS,
+            ),
+            Stretch(
+                inputs=tuple(each.name for each in sent),
+                outputs=(back,),
+                operators=(*self.experts(), *weigh),
+                ends=SWAP_EXPERTS,
+            ),
+            Stretch(
+                inputs=(back.name, *((self.source.name,) if shared else ())),
+                outputs=(target,),
+                operators=(*self._returned(routed), *shared),
+            ),
+        )
+
+    @property
+    def _ordered(self) -> Tensor:
+        """The weights in the order of experts.
+
+        Fused kernels and loops order them as they multiply. Weights that are exchanged arrive in
+        this order.
+        """
+        if self.exchanges and (self.fused or self.loop):
+            return self.weights
+        return self._tensor("ordered", self.copies, self.size.wide)
+
+    @property
+    def _weighted(self) -> Tensor:
+        return self._rows("weighted", self.size.hidden)
+
+    def route(self) -> tuple[Operator, ...]:
+        """Return the product of the router, and the choice of experts with their weights."""
+        size, shape = self.size, self.shape
+        wide = shape.router_format is RouterFormat.FP32
+        dtype = DType.FP32 if wide else size.dtype
+        logits = self._tensor("logits", size.tokens * shape.count, dtype)
+        weight = size.copied(f"{self.name}.router.weight", shape.count, size.hidden)
+        bias = size.copied(f"{self.name}.router.bias", shape.count) if shape.router_bias else None
+        made: list[Operator] = []
+        read = self.source
+        if wide and dtype is not size.dtype and not self.fused:
+            read = replace(self.source, name=f"{self.name}/router/wide", dtype=dtype)
+            made.append(self._cast(read))
+        project = linear(replace(size, dtype=dtype), read, logits, weight, bias=bias)
+        return (*made, project, self._choose(logits))
+
+    def _cast(self, target: Tensor) -> Operator:
+        moved = target.elements * (self.size.dtype.size_bytes + target.element_bytes)
+        forward, backward = (
+            Kernel(
+                kind=KernelKind.ELEMENTWISE,
+                flops=target.elements,
+                bytes=moved,
+                dtype=self.size.dtype,
+                shape=(self.size.tokens, self.size.hidden),
+                backward=way,
+            )
+            for way in (False, True)
+        )
+        return Operator(
+            reads=(self.source,), makes=target, forward=(forward,), backward=(backward,)
+        )
+
+    def _choose(self, logits: Tensor) -> Operator:
+        """Return scores, the choice of experts, and the weights of the chosen ones.
+
+        Fused kernels keep scores, weights of all experts and the map from tokens to experts.
+        Others keep the scores, the chosen experts, and weights with their sum if they are divided
+        by it. An auxiliary loss is a softmax of the logits and its sum over tokens, kept as scores.
+        """
+        size, shape, wide = self.size, self.shape, self.size.wide
+        area = size.tokens * shape.count
+        of_chosen = shape.scores is Scores.SOFTMAX_OF_CHOSEN
+        chosen = self._tensor("chosen", self.copies, DType.INT64)
+        saves = [chosen]
+        if self.fused:
+            saves = [self._tensor("map", area, DType.INT8), self._tensor("dense", area, wide)]
+        if not of_chosen or self.fused:
+            saves.append(self._tensor("scores", area, wide))
+        if shape.normalised and not of_chosen and not self.fused:
+            saves += [
+                self._tensor("top", self.copies, wide),
+                self._tensor("sums", size.tokens, wide),
+            ]
+        if of_chosen and not self.fused:
+            saves.append(self._tensor("softmax", self.copies, wide))
+        passes = 3 + (shape.groups > 1) + shape.score_bias  # scores, choice, groups, bias
+        if shape.auxiliary_loss:
+            saves.append(self._tensor("auxiliary", area, wide))
+            passes += 2
+        kernel, rows = KernelKind.SOFTMAX, (size.tokens, shape.count)
+        forward = tuple(streaming(kernel, rows, wide, streams=2) for _ in range(passes // 2))
+        backward = tuple(
+            streaming(kernel, rows, wide, streams=3, backward=True)
+            for _ in range(1 + shape.auxiliary_loss)
+        )
+        return Operator(
+            reads=(logits,),
+            makes=self.weights,
+            saves=tuple(saves),
+            forward=forward,
+            backward=backward,
+        )
+
+    def permute(self) -> tuple[Operator, ...]:
+        """Return the copies of tokens in the order of experts.
+
+        A loop finds the tokens of each expert with a kernel that the host waits for.
+        """
+        size, copies = self.size, self.copies
+        moved = (size.tokens + copies) * size.hidden * size.dtype.size_bytes
+        finds = self._over((copies,), size.wide, 8)  # sorts numbers of eight bytes, in two passes
+        permute = Operator(
+            reads=(self.source,),
+            makes=self._rows("permuted", size.hidden),
+            saves=(self._row_numbers,),
+            forward=(*(self._each(finds) if self.loop else (finds,)), *self._moves(moved)),
+            backward=self._moves(moved, backward=True),
+        )
+        if self.fused or self.loop:
+            return (permute,)
+        order = Operator(
+            reads=(self.weights,),
+            makes=self._tensor("ordered", copies, size.wide),
+            saves=(self._tensor("order", copies, DType.INT64),),
+            forward=(self._over((copies,), size.wide, 2),),
+            backward=(self._over((copies,), size.wide, 2, backward=True),),
+        )
+        return (permute, order)
+
+    def experts(self) -> tuple[Operator, ...]:
+        """Return the products of the experts and the activation between them."""
+        size, shape = self.size, self.shape
+        inner = shape.intermediate_size
+        permuted = self._rows("permuted", size.hidden)
+        first = self._rows("fc1", 2 * inner)
+        active, product = self._rows("active", inner), self._rows("product", inner)
+        output = self._rows("fc2", size.hidden)
+        if self.fused:
+            middle: tuple[Operator, ...] = (self._weighted_gate(first, product),)
+        else:
+            middle = (self._curve(first, active), self._times(first, active, product))
+        return (
+            *self._grouped(permuted, first, "gate_up"),
+            *middle,
+            *self._grouped(product, output, "down"),
+        )
+
+    def combine(self, target: Tensor) -> tuple[Operator, ...]:
+        """Return the sum of the outputs of each token's experts, in the order of tokens."""
+        weigh = self._weigh(self._rows("fc2", self.size.hidden), self._weighted)
+        return (*(() if self.fused else (weigh,)), *self._returned(target))
+
+    def _returned(self, target: Tensor) -> tuple[Operator, ...]:
+        """Return the sums of results in the order of tokens, from those in the order of experts."""
+        size = self.size
+        output = self._rows("fc2", size.hidden) if self.fused else self._weighted
+        moved = (size.tokens + self.copies) * size.hidden * size.dtype.size_bytes
+        sums = Operator(
+            reads=(output,),
+            makes=target,
+            # the permutation, of another segment if tokens are exchanged, saves them as well
+            saves=() if self.exchanges else (self._row_numbers,),
+            forward=self._moves(moved),
+            backward=self._moves(moved, backward=True),
+        )
+        if self.fused:
+            return (sums,)
+        if self.loop:
+            # `index_add_` keeps its source, for its shape alone
+            return (replace(sums, saves=(output, *sums.saves)),)
+        turned = self._rows("turned", size.hidden)
+        area = (self.copies, size.hidden)
+        turn = Operator(
+            reads=(output,),
+            makes=turned,
+            saves=(self._tensor("back", self.copies, DType.INT64),),
+            forward=(self._over(area, size.dtype, 2),),
+            backward=(self._over(area, size.dtype, 2, backward=True),),
+        )
+        return (turn, replace(sums, reads=(turned,), saves=()))
+
+    def _weigh(self, output: Tensor, target: Tensor) -> Operator:
+        """Return the products of outputs and weights."""
+        ordered = self._ordered
+        area, dtype = (self.copies, self.size.hidden), self.size.dtype
+        kernel = KernelKind.ELEMENTWISE
+        back = self._each(streaming(kernel, area, dtype, streams=2, backward=True))
+        return Operator(
+            reads=(output, self.weights if self.loop else ordered),
+            makes=target,
+            saves=(output, ordered),
+            forward=self._each(streaming(kernel, area, dtype, streams=2)),
+            backward=(*back, *back),
+        )
+
+    def shared(self, routed: Tensor, target: Tensor) -> tuple[Operator, ...]:
+        """Return the MLP that all tokens run through, added to the `routed` outputs."""
+        size, name = self.size, f"{self.name}.shared"
+        wide = self.shape.shared_intermediate_size
+        gate, up, active, product = (
+            self._wide(each, wide) for each in ("gate", "up", "active", "product")
+        )
+        made = self._wide("down", size.hidden)
+        weight = size.copied(f"{name}.down.weight", size.hidden, wide)
+        made_by = [
+            linear(size, self.source, each, size.copied(f"{name}.{part}.weight", wide, size.hidden))
+            for part, each in (("gate", gate), ("up", up))
+        ]
+        area, kind = (size.tokens, wide), KernelKind.ELEMENTWISE
+        if self.fused:
+            made_by.append(
+                Operator(
+                    reads=(gate, up),
+                    makes=product,
+                    saves=(gate, up),
+                    forward=(self._over(area, size.dtype, 3),),
+                    backward=(self._over(area, size.dtype, 5, backward=True),),
+                )
+            )
+        else:
+            curve = KernelKind.ACTIVATION
+            made_by += [
+                Operator(
+                    reads=(gate,),
+                    makes=active,
+                    saves=(gate,),
+                    forward=(streaming(curve, area, size.dtype, streams=2),),
+                    backward=(streaming(curve, area, size.dtype, streams=3, backward=True),),
+                ),
+                Operator(
+                    reads=(active, up),
+                    makes=product,
+                    saves=(active, up),
+                    forward=(streaming(kind, area, size.dtype, streams=3),),
+                    backward=(streaming(kind, area, size.dtype, streams=3, backward=True),) * 2,
+                ),
+            ]
+        made_by.append(linear(size, product, made, weight))
+        gated = made
+        if self.shape.shared_gate:
+            gates, gated = self._gates(made)
+            made_by += gates
+        rows = (size.tokens, size.hidden)
+        added = Operator(
+            reads=(routed, gated),
+            makes=target,
+            shares_gradient=True,
+            forward=(streaming(kind, rows, size.dtype, streams=3),),
+        )
+        return (*made_by, added)
+
+    def _gates(self, made: Tensor) -> tuple[tuple[Operator, ...], Tensor]:
+        """Return the product of the shared MLP's output with a gate for each token."""
+        size = self.size
+        score, gate = self._wide("score", 1), self._wide("sigmoid", 1)
+        gated = self._wide("gated", size.hidden)
+        rows, weight = (size.tokens, size.hidden), f"{self.name}.shared.score.weight"
+        curve = (size.tokens, 1)
+        return (
+            linear(size, self.source, score, size.copied(weight, 1, size.hidden)),
+            Operator(
+                reads=(score,),
+                makes=gate,
+                saves=(gate,),
+                forward=(self._over(curve, size.dtype, 2),),
+                backward=(self._over(curve, size.dtype, 3, backward=True),),
+            ),
+            Operator(
+                reads=(made, gate),
+                makes=gated,
+                saves=(made, gate),
+                forward=(self._over(rows, size.dtype, 2),),
+                backward=(self._over(rows, size.dtype, 2, backward=True),) * 2,
+            ),
+        ), gated
+
+    def _grouped(self, source: Tensor, target: Tensor, part: str) -> tuple[Operator, ...]:
+        """Return the linear layer `part` of all experts, and the sum with its biases."""
+        size, experts = self.size, self.held
+        rows, columns = (each.elements // self.copies for each in (target, source))
+        weight = self._parameter(f"{part}.weight", experts, rows, columns)
+        nt, nn, tn = OperandLayout
+        trains = self._products(rows, columns, tn, backward=True)
+        project = Operator(
+            reads=(source,),
+            makes=target,
+            parameters=(weight,),
+            saves=() if weight.frozen else (source, *self._offsets),
+            forward=self._products(rows, columns, nt, backward=False),
+            backward=self._products(columns, rows, nn, backward=True),
+            trains=() if weight.frozen else trains,
+        )
+        if not self.shape.bias:
+            return (project,)
+        bias = self._parameter(f"{part}.bias", experts, rows)
+        plain = replace(target, name=f"{target.name}/unbiased")
+        add = Operator(
+            reads=(plain,),
+            makes=target,
+            parameters=(bias,),
+            saves=(self._row_numbers,),
+            shares_gradient=True,
+            forward=(self._over((self.copies, rows), size.dtype, 3),),
+            trains=() if bias.frozen else (column_sum(size, rows, tokens=self.copies),),
+        )
+        return (replace(project, makes=plain), add)
+
+    def _products(
+        self, n: int, k: int, layout: OperandLayout, *, backward: bool
+    ) -> tuple[Kernel, ...]:
+        """Return the products of all experts: one kernel, or one for each expert with tokens."""
+        dtype = self.size.dtype
+        if not self.loop:
+            return (grouped_matmul(self.loads, n, k, dtype, backward=backward, layout=layout),)
+        return tuple(
+            matmul(
+                *((n, k, rows) if layout is OperandLayout.TN else (rows, n, k)),
+                dtype,
+                backward=backward,
+                layout=layout,
+            )
+            for rows in self._rows_of_each()
+        )
+
+    @property
+    def _row_numbers(self) -> Tensor:
+        """The token of each copy; a loop also keeps its place among the experts of the token."""
+        return self._tensor("rows", self.copies * (2 if self.loop else 1), DType.INT64)
+
+    @property
+    def _offsets(self) -> tuple[Tensor, ...]:
+        """The first row of each expert, in four bytes, if one kernel has all rows."""
+        return () if self.loop else (self._tensor("offsets", 4 * self.shape.count, DType.INT8),)
+
+    def _rows_of_each(self) -> Iterator[int]:
+        """Yield the rows of each expert that has any."""
+        for experts, rows in self.loads.groups:
+            yield from repeat(rows, experts if rows else 0)
+
+    def _weighted_gate(self, source: Tensor, target: Tensor) -> Operator:
+        """Return activation, product and weights in one kernel per direction."""
+        inner = self.shape.intermediate_size
+        return Operator(
+            reads=(source, self.weights),
+            makes=target,
+            saves=(source, self._ordered),
+            forward=(self._over((self.copies, inner), self.size.dtype, 3),),
+            backward=(self._over((self.copies, inner), self.size.dtype, 5, backward=True),),
+        )
+
+    def _curve(self, source: Tensor, target: Tensor) -> Operator:
+        """Return the activation of the first half of each row."""
+        area, kind = (self.copies, self.shape.intermediate_size), KernelKind.ACTIVATION
+        dtype = self.size.dtype
+        return Operator(
+            reads=(source,),
+            makes=target,
+            saves=(source,),
+            forward=self._each(streaming(kind, area, dtype, streams=2)),
+            backward=self._each(streaming(kind, area, dtype, streams=3, backward=True)),
+        )
+
+    def _times(self, source: Tensor, active: Tensor, target: Tensor) -> Operator:
+        """Return the product of the activation and the second half of each row."""
+        area, kind = (self.copies, self.shape.intermediate_size), KernelKind.ELEMENTWISE
+        dtype = self.size.dtype
+        back = self._each(streaming(kind, area, dtype, streams=3, backward=True))
+        return Operator(
+            reads=(active, source),
+            makes=target,
+            saves=(active, source),
+            forward=self._each(streaming(kind, area, dtype, streams=3)),
+            backward=(*back, *back),
+        )
+
+    def _each(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        """Return a kernel over the rows of all experts, or its parts if experts run in a loop."""
+        if not self.loop:
+            return (replace(kernel, loads=self.loads),)
+        whole = kernel.shape[0]
+        return tuple(
+            replace(
+                kernel,
+                flops=kernel.flops * rows // whole,
+                bytes=kernel.bytes * rows // whole,
+                shape=(rows, *kernel.shape[1:]),
+            )
+            for rows in self._rows_of_each()
+        )
+
+    def _moves(self, moved: int, *, backward: bool = False) -> tuple[Kernel, ...]:
+        """Return the kernels that move this many bytes of rows of the hidden state."""
+        kernel = Kernel(
+            kind=KernelKind.ELEMENTWISE,
+            flops=moved // self.size.dtype.size_bytes,
+            bytes=moved,
+            dtype=self.size.dtype,
+            shape=(self.copies, self.size.hidden),
+            backward=backward,
+        )
+        return self._each(kernel)
+
+    def _over(
+        self, shape: tuple[int, ...], dtype: DType, streams: int, *, backward: bool = False
+    ) -> Kernel:
+        """Return a kernel over `streams` tensors of `shape`; its rows may be those of experts."""
+        kernel = streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=streams, backward=backward)
+        routed = shape[0] == self.copies and not self.loop
+        return replace(kernel, loads=self.loads) if routed else kernel
+
+    def _parameter(self, part: str, *shape: int) -> Parameter:
+        name = f"{self.name}.experts.{part}"
+        return replace(self.size.copied(name, *shape), experts=shape[0])
+
+    def _tensor(self, part: str, elements: int, dtype: DType) -> Tensor:
+        return Tensor(name=f"{self.name}/experts/{part}", elements=elements, dtype=dtype)
+
+    def _rows(self, part: str, width: int) -> Tensor:
+        """Return a tensor of `width` elements for each copy of a token."""
+        return self._tensor(part, self.copies * width, self.size.dtype)
+
+    def _wide(self, part: str, width: int) -> Tensor:
+        """Return a tensor of the shared MLP, of `width` elements for each token."""
+        return self.size.rows(f"{self.name}/shared/{part}", width)
+
+
+def _value(tensor: Tensor) -> Value:
+    """Return the value that has the memory of a tensor."""
+    return Value(name=tensor.name, elements=tensor.elements, dtype=tensor.dtype)

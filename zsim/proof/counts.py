@@ -1,0 +1,243 @@
+"""Counts: buffers with counted rows have the rows of the micro-batch for which they are used.
+
+Proved for every role, in the order of issue: the host has read the counts of a layer and
+micro-batch before it allocates rows that other ranks send; an exchange, a copy and a segment use
+rows of one micro-batch, their own; a copy has equal rows on both sides. The numbers that the host
+reads were made by the forward of one segment for that micro-batch, another segment for each layer,
+and exchanged once over the group: routing is saved, and no recomputation chooses again. Members
+send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
+with numbers agree between members: block j of member i is as large as member j receives from i.
+
+Assumed: that segment counts the rows that it routes. Numbers that a segment does not make (a fill)
+are not traced.
+
+Cost: linear in the operations; for numbers, the square of the roles of a group times its members.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from zsim.network.volume import communications as communications_in
+from zsim.proof.context import Context, NumberedProgram
+from zsim.proof.execution.rank_class import EqualCommunicators, communicators, rank_classes
+from zsim.proof.finding import Finding
+from zsim.schedule.access import COMPUTE_ACCESS, accesses, viewed
+from zsim.schedule.counts import NamedCount, RowIndex, Rows
+from zsim.schedule.operation import (
+    Action,
+    Allocate,
+    AllToAll,
+    Compute,
+    Copy,
+    Free,
+    Operation,
+    ReadCounts,
+    Role,
+    Together,
+    walk,
+)
+from zsim.schedule.program import Program
+
+INVARIANT = "counts"
+
+
+def examine(context: Context) -> list[Finding]:
+    """Find operations that use rows of another micro-batch, or blocks of different sizes."""
+    found: list[Finding] = []
+    schedule = context.schedule
+    if schedule.counts:
+        for each in context.programs:
+            found += _Rows(each.program, schedule.counts).findings()
+    uneven = {
+        (each.program.role, group): exchanges
+        for each in context.programs
+        for group, exchanges in _uneven(each).items()
+    }
+    if uneven:
+        among = rank_classes(schedule)
+        for group in schedule.groups:
+            if any(name == group.name for _, name in uneven):
+                for communicator in communicators(schedule.mesh, group, among):
+                    found += _unequal_blocks(communicator, uneven)
+    return found
+
+
+class _Made(NamedTuple):
+    """Numbers that a segment made, and the groups over which they were exchanged since."""
+
+    by: Compute
+    exchanged: tuple[str, ...]
+
+
+class _Rows:
+    """Rows and counts alive in one program."""
+
+    def __init__(self, program: Program, counts: Iterable[NamedCount]) -> None:
+        self._program = program
+        counts = tuple(counts)
+        self._groups = {count.name: count.group for count in counts}
+        self._padded = {count.name for count in counts if count.padded}
+        self._rows = {
+            buffer.name: buffer.rows for buffer in program.buffers if buffer.rows is not None
+        }
+        self._alive: dict[str, int | None] = {}
+        self._read: set[tuple[str, int, int]] = set()
+        self._made: dict[str, _Made] = {}
+        self._routers: dict[tuple[str, int], tuple[str, int]] = {}
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield the findings of setup and of a step."""
+        for part in (self._program.setup, self._program.step):
+            self._alive.clear()
+            self._read.clear()
+            self._made.clear()
+            for operation in walk(part):
+                for why in self._faults(operation):
+                    yield self._finding(operation, why)
+
+    def _finding(self, operation: Operation, why: str) -> Finding:
+        return Finding(
+            invariant=INVARIANT, role=self._program.role, operation=operation.id, why=why
+        )
+
+    def _faults(self, operation: Operation) -> Iterator[str]:
+        if isinstance(operation, ReadCounts):
+            self._read.add((operation.count, operation.layer, operation.micro_batch))
+            made = self._made.get(operation.source.buffer)
+            if made is not None:
+                yield from self._stale(operation, made)
+        elif isinstance(operation, Allocate):
+            rows = self._rows.get(operation.buffer)
+            if rows is not None:
+                yield from self._allocated(operation, rows)
+                self._alive[operation.buffer] = operation.micro_batch
+        elif isinstance(operation, Free):
+            self._alive.pop(operation.buffer, None)
+            self._made.pop(operation.buffer, None)
+        elif isinstance(operation, Together):
+            for member in operation.members:
+                yield from self._faults(member)
+        else:
+            yield from self._used(operation)
+            self._follow(operation)
+
+    def _stale(self, read: ReadCounts, made: "_Made") -> Iterator[str]:
+        """Yield faults of counts that the host reads, which a segment has made."""
+        compute = made.by
+        of = f"{compute.unit or 'no unit'} in {compute.id}"
+        if compute.micro_batch != read.micro_batch:
+            yield f"reads counts of micro-batch {compute.micro_batch}, which {of} made"
+        if compute.action is not Action.FORWARD:
+            yield f"reads counts of a {compute.action}: routing is saved, {of} chooses again"
+        group = self._groups[read.count]
+        if made.exchanged != (group,):
+            times = " and ".join(made.exchanged) or "no group"
+            yield f"reads counts exchanged over {times}, needed is {group}, once"
+        router = (compute.unit, compute.segment)
+        layer = (read.count, read.layer)
+        for other, known in self._routers.items():
+            if (known == router) is not (other == layer) and other[0] == read.count:
+                yield f"reads counts that {of} made, layer {other[1]} has those of {known[0]}"
+                return
+        self._routers[layer] = router
+
+    def _follow(self, operation: Operation) -> None:
+        """Follow numbers that segments make through whole copies and exchanges."""
+        if isinstance(operation, Compute):
+            for operand in operation.operands:
+                if operand.role is Role.OUTPUT:
+                    self._made[operand.view.buffer] = _Made(operation, ())
+                elif COMPUTE_ACCESS[operation.action][operand.role][1]:
+                    self._made.pop(operand.view.buffer, None)
+            return
+        for access in accesses(operation):
+            if access.writes:
+                self._made.pop(access.view.buffer, None)
+        if isinstance(operation, Copy | AllToAll):
+            made = self._made.get(operation.source.buffer)
+            if made is None or (isinstance(operation, Copy) and operation.accumulate):
+                return
+            if isinstance(operation, AllToAll):
+                made = _Made(made.by, (*made.exchanged, operation.group))
+            self._made[operation.target.buffer] = made
+
+    def _allocated(self, allocate: Allocate, rows: Rows) -> Iterator[str]:
+        if allocate.micro_batch is None:
+            yield f"allocates rows of {rows.count} for no micro-batch"
+        elif (
+            rows.own is RowIndex.EXPERT
+            and rows.count not in self._padded
+            and (rows.count, rows.layer, allocate.micro_batch) not in self._read
+        ):
+            of = f"layer {rows.layer}, micro-batch {allocate.micro_batch}"
+            yield f"allocates received rows before the host has read {rows.count} of {of}"
+
+    def _used(self, operation: Operation) -> Iterator[str]:
+        names = dict.fromkeys(view.buffer for view in viewed(operation))
+        counted = [name for name in names if name in self._rows]
+        batches = {name: self._alive[name] for name in counted if name in self._alive}
+        if isinstance(operation, Compute) and operation.unit:
+            for name, batch in batches.items():
+                if batch != operation.micro_batch:
+                    of = f"micro-batch {operation.micro_batch}"
+                    yield f"of {of}, uses {name}, which has rows of micro-batch {batch}"
+        elif len(set(batches.values())) > 1:
+            said = " and ".join(f"{name} of micro-batch {batches[name]}" for name in batches)
+            yield f"uses rows of several micro-batches: {said}"
+        if isinstance(operation, Copy):
+            one, other = (self._rows.get(view.buffer) for view in viewed(operation))
+            if _said(one) != _said(other):
+                yield f"copies {_text(one)} to {_text(other)}"
+
+
+def _said(rows: Rows | None) -> tuple[object, ...]:
+    """Return the text that is equal for buffers with as many rows on every rank."""
+    if rows is None:
+        return ()
+    order = () if rows.own is RowIndex.SOURCE else rows.order
+    return rows.count, rows.layer, rows.own, rows.width, order
+
+
+def _text(rows: Rows | None) -> str:
+    if rows is None:
+        return "elements without counts"
+    return f"rows of {rows.count} by own {rows.own} of layer {rows.layer}"
+
+
+def _uneven(each: NumberedProgram) -> dict[str, list[AllToAll]]:
+    """Return the exchanges with unequal blocks of numbers, by group, in order of issue."""
+    found: dict[str, list[AllToAll]] = {}
+    for _, part in each.parts:
+        for number in part.communications:
+            for member in communications_in(part.operations[number]):
+                if isinstance(member, AllToAll) and member.sent:
+                    found.setdefault(member.group, []).append(member)
+    return found
+
+
+def _unequal_blocks(
+    communicator: EqualCommunicators, uneven: dict[tuple[str, str], list[AllToAll]]
+) -> Iterator[Finding]:
+    """Find blocks that members of two roles send and receive with different sizes."""
+    name = communicator.group.name
+    for source in communicator.roles:
+        for target in communicator.roles:
+            sends, receives = uneven.get((source, name), []), uneven.get((target, name), [])
+            senders, receivers = (
+                [place for low, high in communicator.intervals(role) for place in range(low, high)]
+                for role in (source, target)
+            )
+            for one, other in zip(sends, receives, strict=False):
+                sent = {one.sent[place] for place in receivers}
+                received = {other.received[place] for place in senders}
+                if len(sent | received) > 1:
+                    yield Finding(
+                        invariant=INVARIANT,
+                        role=source if source == target else f"{source} and {target}",
+                        operation=one.id,
+                        why="members send blocks of other sizes than members receive",
+                        witness=(
+                            f"{source} sends blocks of {sorted(sent)[:4]} elements to {target}",
+                            f"{target} receives blocks of {sorted(received)[:4]} elements",
+                        ),
+                    )

@@ -1,0 +1,102 @@
+"""A schedule with named counts as one whose buffers have a place for each source and expert.
+
+All rows of a source for an expert have one place, whatever their number, so values never depend on
+a binding. Then an exchange of unequal blocks is one of equal blocks of places.
+
+This represents all rows: a row's result depends on the row, and a gradient is a sum over rows.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from msgspec.structs import replace as changed
+
+from zsim.model.model import Model, Segment
+from zsim.schedule.changed_views import Operands, with_views
+from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.schedule.schedule import Program, Schedule
+
+
+def in_places(schedule: Schedule) -> Schedule:
+    """Return `schedule` with one element for each place of counted rows; itself without counts."""
+    if not schedule.counts:
+        return schedule
+    counts = tuple(
+        replace(each, sent=each.experts, maximum=each.experts) for each in schedule.counts
+    )
+    experts = {each.name: each.experts for each in schedule.counts}
+    programs = tuple(_in_places(each, experts) for each in schedule.programs)
+    contract = replace(schedule.contract, peak_bytes=(), wire_bytes=None, host_bytes=None)
+    return replace(schedule, counts=counts, programs=programs, contract=contract)
+
+
+def model_in_places(schedule: Schedule, model: Model) -> Model:
+    """Return `model` with one element for each place of the values in counted rows of `schedule`.
+
+    `schedule` is the original one or that of `in_places`; without counts, return `model` itself.
+    """
+    sizes = _values_in_rows(schedule, model) if schedule.counts else {}
+    if not sizes:
+        return model
+    units = tuple(
+        replace(unit, segments=tuple(_segment(each, sizes) for each in unit.segments))
+        for unit in model.units
+    )
+    return replace(model, units=units)
+
+
+def _segment(segment: Segment, sizes: dict[str, int]) -> Segment:
+    outputs = tuple(
+        replace(value, elements=sizes.get(value.name, value.elements)) for value in segment.outputs
+    )
+    return segment if outputs == segment.outputs else replace(segment, outputs=outputs)
+
+
+def _values_in_rows(schedule: Schedule, model: Model) -> dict[str, int]:
+    """Return the values that are in buffers of counted rows, and the places of each."""
+    segments = {
+        (unit.name, place): segment
+        for unit in model.units
+        for place, segment in enumerate(unit.segments)
+    }
+    experts = {each.name: each.experts for each in schedule.counts}
+    found: dict[str, int] = {}
+    for program in schedule.programs:
+        for compute in program.patterns:
+            if not isinstance(compute, Compute) or compute.action is not Action.FORWARD:
+                continue
+            segment = segments.get((compute.unit, compute.segment))
+            operands = (each for each in compute.operands if each.role is Role.OUTPUT)
+            for value, operand in zip(
+                () if segment is None else segment.outputs, operands, strict=False
+            ):
+                rows = program.by_name[operand.view.buffer].rows
+                if rows is not None:
+                    found[value.name] = experts[rows.count]
+    return found
+
+
+def _in_places(program: Program, experts: dict[str, int]) -> Program:
+    sizes = {
+        buffer.name: experts[buffer.rows.count]
+        for buffer in program.buffers
+        if buffer.rows is not None
+    }
+    views = {name: View(buffer=name, size=size) for name, size in sizes.items()}
+    operands: Operands = {}
+    change = partial(_view, views)
+    return replace(
+        program,
+        buffers=tuple(
+            buffer
+            if buffer.rows is None
+            else changed(buffer, elements=sizes[buffer.name], rows=changed(buffer.rows, width=1))
+            for buffer in program.buffers
+        ),
+        setup=tuple(with_views(each, change, operands) for each in program.setup),
+        step=tuple(with_views(each, change, operands) for each in program.step),
+    )
+
+
+def _view(views: dict[str, View], view: View) -> View:
+    return views.get(view.buffer, view)

@@ -1,0 +1,128 @@
+"""Routed experts from arguments of Megatron-LM: their ranks, router and layers.
+
+Defaults are those of `validate_args` (`training/arguments.py`) and of `TransformerConfig`, 2026-08.
+"""
+
+import re
+from typing import Final
+
+from zsim.model.experts import ExpertKernels, RouterFormat, Scores
+from zsim.runtimes.trainer_files.named_arguments import Arguments
+
+COUNT = "num-experts"
+RANKS: Final = {
+    "expert-model-parallel-size": "parallel.expert",
+    "expert-tensor-parallel-size": "parallel.expert_tensor",
+}
+"""Arguments of ranks of experts."""
+
+SIZES: Final = {
+    "moe-shared-expert-intermediate-size": "shared_intermediate_size",
+    "moe-router-num-groups": "groups",
+    "moe-router-group-topk": "top_groups",
+}
+"""Arguments that are whole numbers, and their fields in `[model.experts]`."""
+
+FLAGS: Final = {
+    "moe-shared-expert-gate": "shared_gate",
+    "moe-router-enable-expert-bias": "score_bias",
+}
+WITHOUT_EFFECT: Final = (
+    "moe-permute-fusion",
+    "moe-router-fusion",
+    "moe-router-bias-update-rate",
+    "moe-router-force-load-balancing",
+    "moe-per-layer-logging",
+)
+"""Arguments that change no bytes: kernels are fused in compiled blocks, and tokens balanced."""
+
+BALANCED: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+DISPATCHERS: Final = ("allgather", "alltoall", "flex")
+LAYERS: Final = re.compile(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?")
+"""`--moe-layer-freq` of first dense layers: a list in Python."""
+
+
+def set_experts(arguments: Arguments) -> None:
+    """Set the experts of the model and their ranks, after the dense shape is set.
+
+    Raises:
+        TrainerFileError: the arguments request something that is not modelled.
+    """
+    for name, field in RANKS.items():
+        arguments.set_field(field, arguments.whole(name), name)
+    _dispatcher(arguments)
+    if COUNT not in arguments.given:  # the scenario may have the model
+        return
+    _set(arguments, "count", arguments.whole(COUNT), COUNT)
+    _set(arguments, "top_k", arguments.whole("moe-router-topk", 2), "moe-router-topk")
+    width = "moe-ffn-hidden-size"
+    _set(arguments, "intermediate_size", arguments.whole(width, _dense_width(arguments)), width)
+    for name, field in SIZES.items():
+        _set(arguments, field, arguments.whole(name), name)
+    for name, field in FLAGS.items():
+        _set(arguments, field, arguments.flag(name) or None, name)
+    _router(arguments)
+    grouped = "moe-grouped-gemm"
+    kernels = ExpertKernels.GROUPED if arguments.flag(grouped) else ExpertKernels.LOOP
+    _set(arguments, "kernels", kernels, grouped)
+    _layers(arguments)
+    arguments.drop(WITHOUT_EFFECT)
+
+
+def _dense_width(arguments: Arguments) -> int | None:
+    """Return the width of an MLP, which is the default width of an expert."""
+    for field, factor in (("model.intermediate_size", 1), ("model.hidden_size", 4)):
+        found = arguments.origins.get(field)
+        if found is not None and isinstance(found.value, int):
+            return factor * found.value
+    return None
+
+
+def _set(arguments: Arguments, field: str, value: object, name: str) -> None:
+    arguments.set_field(f"model.experts.{field}", value, name)
+
+
+def _router(arguments: Arguments) -> None:
+    """Set scores of experts, their format and the loss of the balance."""
+    # topk_routing_with_score_function of transformer/moe/moe_utils.py
+    name, before = "moe-router-score-function", "moe-router-pre-softmax"
+    function = arguments.word(name, "softmax", ("softmax", "sigmoid"))
+    is_before = arguments.flag(before)
+    scores = Scores.SIGMOID if function == "sigmoid" else Scores.SOFTMAX_OF_CHOSEN
+    if function == "softmax" and is_before:
+        scores, name = Scores.SOFTMAX, before
+        arguments.set_field("model.experts.normalised", value=False, option=before)
+    _set(arguments, "scores", scores, name)
+    name = "moe-router-topk-scaling-factor"
+    _set(arguments, "scaling", arguments.number(name, 1.0), name)
+    name = "moe-router-dtype"
+    dtype = arguments.word(name, "", ("fp32", "fp64"))
+    if dtype == "fp64":
+        raise arguments.wrong(name, "fp64 is not modelled, only fp32")
+    _set(arguments, "router_format", RouterFormat.FP32 if dtype else None, name)
+    coefficient = arguments.number("moe-aux-loss-coeff", 0.0)
+    name = "moe-router-load-balancing-type"
+    kind = arguments.word(name, "aux_loss", BALANCED)
+    _set(arguments, "auxiliary_loss", kind != "none" and coefficient > 0, name)
+
+
+def _layers(arguments: Arguments) -> None:
+    """Set the first layers without experts."""
+    name = "moe-layer-freq"
+    text = arguments.word(name, "1").replace(" ", "")
+    if text == "1":
+        return
+    found = LAYERS.fullmatch(text)
+    layers = arguments.origins.get("model.layers")
+    if found is None or (layers and int(found[1]) + int(found[2]) != layers.value):
+        raise arguments.wrong(name, f"{text!r} must be 1, or as ([0]*3+[1]*58) for all layers")
+    _set(arguments, "dense_layers", int(found[1]), name)
+
+
+def _dispatcher(arguments: Arguments) -> None:
+    """Refuse dispatchers of tokens that are not modelled, if tokens are exchanged."""
+    name = "moe-token-dispatcher-type"
+    kind = arguments.word(name, "allgather", DISPATCHERS)
+    ranks = arguments.origins.get("parallel.expert")
+    if kind != "alltoall" and ranks is not None and ranks.value != 1:
+        raise arguments.wrong(name, f"{kind} is not modelled with expert ranks, only alltoall")

@@ -1,0 +1,327 @@
+"""Replace named counts by the numbers of a binding: a schedule that backends can run.
+
+Ranks with equal counts share a program. Members that a binding calls alike have the sizes of the
+largest of them, at most one row more in each block than the binding says. A buffer whose rows
+differ between micro-batches becomes one buffer for each of them.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from msgspec.structs import replace as changed
+
+from zsim.schedule.binding import Balanced, Binding, CountPlace, by_member
+from zsim.schedule.changed_views import Operands, with_views
+from zsim.schedule.counts import NamedCount, RowIndex, Rows
+from zsim.schedule.mesh import Box, Coordinates, Group, Mesh, Span
+from zsim.schedule.operation import (
+    Allocate,
+    AllToAll,
+    Branch,
+    Free,
+    Operand,
+    Operation,
+    Together,
+    View,
+    walk,
+)
+from zsim.schedule.program import Buffer, Contract, Program, RankRole
+from zsim.schedule.schedule import Schedule
+
+Blocks = tuple[tuple[int, ...], ...]
+"""Rows from each member of a group to each member."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExcessRows:
+    """The first allocation for which a binding has more rows than the maximum of a count.
+
+    `maximum_bytes` are those of `buffer` with the maximum of rows.
+    """
+
+    rank: int
+    operation: str
+    buffer: Buffer
+    maximum_bytes: int
+    rows: int
+    count: NamedCount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundSchedule:
+    """A schedule with numbers, and the first excess over a maximum, if there is any."""
+
+    schedule: Schedule
+    excess: ExcessRows | None = None
+
+
+def bound(schedule: Schedule, binding: Binding) -> BoundSchedule:
+    """Return `schedule` with the numbers of `binding` in place of named counts.
+
+    Raises:
+        BindingError: the binding does not fit the counts.
+    """
+    if not schedule.counts:
+        return BoundSchedule(schedule=schedule)
+    sizes = _Sizes(schedule, binding)
+    roles: list[RankRole] = []
+    programs: list[Program] = []
+    excess: list[ExcessRows] = []
+    for role in schedule.roles:
+        parts = _parts(schedule, role, sizes)
+        (program,) = (each for each in schedule.programs if each.role == role.name)
+        for number, (own, ranks) in enumerate(parts.items()):
+            name = role.name if len(parts) == 1 else f"{role.name}/{number}"
+            boxes = role.boxes if len(parts) == 1 else _boxes(schedule.mesh, ranks)
+            made = _Program(sizes, program, dict(own), ranks[0])
+            roles.append(RankRole(name=name, boxes=boxes))
+            programs.append(made.program(name))
+            excess += made.excess[:1]
+    return BoundSchedule(
+        schedule=replace(
+            schedule,
+            roles=tuple(roles),
+            programs=tuple(programs),
+            contract=_kept_promises(schedule.contract),
+        ),
+        excess=min(excess, key=lambda each: each.rank, default=None),
+    )
+
+
+def _kept_promises(contract: Contract) -> Contract:
+    """Return the promises that do not depend on the numbers of counts."""
+    return replace(contract, peak_bytes=(), wire_bytes=None, host_bytes=None)
+
+
+Seat = tuple[int, int]
+"""The number of a group, and a member of it."""
+
+Seats = tuple[tuple[str, Seat], ...]
+"""The place of a rank for each count."""
+
+
+class _Sizes:
+    """Rows between members by place."""
+
+    def __init__(self, schedule: Schedule, binding: Binding) -> None:
+        self.schedule = schedule
+        self.counts = {count.name: count for count in schedule.counts}
+        self._binding = binding
+        self._numbers: dict[str, dict[tuple[int, ...], int]] = {name: {} for name in self.counts}
+        self.blocks = cache(self._blocks)
+
+    def group(self, count: NamedCount) -> Group:
+        """Return the group of a count."""
+        return self.schedule.group_by_name[count.group]
+
+    def members(self, count: NamedCount) -> int:
+        """Return the number of members that exchange the rows of a count."""
+        return self.group(count).size(self.schedule.mesh)
+
+    def seat(self, count: NamedCount, at: Coordinates) -> Seat | None:
+        """Return the place of a rank; members with equal counts share one. None if it has none."""
+        mesh, group = self.schedule.mesh, self.group(count)
+        if not group.holds(mesh, at):
+            return None
+        other = tuple(at[axis.name] for axis in mesh.axes if axis.name not in group.axes)
+        numbers = self._numbers[count.name]
+        number = numbers.setdefault(other, len(numbers))
+        member = group.index(mesh, at)
+        binding = self._binding_of(count)
+        alike = binding.alike(member)
+        if alike is None:
+            return number, member
+        members = range(self.members(count))
+        return 0, next(each for each in members if binding.alike(each) == alike)
+
+    def _binding_of(self, count: NamedCount) -> Binding:
+        """Return the binding of a count: numbers of padded rows are equal under any."""
+        return Balanced() if count.padded else self._binding
+
+    def _blocks(self, name: str, layer: int, micro_batch: int, group: int) -> Blocks:
+        """Return the rows from each member of a group to each; alike members have the most."""
+        count = self.counts[name]
+        members = self.members(count)
+        place = CountPlace(micro_batch, layer, group, members)
+        binding = self._binding_of(count)
+        found = by_member(binding.counts(count, place), members).tolist()
+        alike = [binding.alike(member) for member in range(members)]
+        most: dict[tuple[int, int], int] = {}
+        for source, row in enumerate(found):
+            for target, rows in enumerate(row):
+                one, other = alike[source], alike[target]
+                if one is not None and other is not None:
+                    most[one, other] = max(rows, most.get((one, other), 0))
+        return tuple(
+            tuple(
+                rows
+                if (one := alike[source]) is None or (other := alike[target]) is None
+                else most[one, other]
+                for target, rows in enumerate(row)
+            )
+            for source, row in enumerate(found)
+        )
+
+
+def _parts(schedule: Schedule, role: RankRole, sizes: _Sizes) -> dict[Seats, list[int]]:
+    """Return the ranks of a role by their places."""
+    found: dict[Seats, list[int]] = {}
+    for rank in range(schedule.mesh.size):
+        at = schedule.mesh.coordinates(rank)
+        seats = ((name, sizes.seat(count, at)) for name, count in sizes.counts.items())
+        own = tuple((name, seat) for name, seat in seats if seat is not None)
+        if role.holds(schedule.mesh, at):
+            found.setdefault(own, []).append(rank)
+    return found
+
+
+def _boxes(mesh: Mesh, ranks: Iterable[int]) -> tuple[Box, ...]:
+    """Return boxes that hold `ranks` and no others."""
+    places = [tuple(mesh.coordinates(rank)[axis.name] for axis in mesh.axes) for rank in ranks]
+    return tuple(_split(mesh, places, 0))
+
+
+def _split(mesh: Mesh, places: list[tuple[int, ...]], depth: int) -> Iterator[Box]:
+    """Yield boxes of places along the axes from number `depth` on."""
+    if depth == len(mesh.axes):
+        yield ()
+        return
+    by_first: dict[int, list[tuple[int, ...]]] = {}
+    for place in places:
+        by_first.setdefault(place[0], []).append(place[1:])
+    runs: list[tuple[int, int, list[tuple[int, ...]]]] = []
+    for first, rest in sorted(by_first.items()):
+        if runs and runs[-1][1] == first and runs[-1][2] == rest:
+            runs[-1] = (runs[-1][0], first + 1, rest)
+        else:
+            runs.append((first, first + 1, rest))
+    for start, end, rest in runs:
+        axis = mesh.axes[depth]
+        whole = (start, end) == (0, axis.size)
+        own = () if whole else (Span(axis=axis.name, start=start, end=end),)
+        for box in _split(mesh, rest, depth + 1):
+            yield (*own, *box)
+
+
+@dataclass(slots=True)
+class _Program:
+    """A program with the numbers of one place for each count."""
+
+    sizes: _Sizes
+    source: Program
+    seats: dict[str, Seat]
+    rank: int
+    excess: list[ExcessRows] = field(default_factory=list[ExcessRows])
+    made: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
+    now: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
+    batch: dict[str, int] = field(default_factory=dict[str, int])
+    varying: set[str] = field(default_factory=set[str])
+    views: dict[tuple[str, str], View] = field(default_factory=dict[tuple[str, str], View])
+    operands: Operands = field(default_factory=dict[tuple[object, ...], tuple[Operand, ...]])
+
+    def program(self, role: str) -> Program:
+        """Return the program under the name of its role."""
+        self._find_varying()
+        setup = tuple(map(self._operation, self.source.setup))
+        step = tuple(map(self._operation, self.source.step))
+        buffers: list[Buffer] = []
+        for buffer in self.source.buffers:
+            if buffer.rows is None:
+                buffers.append(buffer)
+        return replace(
+            self.source,
+            role=role,
+            buffers=(*buffers, *self.made.values()),
+            setup=setup,
+            step=step,
+        )
+
+    def _find_varying(self) -> None:
+        """Find the buffers whose rows differ between micro-batches."""
+        sizes: dict[str, int] = {}
+        for operation in walk((*self.source.setup, *self.source.step)):
+            if type(operation) is not Allocate:
+                continue
+            rows = self.source.by_name[operation.buffer].rows
+            if rows is not None:
+                size = self._rows(rows, operation.micro_batch or 0)
+                if sizes.setdefault(operation.buffer, size) != size:
+                    self.varying.add(operation.buffer)
+
+    def _blocks(self, rows: Rows, micro_batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Return the rows that the rank sends to each member and receives, and those it keeps."""
+        group, member = self.seats[rows.count]
+        blocks = self.sizes.blocks(rows.count, rows.layer, micro_batch, group)
+        return blocks[member], tuple(row[member] for row in blocks), blocks[member][member]
+
+    def _rows(self, rows: Rows, micro_batch: int) -> int:
+        sent, received, _ = self._blocks(rows, micro_batch)
+        return sum(sent if rows.own is RowIndex.SOURCE else received)
+
+    def _operation(self, operation: Operation) -> Operation:
+        match operation:
+            case Allocate():
+                return self._allocate(operation)
+            case Free(buffer=name):
+                own = self.now.pop(name, None)
+                return operation if own is None else changed(operation, buffer=own.name)
+            case AllToAll():
+                return self._exchange(operation)
+            case Together(members=members):
+                return changed(operation, members=tuple(map(self._operation, members)))
+            case Branch(then=then, otherwise=otherwise):
+                sides = (tuple(map(self._operation, side)) for side in (then, otherwise))
+                return changed(operation, **dict(zip(("then", "otherwise"), sides, strict=True)))
+            case _:
+                return with_views(operation, self._view, self.operands)
+
+    def _allocate(self, allocate: Allocate) -> Allocate:
+        buffer = self.source.by_name[allocate.buffer]
+        if buffer.rows is None:
+            return allocate
+        micro_batch = allocate.micro_batch or 0
+        rows = self._rows(buffer.rows, micro_batch)
+        name = buffer.name + f"/mb{micro_batch}" * (buffer.name in self.varying)
+        own = changed(buffer, name=name, elements=rows * buffer.rows.width, rows=None)
+        self.made[name] = self.now[buffer.name] = own
+        self.batch[buffer.name] = micro_batch
+        count = self.sizes.counts[buffer.rows.count]
+        if buffer.rows.own is RowIndex.EXPERT and rows > count.maximum:
+            self.excess.append(
+                ExcessRows(
+                    rank=self.rank,
+                    operation=allocate.id,
+                    buffer=own,
+                    maximum_bytes=buffer.size_bytes,
+                    rows=rows,
+                    count=count,
+                )
+            )
+        return changed(allocate, buffer=name, micro_batch=None)
+
+    def _view(self, view: View) -> View:
+        own = self.now.get(view.buffer)
+        if own is None:
+            return view
+        key = (view.buffer, own.name)
+        if key not in self.views:
+            self.views[key] = View(buffer=own.name, size=own.elements)
+        return self.views[key]
+
+    def _exchange(self, exchange: AllToAll) -> AllToAll:
+        rows = self.source.by_name[exchange.source.buffer].rows
+        if rows is None:
+            return exchange
+        sent, received, kept = self._blocks(rows, self.batch[exchange.source.buffer])
+        if rows.own is RowIndex.EXPERT:  # rows go back to their sources
+            sent, received = received, sent
+        width = rows.width
+        return changed(
+            exchange,
+            source=self._view(exchange.source),
+            target=self._view(exchange.target),
+            sent=tuple(width * each for each in sent),
+            received=tuple(width * each for each in received),
+            kept=width * kept,
+        )

@@ -1,0 +1,149 @@
+"""Check the counts of a schedule, the buffers whose rows they count, and exchanges of these."""
+
+from collections.abc import Mapping
+
+from zsim.schedule.counts import NamedCount, RowIndex, Rows, rows_at_most
+from zsim.schedule.mesh import Group, Mesh
+from zsim.schedule.operation import AllToAll, ReadCounts, View
+from zsim.schedule.program import Buffer, ScheduleError
+
+
+def inspect_count(mesh: Mesh, groups: Mapping[str, Group], count: NamedCount) -> None:
+    """Raise ScheduleError unless the members of a count's group share its experts evenly.
+
+    Raises:
+        ScheduleError: they do not, or the maximum is smaller than the mean.
+    """
+    where = f"count {count.name}"
+    if count.group not in groups:
+        raise ScheduleError(f"{where}: no group {count.group!r}")
+    members = groups[count.group].size(mesh)
+    if count.experts < 1 or count.experts % members:
+        needed = f"must be a multiple of the {members} members of group {count.group}"
+        raise ScheduleError(f"{where}: experts {count.experts} {needed}")
+    if count.sent < 0:
+        raise ScheduleError(f"{where}: sent {count.sent} must be at least 0")
+    if count.padded and (count.sent % count.experts or count.maximum != count.sent):
+        needed = f"a multiple of experts {count.experts}, and maximum the same"
+        raise ScheduleError(f"{where}: padded: sent {count.sent} must be {needed}")
+    if count.maximum < count.sent:
+        mean = f"the mean, {count.sent} rows that each member sends"
+        raise ScheduleError(f"{where}: maximum {count.maximum} must be at least {mean}")
+
+
+def inspect_rows(where: str, buffer: Buffer, rows: Rows, counts: Mapping[str, NamedCount]) -> None:
+    """Raise ScheduleError unless a buffer has the elements of its rows at their maximum.
+
+    Raises:
+        ScheduleError: it has not, or its count is not declared.
+    """
+    count = need_count(where, rows.count, counts)
+    if rows.width < 1:
+        raise ScheduleError(f"{where}: rows: width {rows.width} must be at least 1")
+    if sorted(rows.order) != sorted(RowIndex):
+        raise ScheduleError(f"{where}: rows: order must name source and expert, once each")
+    if buffer.layout is not None:
+        raise ScheduleError(f"{where}: has a layout and counted rows; remove one")
+    if buffer.elements != (needed := rows_at_most(count, rows)):
+        raise ScheduleError(f"{where}: {buffer.elements} elements, its rows have {needed} at most")
+
+
+def need_count(where: str, name: str, counts: Mapping[str, NamedCount]) -> NamedCount:
+    """Return the count of that name.
+
+    Raises:
+        ScheduleError: it is not declared.
+    """
+    if name not in counts:
+        known = f"; counts are {', '.join(counts)}" if counts else ""
+        raise ScheduleError(f"{where}: no count {name!r}{known}")
+    return counts[name]
+
+
+def inspect_read(read: ReadCounts, count: NamedCount, members: int) -> None:
+    """Raise ScheduleError unless the host reads a number for each source and own expert.
+
+    Raises:
+        ScheduleError: it reads another number of elements.
+    """
+    needed = members * (count.experts // members)
+    if read.source.size != needed:
+        what = f"{members} sources with {count.experts // members} experts need {needed}"
+        raise ScheduleError(f"{read.id}: reads {read.source.size} elements, {what}")
+
+
+def is_counted(exchange: AllToAll, buffers: Mapping[str, Buffer]) -> bool:
+    """Return True if an exchange moves counted rows."""
+    views = (exchange.source, exchange.target)
+    return any(buffers[view.buffer].rows is not None for view in views)
+
+
+def inspect_exchange(
+    exchange: AllToAll, buffers: Mapping[str, Buffer], counts: Mapping[str, NamedCount]
+) -> None:
+    """Raise ScheduleError unless block j of member i and block i of member j have one name.
+
+    Raises:
+        ScheduleError: they have not: another count, layer, width or order of rows.
+    """
+    where = exchange.id
+    found = [buffers[view.buffer] for view in (exchange.source, exchange.target)]
+    rows = [each.rows for each in found if each.rows is not None]
+    if len(rows) != 2:
+        (plain,) = (each.name for each in found if each.rows is None)
+        raise ScheduleError(f"{where}: exchanges counted rows with {plain}, which has none")
+    one, other = rows
+    if (one.count, one.layer, one.width) != (other.count, other.layer, other.width):
+        raise ScheduleError(f"{where}: blocks are {_named(one)} and {_named(other)}")
+    if one.own is other.own:
+        raise ScheduleError(f"{where}: both buffers hold rows by own {one.own}; exchange needs one")
+    for buffer, each in zip(found, rows, strict=True):
+        if each.outer is each.own:
+            outer = f"its outer index is {each.outer}, which the rank has alone"
+            raise ScheduleError(f"{where}: {buffer.name} cannot be cut by member: {outer}")
+    if counts[one.count].group != exchange.group:
+        group = counts[one.count].group
+        raise ScheduleError(f"{where}: group {exchange.group}, but {one.count} is of {group}")
+
+
+def _named(rows: Rows) -> str:
+    return f"{rows.count} of layer {rows.layer}, {rows.width} wide"
+
+
+def inspect_blocks(where: str, exchange: AllToAll, members: int) -> None:
+    """Raise ScheduleError unless the unequal blocks of an exchange fill its views.
+
+    Raises:
+        ScheduleError: they do not, or there is not one for each member.
+    """
+    for name, blocks, view in (
+        ("sent", exchange.sent, exchange.source),
+        ("received", exchange.received, exchange.target),
+    ):
+        if len(blocks) != members:
+            raise ScheduleError(f"{where}: {name} has {len(blocks)} blocks for {members} members")
+        if min(blocks) < 0 or sum(blocks) != view.size:
+            size = f"{view.buffer} has {view.size} elements"
+            raise ScheduleError(f"{where}: {name} has blocks of {sum(blocks)}, {size}")
+    if exchange.kept not in exchange.sent or exchange.kept not in exchange.received:
+        raise ScheduleError(f"{where}: kept {exchange.kept} is no block that it sends and receives")
+
+
+def need_no_rows(where: str, buffer: Buffer) -> None:
+    """Raise ScheduleError if the rows of a buffer are counted.
+
+    Raises:
+        ScheduleError: they are, so that ranks have different sizes.
+    """
+    if buffer.rows is not None:
+        raise ScheduleError(f"{where}: rows of {buffer.name} are counted; only AllToAll moves them")
+
+
+def need_whole(where: str, buffer: Buffer, view: View) -> None:
+    """Raise ScheduleError if a view is a part of a buffer whose rows are counted.
+
+    Raises:
+        ScheduleError: it is: where the part ends depends on the numbers.
+    """
+    if buffer.rows is not None and view != View(buffer=buffer.name, size=buffer.elements):
+        raise ScheduleError(f"{where}: a view of {buffer.name} must have all its counted rows")

@@ -1,0 +1,118 @@
+"""Exchange of copies of tokens among expert ranks, there and back, and of their gradients.
+
+A segment ends in the exchange (`SWAP_EXPERTS`): it writes the copies for all experts in order, a
+block for each expert rank. The value after the exchange has a block from each rank. Before the
+segment's backward the gradient is exchanged in the same manner, which returns each block to its
+rank. All of this runs on the compute stream, because the next kernel needs it at once. The result
+is kept for backward if the reader keeps its inputs, so it is exchanged again only in recomputation.
+"""
+
+from collections.abc import Container, Sequence
+
+from zsim.model.model import Model, ModelError, Segment
+from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.zero.names import EXPERT
+from zsim.zero.visit_order import SegmentVisit, ValueInstance
+
+
+class TokensOfExperts:
+    """Writes these exchanges to `writer`, and names the buffers of blocks that are sent.
+
+    `swapped` are the values that segments end in exchanging.
+    """
+
+    def __init__(self, writer: ScheduleWriter, model: Model) -> None:
+        self.writer = writer
+        self.model = model
+        self.swapped = frozenset(
+            value.name
+            for unit in model.units
+            for segment in unit.segments
+            if segment.swaps
+            for value in segment.outputs
+        )
+
+    def sent(self, value: str, buffer: str) -> str:
+        """Return the buffer of the blocks of `buffer`, which is a `value`, before the exchange."""
+        own = self.model.values[value]
+        return self.writer.buffer(
+            f"{buffer}/sent", own.elements, own.dtype, Kind.WORKSPACE, produced=True
+        )
+
+    def gradient(self, value: str) -> str:
+        """Return the buffer of the gradient of the blocks that this rank has sent."""
+        own = self.model.values[value]
+        return self.writer.buffer(
+            f"{value}/gradient/returned", own.elements, own.dtype, Kind.WORKSPACE
+        )
+
+    def end(
+        self,
+        segment: Segment,
+        part: SegmentVisit,
+        made: Sequence[tuple[str, str]],
+        operation: str,
+    ) -> None:
+        """Exchange the outputs of a segment, one after the other."""
+        del segment, operation
+        for value, buffer in made:
+            sent = self.sent(value, buffer)
+            path = f"{part.action}{part.segment}/exchange/{value}"
+            self.writer.allocate(buffer)
+            self.writer.all_to_all(path, EXPERT, sent, buffer, stream=COMPUTE)
+            self.writer.free(sent)
+
+    def before_backward(
+        self, segment: Segment, part: SegmentVisit, gradients: Container[str]
+    ) -> tuple[str, ...]:
+        """Exchange the gradients of the segment's outputs; return the buffers to free."""
+        found: list[str] = []
+        for value in segment.outputs if segment.swaps else ():
+            if value.name in gradients:
+                returned, came = self.gradient(value.name), f"{value.name}/gradient"
+                path = f"{part.action}{part.segment}/exchange/{came}"
+                self.writer.allocate(returned)
+                self.writer.all_to_all(path, EXPERT, came, returned, stream=COMPUTE)
+                found.append(returned)
+        return tuple(found)
+
+    def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
+        """Raise ModelError: no segment begins with an exchange of expert ranks."""
+        del part
+        raise _unknown(segment)
+
+    def changes(self, segment: Segment, value: str) -> bool:
+        """Return False: segments read their inputs as they are."""
+        del segment, value
+        return False
+
+    def contributes(self, segment: Segment, value: str) -> bool:
+        """Return True: each gradient is of the rank's own value."""
+        del segment, value
+        return True
+
+    def partial(self, segment: Segment, value: str) -> tuple[str, ...]:
+        """Return no axis: gradients are not summed."""
+        del segment, value
+        return ()
+
+    def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str:
+        """Raise ModelError: no segment begins with an exchange of expert ranks."""
+        del part, instance
+        raise _unknown(segment)
+
+    def made_by_backward(self, segment: Segment, value: str, contribution: str) -> str:
+        """Return the buffer of the gradient of an input, which is not exchanged."""
+        del segment, value
+        return contribution
+
+    def settle(self, segment: Segment, part: SegmentVisit, value: str, gradient: str) -> None:
+        """Raise ModelError: no segment begins with an exchange of expert ranks."""
+        del part, value, gradient
+        raise _unknown(segment)
+
+
+def _unknown(segment: Segment) -> ModelError:
+    return ModelError(f"segment: begins with {segment.begins}, must not begin over expert ranks")
