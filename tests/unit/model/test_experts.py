@@ -1,13 +1,15 @@
 """Routed experts: their kernels, the bytes that they save, and what a binding of counts changes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kept_by_autograd import kept_by_autograd
+from torch import nn
 from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
@@ -137,14 +139,13 @@ def test_a_layer_saves_the_bytes_that_autograd_does_for_transformers(
     kernels: str, top_k: int
 ) -> None:
     """In fp32, since transformers casts the weights of experts back and forth in other formats."""
-    config = MixtralConfig(
-        hidden_size=64, intermediate_size=48, num_local_experts=8, num_experts_per_tok=top_k
-    )
-    config._experts_implementation = kernels
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 48, "num_local_experts": 8}
+    sizes |= {"num_experts_per_tok": top_k, "experts_implementation": kernels}
     torch.manual_seed(0)
-    layer = MixtralSparseMoeBlock(config)
+    made: Callable[[MixtralConfig], nn.Module] = MixtralSparseMoeBlock
+    layer = made(MixtralConfig(**sizes))
     for each in layer.parameters():
-        torch.nn.init.normal_(each)
+        nn.init.normal_(each)
     source = torch.randn(1, TOKENS, 64, requires_grad=True)
     of_autograd, _ = kept_by_autograd(layer, [source])
     loop = ExpertKernels.LOOP if kernels == "eager" else ExpertKernels.GROUPED
@@ -295,7 +296,7 @@ def test_kernels_of_latent_attention_count_both_sizes_of_heads(query_rank: int |
     assert kernel.bytes == 32 * 4 * 4 * (24 + 24 + 12 + 12)
 
 
-WRONG: dict[str, tuple[dict[str, object], str]] = {
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "more experts than there are": (
         {"experts": {"top_k": 9}},
         "model.experts.top_k: 9 must be at most the 8 experts to choose from",
@@ -341,7 +342,7 @@ def test_a_part_that_cannot_exist_is_refused_by_its_field(name: str) -> None:
     assert str(caught.value) == line
 
 
-def changed(part: str, value: object) -> object:
+def changed(part: str, value: Any) -> Any:  # noqa: ANN401 - a field of any type
     """Return experts or latent attention with other fields, or any other value as it is."""
     whole: dict[str, Experts | Latent] = {"experts": SMALL, "latent": LATENT}
     return replace(whole[part], **value) if isinstance(value, dict) else value
@@ -352,7 +353,7 @@ def changed(part: str, value: object) -> object:
     [{"experts": SMALL}, {"latent": LATENT}, {"sinks": True}, {"mtp_layers": 1}],
     ids=lambda each: next(iter(each)),
 )
-def test_parts_that_no_tensor_axis_divides_are_refused(changes: dict[str, object]) -> None:
+def test_parts_that_no_tensor_axis_divides_are_refused(changes: dict[str, Any]) -> None:
     shape = replace(shape_of(SMALL), **{"sequence_length": 32, "experts": None} | changes)
     (name,) = changes
     with pytest.raises(ModelError) as caught:
@@ -365,7 +366,7 @@ def test_parts_that_no_tensor_axis_divides_are_refused(changes: dict[str, object
     [{"latent": LATENT}, {"sinks": True}, {"mtp_layers": 1}],
     ids=lambda each: next(iter(each)),
 )
-def test_parts_that_need_whole_sequences_are_refused(changes: dict[str, object]) -> None:
+def test_parts_that_need_whole_sequences_are_refused(changes: dict[str, Any]) -> None:
     (name,) = changes
     with pytest.raises(ArchitectureError) as caught:
         replace(shape_of(SMALL, execution=Execution(context=2)), **changes)

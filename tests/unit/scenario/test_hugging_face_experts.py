@@ -95,12 +95,13 @@ def test_at_least_twelve_mixtures_ship_by_name() -> None:
 
 def shape_from(table: ModelTable) -> Llama:
     """Return the shape in a table, with a short sequence."""
-    given = table.model_dump(exclude={"architecture"}, exclude_none=True)
+    given: dict[str, Any] = table.model_dump(exclude={"architecture"}, exclude_none=True)
+    given["sequence_length"] = 1024
     if "experts" in given:
         given["experts"] = Experts(**given["experts"])
     if "latent" in given:
         given["latent"] = Latent(**given["latent"])
-    return Llama(**given | {"sequence_length": 1024})
+    return Llama(**given)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
