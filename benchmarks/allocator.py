@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.step_96_layers import model
 from zsim.memory import memory_ledger
-from zsim.memory.replay import Give, Request, Take, caching_allocator, replay
-from zsim.memory.settings import AllocatorSettings
+from zsim.memory.caching import CachingAllocator
+from zsim.memory.expandable import ExpandableAllocator
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
@@ -33,6 +33,10 @@ DRAWN = 60_000
 """Requests that are drawn."""
 
 
+Request = tuple[str, int, str]
+"""A block's name, its bytes (0: it is freed), and its stream."""
+
+
 def scheduled(layers: Model, strategy: Strategy) -> list[Request]:
     """Return the requests of setup and of some steps."""
     (program,) = make_schedule(layers, strategy).programs
@@ -40,9 +44,9 @@ def scheduled(layers: Model, strategy: Strategy) -> list[Request]:
     for entry in memory_ledger(program, STEPS):
         if entry.change_bytes > 0:
             home = program.by_name[entry.buffer].home
-            found.append(Take(entry.buffer, entry.change_bytes, home))
+            found.append((entry.buffer, entry.change_bytes, home))
         elif entry.change_bytes < 0:
-            found.append(Give(entry.buffer))
+            found.append((entry.buffer, 0, ""))
     return found
 
 
@@ -53,21 +57,26 @@ def drawn(count: int) -> list[Request]:
     live: list[str] = []
     for number in range(count):
         if len(live) > 300 or (live and generator.random() < 0.5):
-            found.append(Give(live.pop(int(generator.integers(len(live))))))
+            found.append((live.pop(int(generator.integers(len(live)))), 0, ""))
         else:
             live.append(f"b{number}")
-            found.append(Take(live[-1], int(2 ** generator.uniform(5, 27)), "s"))
+            found.append((live[-1], int(2 ** generator.uniform(5, 27)), "s"))
     return found
 
 
-def served(requests: list[Request], settings: AllocatorSettings) -> tuple[float, float]:
-    """CPU seconds to serve a list, the least of some; and the most that was reserved, in GB."""
+def served(requests: list[Request], kind: type[CachingAllocator]) -> tuple[float, float]:
+    """CPU seconds to serve a list as runs do, the least of some; and the most reserved, in GB."""
     seconds: list[float] = []
     reserved: set[int] = set()
     for _ in range(REPETITIONS):
-        allocator = caching_allocator(settings=settings)
+        allocator = kind(journals=False)
+        allocate, free = allocator.allocate, allocator.free
         begin = time.process_time()
-        replay(requests, allocator)
+        for name, size_bytes, stream in requests:
+            if size_bytes:
+                allocate(name, size_bytes, stream)
+            else:
+                free(name)
         seconds.append(time.process_time() - begin)
         reserved.add(allocator.peak_reserved_bytes)
     return min(seconds), max(reserved) / 1e9
@@ -104,9 +113,9 @@ def main() -> None:
     }
     print("caching allocator     pairs  pairs/s    target  expandable  reserved  and expandable")
     for name, requests in lists.items():
-        pairs = sum(isinstance(request, Give) for request in requests)
-        plain_s, plain_gb = served(requests, AllocatorSettings())
-        expandable_s, expandable_gb = served(requests, AllocatorSettings(expandable_segments=True))
+        pairs = sum(not size_bytes for _, size_bytes, _ in requests)
+        plain_s, plain_gb = served(requests, CachingAllocator)
+        expandable_s, expandable_gb = served(requests, ExpandableAllocator)
         print(
             f"{name:<17} {pairs:>9,} {pairs / plain_s:>8,.0f} {TARGET_PAIRS_PER_S:>9,} "
             f"{pairs / expandable_s:>11,.0f} {plain_gb:>6.1f} GB {expandable_gb:>11.1f} GB"

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from allocator_record import SETTINGS, Record, by_device, can_be_served_on_a_device, lists
-
-from zsim.memory.replay import caching_allocator, replay
+from memory_requests import caching_allocator, replay
 
 pytestmark = [
     pytest.mark.gpu,

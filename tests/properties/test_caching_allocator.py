@@ -5,10 +5,10 @@ from itertools import pairwise
 from drawn_requests import CAPACITIES, SETTINGS, read, requests, written
 from hypothesis import given
 from list_allocator import ListAllocator
+from memory_requests import Empty, Give, Request, Take, caching_allocator, replay
 
 from zsim.memory.caching import CachingAllocator
 from zsim.memory.memory_block import BlockState
-from zsim.memory.replay import Empty, Give, Request, Take, caching_allocator, replay
 from zsim.memory.settings import AllocatorSettings
 
 

@@ -3,12 +3,12 @@
 from drawn_requests import CAPACITIES, MIB, requests
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_requests import Empty, Finish, Give, Request, Take, Use
 
 from zsim.memory.caching import CachingAllocator
 from zsim.memory.memory_block import Block, BlockPiece, BlockState
 from zsim.memory.named_blocks import NamedBlocks
 from zsim.memory.quick_caching import QuickAllocator, turn
-from zsim.memory.replay import Empty, Finish, Give, Request, Take, Use
 
 BUFFERS = 3
 SIZES = st.one_of(

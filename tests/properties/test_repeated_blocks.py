@@ -28,6 +28,11 @@ CASES = {
         zero=Zero(stage=3, bucket_elements=WHOLE),
         train=Train(precision=Precision.BF16, gradient_accumulation_steps=2, clip_norm=1.0),
     ),
+    "three buckets for each block": Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, bucket_elements=100),
+        train=Train(precision=Precision.BF16),
+    ),
     "all states in files": Strategy(
         parallel=Parallel(data=2),
         zero=Zero(stage=3, bucket_elements=WHOLE),
@@ -106,10 +111,11 @@ def missed(
 
 @pytest.mark.one_commit_in(8)
 @pytest.mark.parametrize("fault", [BLOCKS], ids=str)
+@pytest.mark.parametrize("name", ["accumulation and clipping", "three buckets for each block"])
 def test_what_is_wrong_in_every_block_is_found(
-    fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch
+    name: str, fault: ScheduleFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert missed("accumulation and clipping", fault, SEED, 4, monkeypatch) == []
+    assert missed(name, fault, SEED, 4, monkeypatch) == []
 
 
 @pytest.mark.long

@@ -12,8 +12,7 @@ from typing import cast
 
 import torch
 from drawn_requests import MIB, read
-
-from zsim.memory.replay import Empty, Finish, Give, Take, Use
+from memory_requests import Empty, Finish, Give, Take, Use
 
 SLEEP_CYCLES = 4_000_000_000
 """About two seconds of a GPU's clock."""

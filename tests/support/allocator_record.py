@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 from drawn_requests import EDGES, MIB, read, written
+from memory_requests import Empty, Finish, Give, Request, Take, Use
 
 from zsim.memory import memory_ledger
-from zsim.memory.replay import Empty, Finish, Give, Request, Take, Use
 from zsim.memory.settings import AllocatorSettings
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from hypothesis import strategies as st
+from memory_requests import Empty, Finish, Give, Request, Take, Use
 
-from zsim.memory.replay import Empty, Finish, Give, Request, Take, Use
 from zsim.memory.settings import AllocatorSettings
 
 MIB = 1024 * 1024

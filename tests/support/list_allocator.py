@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 
-from zsim.memory.replay import Empty, Finish, Give, Request, Take, Use
+from memory_requests import Empty, Finish, Give, Request, Take, Use
+
 from zsim.memory.settings import AllocatorSettings
 
 KIB, MIB = 1024, 1024 * 1024

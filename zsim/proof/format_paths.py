@@ -89,7 +89,7 @@ class NarrowPassage(NamedTuple):
     why: str
 
 
-class _Edge(NamedTuple):
+class BufferEdge(NamedTuple):
     """An operation of a role that fills a buffer, and its source buffer.
 
     Attributes:
@@ -100,6 +100,10 @@ class _Edge(NamedTuple):
     role: str
     operation: str
     added: DType | None = None
+
+
+_Channel = tuple[object, ...]
+"""Messages of one group and size, or a collective in which several roles meet."""
 
 
 class _Need(NamedTuple):
@@ -116,7 +120,6 @@ def passages(
     graph = _BufferGraph(several=len(schedule.programs) > 1)
     for index, program in enumerate(schedule.programs):
         graph.enter(index, program)
-    graph.meet()
     least = min(wanted.compute, wanted.reduction, key=lambda each: each.size_bytes)
     found: set[tuple[str, str]] = set()
     for need in sorted(graph.starts, key=lambda each: each.gathered):  # states, then casts
@@ -124,8 +127,9 @@ def passages(
         dtype = wanted.compute if need.gathered else dtype
         seen = set(graph.starts[need])
         ahead = list(seen)
+        met: set[_Channel] = set()
         while ahead:
-            for (index, name), role, operation, added in graph.into.get(ahead.pop(), ()):
+            for (index, name), role, operation, added in graph.edges(ahead.pop(), met):
                 adds = added is not None and need.role not in SUMMED and is_narrower(added, dtype)
                 if adds and (role, operation) not in found:
                     found.add((role, operation))
@@ -154,11 +158,11 @@ class _BufferGraph:
     """The edges between buffers, and the buffers from which they are followed backwards."""
 
     several: bool
-    into: dict[Node, list[_Edge]] = field(default_factory=lambda: defaultdict(list))
+    into: dict[Node, list[BufferEdge]] = field(default_factory=lambda: defaultdict(list))
     starts: dict[_Need, dict[Node, None]] = field(default_factory=lambda: defaultdict(dict))
-    sent: dict[tuple[object, ...], list[Node]] = field(default_factory=lambda: defaultdict(list))
-    received: list[tuple[tuple[object, ...], Node, str, str]] = field(
-        default_factory=list[tuple[tuple[object, ...], Node, str, str]]
+    sent: dict[_Channel, dict[Node, None]] = field(default_factory=lambda: defaultdict(dict))
+    received: dict[Node, dict[_Channel, tuple[str, str]]] = field(
+        default_factory=lambda: defaultdict(dict)
     )
 
     def enter(self, index: int, program: Program) -> None:
@@ -172,7 +176,7 @@ class _BufferGraph:
                 ends = operation.source.buffer, operation.target.buffer
                 if (*ends, added) not in known:
                     known.add((*ends, added))
-                    edge = _Edge((index, ends[0]), role, operation.id, added)
+                    edge = BufferEdge((index, ends[0]), role, operation.id, added)
                     self.into[index, ends[1]].append(edge)
                 if self.several and isinstance(operation, CollectiveOperation):
                     self._meets(operation, (index, ends[0]), (index, ends[1]), role)
@@ -182,10 +186,10 @@ class _BufferGraph:
                 else:
                     self._start(index, operation)
             elif isinstance(operation, Send):
-                self.sent[operation.group, operation.size].append((index, operation.source.buffer))
+                self.sent[operation.group, operation.size][index, operation.source.buffer] = None
             elif isinstance(operation, Receive):
-                key, target = (operation.group, operation.size), (index, operation.target.buffer)
-                self.received.append((key, target, role, operation.id))
+                channel, target = (operation.group, operation.size), operation.target.buffer
+                self.received[index, target].setdefault(channel, (role, operation.id))
         segments = self.starts[_Need(Role.PARAMETER, gathered=True)]
         for operands in read.values():
             for operand in operands:
@@ -200,13 +204,19 @@ class _BufferGraph:
 
     def _meets(self, operation: CollectiveOperation, source: Node, target: Node, role: str) -> None:
         """Record a collective: other roles contribute to it under the same id."""
-        key = (type(operation), operation.id)
-        self.sent[key].append(source)
-        self.received.append((key, target, role, operation.id))
+        channel = (type(operation), operation.id)
+        self.sent[channel][source] = None
+        self.received[target].setdefault(channel, (role, operation.id))
 
-    def meet(self) -> None:
-        """Add edges from other roles' data: messages by group and size, collectives by id."""
-        for key, target, role, operation in self.received:
-            for source in self.sent.get(key, ()):
-                if source[0] != target[0] or not isinstance(key[0], type):
-                    self.into[target].append(_Edge(source, role, operation))
+    def edges(self, target: Node, met: set[_Channel]) -> Iterator[BufferEdge]:
+        """Yield the edges into a buffer: of its own role, then from the data of other roles.
+
+        Sources of a channel are yielded for the first buffer that receives from it; `met` has the
+        channels so far. All buffers of a channel have the same sources, so others lead no further.
+        """
+        yield from self.into.get(target, ())
+        for channel, (role, operation) in self.received.get(target, {}).items():
+            if channel not in met:
+                met.add(channel)
+                for source in self.sent.get(channel, ()):
+                    yield BufferEdge(source, role, operation)

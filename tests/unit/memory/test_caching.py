@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from memory_requests import caching_allocator
 
 from zsim.memory.caching import CachingAllocator
 from zsim.memory.memory_block import BlockState
-from zsim.memory.replay import caching_allocator
 from zsim.memory.settings import AllocatorError, AllocatorSettings, rounded
 
 MIB = 1024 * 1024

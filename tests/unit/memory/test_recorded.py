@@ -5,8 +5,7 @@
 
 import pytest
 from allocator_record import SETTINGS, Record, stored
-
-from zsim.memory.replay import caching_allocator, replay
+from memory_requests import caching_allocator, replay
 
 BY, RECORDS = stored()
 

@@ -1,5 +1,6 @@
 """States and gradients are nowhere narrower than where they are read, whatever copies they take."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
@@ -16,8 +17,9 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.proof import check
 from zsim.proof.context import Context
-from zsim.proof.format_paths import WORDS, is_narrower
+from zsim.proof.format_paths import WORDS, BufferEdge, is_narrower
 from zsim.proof.formats import examine
+from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -240,3 +242,33 @@ def test_gradients_that_are_unscaled_before_they_are_widened_are_found() -> None
     made = edited(schedule, edit)
     found = [each for each in examine(Context.of(made, model)) if each.operation == unscale.id]
     assert [each.why for each in found] == ["unscales gradients in fp16, and not in fp32"]
+
+
+def test_twice_the_micro_batches_of_a_pipeline_take_twice_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+
+    def counted(*arguments: object) -> object:
+        made.append(arguments)
+        return BufferEdge(*arguments)  # type: ignore[arg-type]  # the arguments of its caller
+
+    def work(micro_batches: int) -> int:
+        schedule, model = pipeline_of_four_stages(micro_batches)
+        made.clear()
+        assert examine(Context.of(schedule, model)) == []
+        return len(made)
+
+    monkeypatch.setattr("zsim.proof.format_paths.BufferEdge", counted)
+    assert work(32) < 2.5 * work(16)
+
+
+def pipeline_of_four_stages(micro_batches: int) -> tuple[Schedule, Model]:
+    """A schedule whose stages send each micro-batch from a buffer of its own."""
+    parallel = Parallel(data=1, pipeline=4)
+    train = Train(precision=Precision.BF16, gradient_accumulation_steps=micro_batches)
+    shape = dataclasses.replace(SHAPE, layers=8)
+    model = gpt(shape, micro_batch_size=1, precision=Precision.BF16)
+    return make_schedule(
+        model, Strategy(parallel=parallel, zero=Zero(stage=1, emulate=Megatron()), train=train)
+    ), model

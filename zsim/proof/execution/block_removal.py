@@ -30,13 +30,13 @@ class BlockNames:
     values: NumberedNames
 
     @classmethod
-    def of(cls, schedule: Schedule, model: Model, least: int) -> "BlockNames":
+    def of(cls, schedule: Schedule, model: Model, least: int, blocks: int) -> "BlockNames":
         """Split all names into family and number; number families of at least `least` names."""
         (program,) = schedule.programs
         parameters = schedule.contract.parameters
         return cls(
-            buffers=NumberedNames((each.name for each in program.buffers), least),
-            layouts=NumberedNames((each.name for each in schedule.layouts), least),
+            buffers=NumberedNames((each.name for each in program.buffers), least, blocks),
+            layouts=NumberedNames((each.name for each in schedule.layouts), least, blocks),
             parameters=NumberedNames((each.name for each in parameters), least),
             units=NumberedNames((each.name for each in model.units), least),
             values=NumberedNames(model.values, least),

@@ -55,15 +55,30 @@ class NumberedNames(dict[str, Named]):
     """Names of one kind of thing, each with its family and number.
 
     Families of at least `least` names are numbered; other names are their own family, without
-    number.
+    number. A family with several names for each of `blocks` blocks is split: with three buckets
+    for each block, "bucket7" is number 2 of the family "bucket#", of every third name from 1.
     """
 
-    def __init__(self, names: Iterable[str], least: int) -> None:
+    def __init__(self, names: Iterable[str], least: int, blocks: int = 0) -> None:
         apart = {name: _split_number(name) for name in names}
         sizes = Counter([family for family, number in apart.values() if number is not None])
-        super().__init__(
-            (name, found) for name, found in apart.items() if sizes.get(found[0], 0) >= least
-        )
+        self._splits: dict[str, tuple[str, int, int]] = {}
+        found = []
+        for name, (family, number) in apart.items():
+            size = sizes.get(family, 0)
+            if number is not None and size >= least:
+                every = round(size / blocks) if blocks else 1
+                found.append((name, self._split(family, number, every)))
+        super().__init__(found)
+
+    def _split(self, family: str, number: int, every: int) -> Named:
+        """Return the family of every so many names of `family`, and the number in it."""
+        if every <= 1:
+            return family, number
+        number, first = divmod(number, every)
+        split = f"{family}#{first}/{every}"  # no name has a family with two "#"
+        self._splits[split] = family, every, first
+        return split, number
 
     def __missing__(self, name: str) -> Named:
         """Return a name without a number."""
@@ -81,7 +96,10 @@ class NumberedNames(dict[str, Named]):
     def moved(self, name: str, by: int) -> str:
         """Return the name whose number is larger by `by`; a name without a number is unchanged."""
         family, number = self[name]
-        return name if number is None else family.replace("#", str(number + by), 1)
+        if number is None:
+            return name
+        family, every, first = self._splits.get(family, (family, 1, 0))
+        return family.replace("#", str((number + by) * every + first), 1)
 
 
 def _split_number(name: str) -> Named:

@@ -62,11 +62,11 @@ def shortened(schedule: Schedule, model: Model) -> Shortened | None:
         return None
     least = UNITS_MIN
     units = NumberedNames((each.name for each in model.units), least)
-    least = max((len(each) for each in units.families.values()), default=0)
-    if least < UNITS_MIN:
+    blocks = max((len(each) for each in units.families.values()), default=0)
+    if blocks < UNITS_MIN:
         return None
     try:
-        return _Shortening(schedule, model, least // 2 + 1).made()
+        return _Shortening(schedule, model, blocks).made()
     except IrregularError:
         return None
 
@@ -74,11 +74,11 @@ def shortened(schedule: Schedule, model: Model) -> Shortened | None:
 class _Shortening:
     """The search: repetitions, their common range of numbers, and the numbers to remove."""
 
-    def __init__(self, schedule: Schedule, model: Model, least: int) -> None:
+    def __init__(self, schedule: Schedule, model: Model, blocks: int) -> None:
         self.schedule = schedule
         self.model = model
         (self.program,) = schedule.programs
-        self.names = names = BlockNames.of(schedule, model, least)
+        self.names = names = BlockNames.of(schedule, model, blocks // 2 + 1, blocks)
         self.signatures = Signatures(
             buffers=names.buffers, layouts=names.layouts, units=names.units
         )

@@ -6,6 +6,7 @@ their ids are the same but for the distance of numbers of blocks and buckets fro
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -48,24 +49,44 @@ def with_list(schedule: Schedule, name: str, operations: Sequence[Operation]) ->
     return replace(schedule, programs=(replace(program, step=step),))
 
 
-def _part(operation: Operation) -> tuple[str, int]:
+def buckets_of_a_block(program: Program) -> int:
+    """Return the number of buckets for each block."""
+    found = {each.groups() for buffer in program.buffers if (each := NUMBERED.match(buffer.name))}
+    counts = Counter(noun for noun, _ in found)
+    return max(1, round(counts["bucket"] / max(1, counts["block"])))
+
+
+def _part(operation: Operation, buckets: int) -> tuple[str, int]:
     """Return the part of a list that an operation is in, and its block; -1 is none."""
     found = NUMBERED.search(operation.id)
-    return ("", -1) if found is None else (operation.id[: found.start()], int(found.group(2)))
+    return ("", -1) if found is None else (operation.id[: found.start()], _block(found, buckets))
 
 
-def shifted(name: str, by: int) -> str:
-    """Return a name with every number of a block or bucket changed by so many."""
-    return NUMBERED.sub(lambda found: f"{found.group(1)}{int(found.group(2)) + by}", name)
+def _block(found: re.Match[str], buckets: int) -> int:
+    return int(found.group(2)) // (buckets if found.group(1) == "bucket" else 1)
 
 
-def blocks(operations: Sequence[Operation]) -> Iterator[list[Block]]:
+def shifted(name: str, by: int, buckets: int) -> str:
+    """Return a name with the numbers of so many blocks later, and of their buckets."""
+
+    def later(found: re.Match[str]) -> str:
+        noun, number = found.groups()
+        return f"{noun}{int(number) + by * (buckets if noun == 'bucket' else 1)}"
+
+    return NUMBERED.sub(later, name)
+
+
+def blocks(operations: Sequence[Operation], buckets: int) -> Iterator[list[Block]]:
     """Yield blocks that repeat: neighbours with the same operations but for their numbers."""
-    parts = [(part, list(own)) for part, own in groupby(operations, key=_part)]
+
+    def key(operation: Operation) -> tuple[str, int]:
+        return _part(operation, buckets)
+
+    parts = [(part, list(own)) for part, own in groupby(operations, key=key)]
     same: list[Block] = []
     before: tuple[str, list[str]] | None = None
     for (where, number), own in parts:
-        here = where, [shifted(each.id, -number) for each in own]
+        here = where, [shifted(each.id, -number, buckets) for each in own]
         if here != before and len(same) > 2:
             yield same
         same = [*same, (number, own)] if here == before else [(number, own)]
@@ -81,6 +102,7 @@ class Draw:
     program: Program
     part: list[Block]
     place: int
+    buckets: int
     rng: np.random.Generator
 
     @property
@@ -95,25 +117,24 @@ class Draw:
     def like(self, name: str) -> str:
         """Draw another buffer of the same size: often that of a block before or after."""
         by_name = self.program.by_name
-        near = [shifted(name, by) for by in (-2, -1, 1, 2)]
+        near = [shifted(name, by, self.buckets) for by in (-2, -1, 1, 2)]
         if not NUMBERED.search(name) or self.rng.integers(2):
             size, number = by_name[name].elements, self.part[0][0]
             near = [
                 each.name
                 for each in self.program.buffers
-                if each.elements == size and abs(_number(each.name, number) - number) < 3
+                if each.elements == size and abs(self._number(each.name, number) - number) < 3
             ]
         return one_of(self.rng, [each for each in near if each in by_name and each != name])
 
     def at(self, name: str, number: int) -> str:
         """Return the buffer that is to block `number` as `name` is to the first."""
-        made = shifted(name, number - self.part[0][0])
+        made = shifted(name, number - self.part[0][0], self.buckets)
         return made if made in self.program.by_name else name
 
-
-def _number(name: str, otherwise: int) -> int:
-    found = NUMBERED.search(name)
-    return otherwise if found is None else int(found.group(2))
+    def _number(self, name: str, otherwise: int) -> int:
+        found = NUMBERED.search(name)
+        return otherwise if found is None else _block(found, self.buckets)
 
 
 Change = Callable[[list[Any], int], list[Any]]
@@ -207,9 +228,10 @@ def in_every_block(schedule: Schedule, rng: np.random.Generator) -> Edit:
         ValueError: nothing is changed, or the result is no schedule.
     """
     program = only_program(schedule)
-    found = [(name, part) for name, own in lists(program).items() for part in blocks(own)]
+    buckets = buckets_of_a_block(program)
+    found = [(name, part) for name, own in lists(program).items() for part in blocks(own, buckets)]
     name, part = found[int(rng.integers(len(found)))]
-    draw = Draw(program, part, int(rng.integers(len(part[0][1]))), rng)
+    draw = Draw(program, part, int(rng.integers(len(part[0][1]))), buckets, rng)
     text, change = one_of(rng, EDITS)(draw)
     new = {own[0].id: change(own, number) for number, own in part}
     gone = {each.id for _, own in part for each in own}
