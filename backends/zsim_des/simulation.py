@@ -6,6 +6,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import chain
 from math import ceil
+from typing import TYPE_CHECKING
 
 from zsim.backend.backend import BackendTraits, Job, NoRouteError, RefusedError, RunFailedError
 from zsim.backend.run_size import too_large
@@ -15,7 +16,6 @@ from zsim.gc_paused import uncollected
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.predicted_error import step_error
-from zsim.schedule.bind import ExcessRows
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, StepError, Trace
@@ -38,6 +38,9 @@ from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.fault_state import Disturbances
 from zsim_des.symmetry.fold import fold
 from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes
+
+if TYPE_CHECKING:
+    from zsim.schedule.bind import ExcessRows
 
 FOLDS_KEPT = 1000
 """Maximum number of cluster states whose folds are kept."""
@@ -491,7 +494,7 @@ def _link_use(network: Network, links: FoldedLinkTable, step: int) -> tuple[Link
     return tuple(uses)
 
 
-def _of_excess(excess: ExcessRows | None) -> OutOfMemory | None:
+def _of_excess(excess: "ExcessRows | None") -> OutOfMemory | None:
     """Return the allocation of more rows than a schedule has declared, or None."""
     if excess is None:
         return None

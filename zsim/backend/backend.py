@@ -14,14 +14,13 @@ from zsim.entry_point import entries, load
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
-from zsim.schedule.bind import ExcessRows
-from zsim.schedule.binding import AnyBinding
 from zsim.schedule.schedule import Schedule
 from zsim.suggestion import one_of
 from zsim.trace.trace import LastStep, Trace
 
 if TYPE_CHECKING:
-    pass
+    from zsim.schedule.bind import ExcessRows
+    from zsim.schedule.binding import AnyBinding
 
 GROUP = "zsim.backends"
 SIMULATOR = "sim"
@@ -66,8 +65,8 @@ class Job:
     steps: int = 1
     setup: HostSetup = HostSetup.SHARDED
     named: Schedule | None = None
-    binding: AnyBinding | None = None
-    excess: ExcessRows | None = None
+    binding: "AnyBinding | None" = None
+    excess: "ExcessRows | None" = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:

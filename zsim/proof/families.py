@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from zsim.entry_point import registered
 from zsim.proof import (
     alignment,
-    counts,
+    counted_rows,
     host_order,
     lifetime,
     matching,
@@ -114,7 +114,7 @@ def _if(words: str, applies: Callable[[Schedule], bool]) -> Proves:
     return lambda schedule: words if applies(schedule) else None
 
 
-_ORDER = (matching, progress, lifetime, races, host_order, counts)
+_ORDER = (matching, progress, lifetime, races, host_order, counted_rows)
 """In the order of their findings; progress finds two invariants. The proof calls them "order"."""
 
 VALUES = "values"

@@ -11,7 +11,7 @@ from zsim.schedule.operation import Copy
 from zsim.schedule.schedule import Buffer, Program, Schedule
 
 
-class Rows(NamedTuple):
+class RowCopy(NamedTuple):
     """`rows` rows of `size` elements: row i is copied from `source` + i * `source_step`.
 
     Its target is `target` + i * `target_step`. If there is one row, both steps are its size.
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 class Rearrangement:
     """Moves, and the target's padding: (start, size) of ranges that belong to no parameter."""
 
-    moves: tuple[Rows, ...]
+    moves: tuple[RowCopy, ...]
     padding: tuple[tuple[int, int], ...]
 
 
@@ -59,7 +59,7 @@ def held(schedule: Schedule, buffer: Buffer, coordinates: Coordinates) -> Iterat
     return layout.fragments(schedule.mesh.axis_size(layout.axis), coordinate)
 
 
-def _moves(source: Iterable[Fragment], target: Iterable[Fragment]) -> Iterator[Rows]:
+def _moves(source: Iterable[Fragment], target: Iterable[Fragment]) -> Iterator[RowCopy]:
     """Yield single rows, in the order of the target's fragments."""
     found: dict[str, list[Fragment]] = {}
     for fragment in source:
@@ -79,12 +79,12 @@ def _moves(source: Iterable[Fragment], target: Iterable[Fragment]) -> Iterator[R
                 break
             if size > 0:
                 start = here.position + low - here.offset
-                yield Rows(start, size, there.position + low - there.offset, size, size, 1)
+                yield RowCopy(start, size, there.position + low - there.offset, size, size, 1)
 
 
-def _joined(moves: Iterable[Rows]) -> Iterator[Rows]:
+def _joined(moves: Iterable[RowCopy]) -> Iterator[RowCopy]:
     """Merge rows of one size at equal distances, and adjacent rows into one longer row."""
-    last: Rows | None = None
+    last: RowCopy | None = None
     for move in moves:
         if last is None:
             last = move
@@ -92,9 +92,9 @@ def _joined(moves: Iterable[Rows]) -> Iterator[Rows]:
         after = (move.source - last.source, move.target - last.target)
         if last.rows == 1 and after == (last.size, last.size):
             size = last.size + move.size
-            last = Rows(last.source, size, last.target, size, size, 1)
+            last = RowCopy(last.source, size, last.target, size, size, 1)
         elif last.rows == 1 and move.size == last.size and min(after) >= last.size:
-            last = Rows(last.source, after[0], last.target, after[1], last.size, 2)
+            last = RowCopy(last.source, after[0], last.target, after[1], last.size, 2)
         elif move.size == last.size and after == (
             last.rows * last.source_step,
             last.rows * last.target_step,

@@ -3,16 +3,23 @@
 from itertools import chain
 
 import torch
+from drawn_clusters import NO_MODEL
+from exact_training import cluster
 from exchanged_blocks import exchanged
 from hand_net import Net, batch, in_fp64
 from numbered_blocks import block, expected, numbered
+from routed_by_hand import Routed
 from shared_ranks import SharedPools
 from torch import distributed, nn
 
+from zsim.backend.document import Document
 from zsim.dtype import DType
 from zsim.proof.against_trace import examine
+from zsim.schedule.bind import bound
+from zsim.schedule.binding import Zipf
 from zsim.schedule.operation import AllToAll, View
 from zsim.trace.trace import Trace
+from zsim_des import SimBackend
 from zsim_torch.execute.collectives import received
 from zsim_torch.rank_result import merged
 from zsim_torch.train import Option, train
@@ -79,6 +86,32 @@ def test_blocks_arrive_in_order_and_their_sum_trains_as_plain_sgd_does(
             others = (each for each in range(ranks) if each != rank)
             sent = {each.bytes for each in trace.ranks[0].transfers}
             assert sent == {4 * sum(block(rank, each, uneven=uneven) for each in others)}
+
+
+PLAN = Routed(ranks=3, experts=6, sent=12, maximum=36, layers=1)
+NUMBERS = Zipf(seed=5, busiest=1.4)
+
+
+def bound_on_rank() -> Trace:
+    """Return the trace of a schedule with named counts, at the numbers of a binding."""
+    schedule = bound(PLAN.schedule(), NUMBERS).schedule
+    option = Option(write_back=False, poison=True)
+    return train(nn.Identity(), ("",), schedule, (), steps=2, option=option).trace
+
+
+def test_books_of_real_ranks_are_those_of_the_simulation_at_equal_counts(
+    pool_of: SharedPools,
+) -> None:
+    job = Document(
+        schedule=PLAN.schedule(), model=NO_MODEL, cluster=cluster(3), steps=2, binding=NUMBERS
+    ).job()
+    trace = merged([*pool_of(3).run(bound_on_rank)])
+    assert examine(job.schedule, trace) == []
+    simulated = {each.rank: each for each in SimBackend(unfold=True).run(job, seed=0).ranks}
+    assert len({each.book for each in trace.ranks}) == 3
+    for each in trace.ranks:
+        assert each.book == simulated[each.rank].book
+        assert each.transfers == simulated[each.rank].transfers
 
 
 def test_the_reference_of_replayed_ranks_has_the_same_blocks() -> None:

@@ -62,7 +62,7 @@ def examine(context: Context) -> list[Finding]:
     return found
 
 
-class _Made(NamedTuple):
+class _SegmentNumbers(NamedTuple):
     """Numbers that a segment made, and the groups over which they were exchanged since."""
 
     by: Compute
@@ -82,7 +82,7 @@ class _Rows:
         }
         self._alive: dict[str, int | None] = {}
         self._read: set[tuple[str, int, int]] = set()
-        self._made: dict[str, _Made] = {}
+        self._made: dict[str, _SegmentNumbers] = {}
         self._routers: dict[tuple[str, int], tuple[str, int]] = {}
 
     def findings(self) -> Iterator[Finding]:
@@ -121,7 +121,7 @@ class _Rows:
             yield from self._used(operation)
             self._follow(operation)
 
-    def _stale(self, read: ReadCounts, made: "_Made") -> Iterator[str]:
+    def _stale(self, read: ReadCounts, made: "_SegmentNumbers") -> Iterator[str]:
         """Yield faults of counts that the host reads, which a segment has made."""
         compute = made.by
         of = f"{compute.unit or 'no unit'} in {compute.id}"
@@ -146,7 +146,7 @@ class _Rows:
         if isinstance(operation, Compute):
             for operand in operation.operands:
                 if operand.role is Role.OUTPUT:
-                    self._made[operand.view.buffer] = _Made(operation, ())
+                    self._made[operand.view.buffer] = _SegmentNumbers(operation, ())
                 elif COMPUTE_ACCESS[operation.action][operand.role][1]:
                     self._made.pop(operand.view.buffer, None)
             return
@@ -158,7 +158,7 @@ class _Rows:
             if made is None or (isinstance(operation, Copy) and operation.accumulate):
                 return
             if isinstance(operation, AllToAll):
-                made = _Made(made.by, (*made.exchanged, operation.group))
+                made = _SegmentNumbers(made.by, (*made.exchanged, operation.group))
             self._made[operation.target.buffer] = made
 
     def _allocated(self, allocate: Allocate, rows: Rows) -> Iterator[str]:
