@@ -105,7 +105,7 @@ WRONG = {
     "train.precision=fp8": (
         "train.precision: 'fp8' must be 'fp16', 'bf16', 'pure_bf16', 'fp32' or 'fp64'"
     ),
-    "train.optimizer=lamb": "train.optimizer: 'lamb' must be 'adam' or 'sgd'",
+    "train.optimizer=lamb": "train.optimizer: 'lamb' must be 'adam', 'sgd', 'adamw_8bit' or",
     "train.clip_norm=nan": "train.clip_norm: nan must be",
     "train.beta1=1.0": "train.beta1: 1 must be less than 1",
     "train.learning_rate=fast": "train.learning_rate: 'fast' must be a number",
