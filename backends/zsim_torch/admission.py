@@ -47,10 +47,10 @@ def refusal(
     return (
         _model(job)
         or _states(job.schedule)
+        or _formats_of_states(job.schedule)
         or _text(job, data)
         or _ranks(job.schedule, torchrun)
         or _given(job.schedule)
-        or _states(job.schedule)
         or of_schedule(job.schedule)
         or _machine(job, device, torchrun)
     )
@@ -121,7 +121,7 @@ def _without_module(shape: Transformer) -> str | None:
     return f"model.{found[0]}: {bare(getattr(shape, found[0]))} is simulated only"
 
 
-def _states(schedule: Schedule) -> str | None:
+def _formats_of_states(schedule: Schedule) -> str | None:
     """Return why no optimizer keeps its states in the formats of the schedule, or None."""
     strategy = schedule.contract.strategy
     if strategy is None or strategy.keeps_plain_states:

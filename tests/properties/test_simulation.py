@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from drawn import jobs
@@ -191,7 +192,8 @@ def test_streams_are_first_in_first_out_and_edges_are_kept(case: Case) -> None:
 @st.composite
 def emulated_cases(draw: st.DrawFn) -> Case:
     model, strategy = draw(emulated_jobs())
-    launch = LaunchCosts(**{name: draw(st.sampled_from([0, 7, 10**6])) for name in NAMES})
+    costs: dict[str, Any] = {name: draw(st.sampled_from([0, 7, 10**6])) for name in NAMES}
+    launch = LaunchCosts(**costs)
     cluster = draw(clusters(strategy.ranks))
     cluster = replace(cluster, gpu=replace(cluster.gpu, launch=launch))
     job = Job(schedule=make_schedule(model, strategy), model=model, cluster=cluster, steps=2)

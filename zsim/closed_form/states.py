@@ -39,11 +39,10 @@ def _moments(model: Model, strategy: Strategy, optimized: int) -> int:
     """Return the bytes of moments, which are as many as `optimized` each unless in 8 bits."""
     if not strategy.train.optimizer.quantized:
         return optimized * strategy.moments
-    ranks = strategy.parallel.data
     tensors = [each.elements for each in model.parameters if not each.frozen]
     if strategy.zero.stage:
         trained = [each for each in buckets(model, strategy) if not each.frozen]
-        tensors = [each.padded(ranks) // ranks for each in trained]
+        tensors = [each.shard(strategy) for each in trained]
     number = strategy.train.precision.optimizer.size_bytes
     each = optimized // number + scale_elements(tensors) * DType.FP32.size_bytes
     return strategy.moments * each

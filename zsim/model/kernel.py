@@ -225,7 +225,11 @@ BLOCK_BITS = {
 
 def _product_bytes(m: int, n: int, k: int, dtype: Multiplied) -> int:
     """Return the bytes of the operands and of the result of m x k with k x n."""
-    read, written = m * k + k * n, m * n
+    return _moved_bytes(m * k + k * n, m * n, dtype)
+
+
+def _moved_bytes(read: int, written: int, dtype: Multiplied) -> int:
+    """Return the bytes of elements read in the format of operands, and of the results written."""
     if isinstance(dtype, BlockFormat):
         return ceil(read * BLOCK_BITS[dtype] / 8) + written * DType.BF16.size_bytes
     result = DType.BF16 if dtype is DType.FP8 else dtype
@@ -236,7 +240,7 @@ def grouped_matmul(
     loads: TokenLoads,
     n: int,
     k: int,
-    dtype: DType,
+    dtype: Multiplied,
     *,
     backward: bool = False,
     layout: OperandLayout = OperandLayout.NT,
@@ -247,11 +251,13 @@ def grouped_matmul(
     of the matrices: all of them are written, but only rows are read.
     """
     rows = loads.total
-    matrices = loads.experts if layout is OperandLayout.TN else loads.busy
+    sums_rows = layout is OperandLayout.TN
+    operands = (rows * n, rows * k) if sums_rows else (rows * k, loads.busy * n * k)
+    result = loads.experts * n * k if sums_rows else rows * n
     return Kernel(
         kind=KernelKind.GROUPED_MATMUL,
         flops=2 * rows * n * k,
-        bytes=(rows * (n + k) + matrices * n * k) * dtype.size_bytes,
+        bytes=_moved_bytes(sum(operands), result, dtype),
         dtype=dtype,
         shape=(loads.experts, rows, n, k),
         backward=backward,

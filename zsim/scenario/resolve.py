@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -169,7 +170,7 @@ def _timed(
         return gpu
     trainer = PLAIN if runtime is None else host_costs_of(runtime.table())
     own = {"segment_ps": table.host_per_segment, "unit_ps": table.host_per_unit}
-    costs = {
+    costs: dict[str, Any] = {
         name: getattr(trainer, name) if given is None else given for name, given in own.items()
     }
     collective_ps = table.host_per_collective

@@ -180,4 +180,4 @@ def test_costs_are_told_in_seconds_and_no_others_are_taken() -> None:
         launch_costs({"kernel_s": 1.0})
     for name in NAMES:
         with pytest.raises(LaunchError, match=f"{name}: -1 must be at least 0"):
-            LaunchCosts(**{name: -1})
+            launch_costs({name: -1e-12})

@@ -15,13 +15,13 @@ from zsim.model.architecture import (
     GPT,
     Activation,
     Architecture,
-    ArchitectureError,
     Attention,
     Llama,
     Norm,
     NormPlacement,
     QKNorm,
 )
+from zsim.model.architecture_error import ArchitectureError
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Model, ModelError

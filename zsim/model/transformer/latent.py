@@ -51,7 +51,7 @@ def _layer(
         size.copied(f"{name}.weight", rows, columns), float8=size.shape.execution.float8_gathers
     )
     bias = size.copied(f"{name}.bias", rows) if biased else None
-    return linear(size, source, target, weight, bias=bias, narrow=size.float8)
+    return linear(size, source, target, weight, bias=bias, narrow=size.narrow)
 
 
 def _queries(size: Size, read: Tensor, target: Tensor, name: str) -> tuple[Operator, ...]:
