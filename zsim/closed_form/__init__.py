@@ -13,9 +13,8 @@ from dataclasses import replace
 from zsim.closed_form import offloaded
 from zsim.closed_form.by_model import kept_stages
 from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.exchanged_keys import shared_sequence
 from zsim.closed_form.exchanged_tokens import tokens_of_experts
-from zsim.closed_form.tensor import sequence, tensor
+from zsim.closed_form.tensor import sequence, shared_sequence, tensor
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes

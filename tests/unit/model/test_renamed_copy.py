@@ -6,7 +6,7 @@ import pytest
 
 from zsim.dtype import DType
 from zsim.model.model import Parameter, Segment, Value
-from zsim.model.renamed_copy import copier
+from zsim.model.transformer.block import copier
 
 VALUE = Value(name="old", elements=3, dtype=DType.BF16, requires_gradient=False)
 SEGMENT = Segment(

@@ -1,12 +1,13 @@
 """A block: attention and an MLP, each with norms and a residual."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from zsim.model.architecture import Activation, NormPlacement
 from zsim.model.kernel import Kernel, KernelKind, dropout, streaming
 from zsim.model.model import Parameter, Segment, Unit, Value
-from zsim.model.renamed_copy import copier
 from zsim.model.transformer.attention import attention
 from zsim.model.transformer.gathered_layers import each_gathered, rearranged
 from zsim.model.transformer.linear import column_sum, layer, normalize
@@ -22,6 +23,8 @@ from zsim.model.transformer.operator import (
 from zsim.model.transformer.overlapped_layers import overlapped
 from zsim.model.transformer.segment import segments, until_saved
 from zsim.model.transformer.size import Size
+
+Part = TypeVar("Part")
 
 SCRIPTED = (8, 9)
 """Tensors that an unfused activation moves in each direction: 0.5 x (1 + tanh(a x (1 + b x x)))
@@ -169,6 +172,24 @@ def like(
         )
         for unit in units
     )
+
+
+def copier(kind: type[Part], *names: str) -> Callable[..., Part]:
+    """Return a function that copies an object of `kind` with other values of the fields `names`.
+
+    `kind` is a dataclass with slots. Nothing is checked or derived from the new values.
+    """
+    kept = [each.name for each in fields(kind) if each.name not in names]  # type: ignore[arg-type]  # a dataclass
+    kept_of: Callable[[Part], tuple[Any, ...]] = attrgetter(*kept)
+    puts = [getattr(kind, name).__set__ for name in (*kept, *names)]
+
+    def copy(old: Part, *values: object) -> Part:
+        made = object.__new__(kind)
+        for put, value in zip(puts, (*kept_of(old), *values), strict=True):
+            put(made, value)
+        return made
+
+    return copy
 
 
 _value, _parameter = copier(Value, "name"), copier(Parameter, "name")
