@@ -17,12 +17,12 @@ from zsim.model.model import Model
 from zsim.proof import check, values
 from zsim.proof.context import Context
 from zsim.proof.families import families as installed
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 REPETITIONS = 7
 LAYERS = {96: (12288, 96), 1000: (1024, 16)}

@@ -16,14 +16,14 @@ from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check, values
 from zsim.proof.context import Context
 from zsim.proof.execution.segments import Segments
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, HostWait, Operation, Receive
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron
 
 SHAPE = GPT(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 RUNTIMES = {

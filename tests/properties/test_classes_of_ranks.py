@@ -16,12 +16,12 @@ from zsim.model.model import Model
 from zsim.proof import check
 from zsim.proof.context import Context
 from zsim.proof.values import shown
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp2.options import FSDP2
 
 Job = tuple[Model, Strategy]
 RANKS = st.integers(12, 40)

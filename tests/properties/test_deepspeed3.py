@@ -14,13 +14,13 @@ from zsim.dtype import DType
 from zsim.memory import peak_bytes
 from zsim.model.model import Model, Parameter, Segment, Unit, Value
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.activations import Activations
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des import SimBackend
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 
 @st.composite

@@ -17,15 +17,15 @@ from zsim.proof.context import Context
 from zsim.proof.execution.fewer_micro_batches import FewerMicroBatches, with_fewer
 from zsim.proof.execution.inferred_model import training_of
 from zsim.proof.families import ProofStage, of_stage
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron
 
 TRAIN = Train(precision=Precision.BF16, gradient_accumulation_steps=8, clip_norm=1.0)
 CASES = {

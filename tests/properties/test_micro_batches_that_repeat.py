@@ -17,9 +17,6 @@ from zsim.proof import prove, values
 from zsim.proof.execution import persistent
 from zsim.proof.execution.segment_replay import SegmentReplay
 from zsim.proof.finding import Finding
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import program, validate
 from zsim.schedule.access import touching
@@ -28,6 +25,9 @@ from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron
 
 GATHERS = "fsdp2, one stage"
 """Parameters are gathered anew for each micro-batch, into other arrays."""

@@ -17,7 +17,7 @@ from time import monotonic  # noqa: TID251  (when to stop; no verdict depends on
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (".", "backends", "apps", "scenarios", "topologies")
+PACKAGES = (".", "runtimes", "backends", "apps", "scenarios", "topologies")
 """Folders of the checkout that Python imports from."""
 MOST = 5
 PATIENCE_S = 600.0

@@ -10,8 +10,6 @@ from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.model.transformer import transformer
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.megatron.options import Megatron
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import Execution
 from zsim.strategy.offload import MemoryTier, Offload
@@ -20,6 +18,8 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, Keep
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.megatron.options import Megatron
 
 
 @st.composite

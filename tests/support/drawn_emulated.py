@@ -9,12 +9,6 @@ from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
-from zsim.runtimes.ddp.options import DDP, CommunicationHook
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import Execution
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
@@ -22,6 +16,12 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.ddp.options import DDP, CommunicationHook
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
+from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron, TensorMode
 
 FORMATS = st.sampled_from([None, DType.FP32])
 SIZES = st.sampled_from([1, 30, 200, 10**4])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from zsim.model.architecture import LoRA
 from zsim.model.model import Model, Segment, Value
 from zsim.model.transformer import transformer
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp2.options import FSDP2
 
 Job = tuple[Model, Strategy]
 PATTERNS = (

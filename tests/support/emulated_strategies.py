@@ -1,18 +1,18 @@
 """Strategies that emulate other runtimes, with every option that changes what is issued."""
 
 from zsim.dtype import DType
-from zsim.runtimes.ddp.options import DDP
-from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer, OffloadParam
-from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.ddp.options import DDP
+from zsim_runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer, OffloadParam
+from zsim_runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
+from zsim_runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron
 
 Named = dict[str, tuple[int, RuntimeOptions]]
 """By name the ZeRO stage and the runtime."""

@@ -14,7 +14,6 @@ from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof.execution.fewer_micro_batches import FewerMicroBatches, with_fewer
 from zsim.proof.execution.inferred_model import training_of
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -28,6 +27,7 @@ from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.nanotron.options import Nanotron
 
 MICRO_BATCHES = 8
 LAST = MICRO_BATCHES - 1

@@ -6,10 +6,10 @@ from zsim.dtype import DType
 from zsim.model.architecture import Llama
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule
 
 SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 KEPT = FSDP2(reshard_after_forward=False, reduce_dtype=DType.FP32)

@@ -24,13 +24,13 @@ from torch.distributed.fsdp import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zsim.model.architecture import GPT
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.schedule.host_traffic import copied_bytes, leaves_device
 from zsim.schedule.operation import AllGather, Copy, ReduceScatter
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 from zsim_record.record.recording import recording
 from zsim_record.record.script_surroundings import register_device
+from zsim_runtimes.fsdp2.options import FSDP2
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.transformer import transformer
 

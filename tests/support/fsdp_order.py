@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, AllReduce, ReduceScatter
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.description import describe
 from zsim_torch.module.transformer import transformer

@@ -20,9 +20,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
+from zsim_runtimes.fsdp2.options import FSDP2, Sync
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 
 KINDS = {

@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-IMPORT_ROOTS = (".", "backends", "apps", "topologies", "scenarios", "tests/support")
+IMPORT_ROOTS = (".", "runtimes", "backends", "apps", "topologies", "scenarios", "tests/support")
 PACKAGES = (
     "zsim",
+    "runtimes",
     "backends",
     "apps",
     "topologies",

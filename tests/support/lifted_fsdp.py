@@ -11,11 +11,11 @@ from zsim.backend.backend import Job
 from zsim.files.installed import topology
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim_record import recording
 from zsim_record.lift.lifted_schedule import document
+from zsim_runtimes.fsdp2.options import FSDP2
 from zsim_torch.module.transformer import transformer
 
 WORLD = 4

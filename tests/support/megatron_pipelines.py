@@ -5,10 +5,10 @@ from fitting import fitting
 from zsim.model.architecture import Llama
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
-from zsim.runtimes.megatron.options import Megatron
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
 
 SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 OVERLAPPED = Megatron(

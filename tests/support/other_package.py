@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PLANTS = ROOT / "tests" / "plants"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
-SOURCES = ("zsim", "backends", "apps", "topologies", "scenarios")
+SOURCES = ("zsim", "runtimes", "backends", "apps", "topologies", "scenarios")
 KINDS = (".py", ".toml", ".json")
 ASKED = """
 import io, json, sys

@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".toml")
-OURS = ("zsim", "apps", "backends", "docs", "README.md", "CONTRIBUTING.md")
+OURS = ("zsim", "runtimes", "apps", "backends", "docs", "README.md", "CONTRIBUTING.md")
 NOT_OURS_TO_CHANGE = ("docs/adr/",)
 """Decisions are never amended, so their words are what they were."""
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from tiny_training import Case, Result, by_schedule
 
-from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 
 @contextmanager

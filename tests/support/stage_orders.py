@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from zsim.runtimes.stage_actions import Direction, Messages
 from zsim.schedule.operation import Compute, Receive
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Schedule
+from zsim_runtimes.stage_actions import Direction, Messages
 
 Sent = list[tuple[int, int]]
 """Messages in order, each by the virtual stage that makes it and its micro-batch."""

@@ -20,14 +20,14 @@ from torch.distributed.pipelining.stage import PipelineStage
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.pipeline_stages import in_blocks
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.fsdp2.order import Action, Reshard, Unshard, WeightTask
-from zsim.runtimes.fsdp2.pipeline import orders
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 from zsim.strategy.strategy import Strategy
 from zsim_record.record.recording import recording
 from zsim_record.record.script_surroundings import register_device
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.fsdp2.order import Action, Reshard, Unshard, WeightTask
+from zsim_runtimes.fsdp2.pipeline import orders
+from zsim_runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.transformer import transformer
 

@@ -14,9 +14,6 @@ from zsim.backend.backend import Job
 from zsim.model.architecture import GPT, Architecture, Llama
 from zsim.model.pipeline_stages import in_blocks
 from zsim.model.transformer import transformer as described
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
@@ -26,6 +23,9 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron, TensorMode
 from zsim_torch.backend import Assignment, trained_on_rank
 from zsim_torch.feed import feed
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE

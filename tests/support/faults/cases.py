@@ -37,9 +37,6 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Checkpointing
@@ -49,6 +46,9 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import Keep
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron, TensorMode
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 CALLED_AGAIN = "blocks called again"

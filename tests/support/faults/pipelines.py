@@ -14,11 +14,11 @@ from faults.variants import (
     zero,
 )
 from zsim.dtype import DType
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron, TensorMode
 
 TRAIN = Train(gradient_accumulation_steps=3, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0)
 

@@ -14,15 +14,15 @@ from zsim.closed_form.in_flight import BackwardMoment, moments
 from zsim.closed_form.memory_bounds import device_bytes
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import stages
-from zsim.runtimes.fsdp2.options import PipelineSchedule
-from zsim.runtimes.fsdp2.order import WeightTask
-from zsim.runtimes.fsdp2.pipeline import orders
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, Reduce, Task
 from zsim.schedule.operation import Compute, walk
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp2.options import PipelineSchedule
+from zsim_runtimes.fsdp2.order import WeightTask
+from zsim_runtimes.fsdp2.pipeline import orders
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.stage_actions import Direction, Reduce, Task
 
 
 def moments_in(order: Sequence[object], chunks: int) -> list[BackwardMoment]:

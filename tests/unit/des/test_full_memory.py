@@ -21,7 +21,6 @@ from zsim.dtype import DType
 from zsim.memory import WorstCase, handed_out, memory_ledger, needed_bytes, peak_bytes
 from zsim.model.model import Model
 from zsim.proof import against_trace
-from zsim.runtimes.fsdp1.options import FSDP1
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
 from zsim.schedule.operation import FreeMode, View
@@ -30,6 +29,7 @@ from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 from zsim_des.engine import worst_case
+from zsim_runtimes.fsdp1.options import FSDP1
 
 MIB = 2**20
 LARGE = 10**15

@@ -10,7 +10,6 @@ from zsim.backend.backend import Job
 from zsim.compute.roofline import kernel_ps
 from zsim.model.kernel import FusedPart
 from zsim.proof import against_trace
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Compute
 from zsim.schedule.replace import replace
@@ -18,6 +17,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
+from zsim_runtimes.fsdp2.options import FSDP2
 
 RANKS = 4
 FUSED = Strategy(

@@ -11,11 +11,11 @@ from zsim.backend.backend import Job
 from zsim.compute.roofline import kernel_ps
 from zsim.model.kernel import FusedPart
 from zsim.proof import against_trace
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
 
 RANKS = 4
 PRODUCT = "step/backward/mb0/block1/backward1"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from zsim.backend.backend import Job
 from zsim.model.architecture import Llama
 from zsim.model.pipeline_stages import in_blocks
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
@@ -20,6 +19,7 @@ from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.stream import Stream
+from zsim_runtimes.nanotron.options import Nanotron
 
 
 def traces(job: Job) -> tuple[Trace, Trace]:

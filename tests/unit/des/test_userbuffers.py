@@ -12,12 +12,12 @@ from zsim.compute.roofline import kernel_ps
 from zsim.files.installed import kernel_profile, topology
 from zsim.model.kernel import FusedPart, matmul
 from zsim.proof import against_trace
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.overlap_methods import ByKernel, OverlapMethods
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
 
 RANKS = 4
 OVERLAPPED = Megatron(sequence_parallel=True, tp_comm_overlap=True)

@@ -11,12 +11,12 @@ from zsim.api.forecast import forecast
 from zsim.api.run_forecast import RunForecast
 from zsim.files.shipped_files import published_papers
 from zsim.prediction.evidence import flat, judged_runs
-from zsim.runtimes.megatron.options import Megatron
 from zsim_lab.answer import paper_validation
 from zsim_lab.answer.judged_figures import figure_runs, judged_figure
 from zsim_lab.answer.paper_validation import validate_papers
 from zsim_lab.verdict.judged_rows import rounded
 from zsim_lab.verdict.paper_figures import FigureQuantity, PaperError, parse
+from zsim_runtimes.megatron.options import Megatron
 
 TIMED = """
 publication = "nobody, nowhere"

@@ -10,15 +10,15 @@ from zsim.model.kernel import KernelKind
 from zsim.model.model import Model, ModelError
 from zsim.model.transformer import transformer
 from zsim.proof import check
-from zsim.runtimes.ddp.options import DDP
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.ddp.options import DDP
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp2.options import FSDP2
 
 LORA = LoRA(rank=4, targets=("q", "v"))
 SHAPE = Llama(

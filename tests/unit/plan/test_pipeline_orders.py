@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
 from zsim_plan.search.fleet import Changes, Fleet
 from zsim_plan.search.space import RuntimeSpace, SettingGroup, SettingSpace
+from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule
 
 FSDP2_SCHEDULE = "zero.fsdp2.pipeline_schedule"
 MEGATRON_CHUNK = "zero.megatron.num_layers_per_virtual_pipeline_stage"

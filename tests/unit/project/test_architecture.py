@@ -27,6 +27,7 @@ from zsim.scenario.tables import Scenario
 ROOT = Path(__file__).parents[3]
 FOLDERS = {
     "zsim": ROOT / "zsim",
+    "zsim_runtimes": ROOT / "runtimes" / "zsim_runtimes",
     "zsim_des": ROOT / "backends" / "zsim_des",
     "zsim_torch": ROOT / "backends" / "zsim_torch",
     "zsim_null": ROOT / "backends" / "zsim_null",
@@ -37,6 +38,7 @@ FOLDERS = {
 }
 APPS = {path.name for path in (ROOT / "apps").iterdir() if path.is_dir()}
 GROUND = "ground"
+RUNTIMES = "zsim_runtimes"
 LEVELS = (
     {GROUND},
     {"strategy"},
@@ -53,6 +55,7 @@ LEVELS = (
     {"workers", "conformance"},
     {"api"},
     {"cli"},
+    {RUNTIMES},  # found by entry points: nothing of ours imports them
     APPS - {"zsim_lab"},
     {"zsim_lab"},  # it judges the others
 )
@@ -121,7 +124,7 @@ def arrows() -> dict[str, set[str]]:
 
 def room(name: str) -> str:
     package, *rest = name.split(".")
-    if package in APPS:
+    if package in {*APPS, RUNTIMES}:
         return package
     if package != "zsim":
         return "backends"
@@ -218,7 +221,9 @@ def test_a_module_name_stands_for_one_thing_but_for_a_few() -> None:
     """Folders of runtimes aside: each has its options, schedule and volume."""
     twice = homes(lambda path: [path.stem] if path.name != "__init__.py" else [])
     outside = {
-        stem: [name for name in modules if not name.startswith("zsim.runtimes.")]
+        stem: [
+            name for name in modules if not name.startswith(("zsim.runtimes.", "zsim_runtimes."))
+        ]
         for stem, modules in twice.items()
     }
     assert len([stem for stem, modules in outside.items() if len(modules) > 1]) <= 8
@@ -227,9 +232,9 @@ def test_a_module_name_stands_for_one_thing_but_for_a_few() -> None:
 def test_the_page_has_a_line_for_every_room() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     rooms = defaultdict(str, re.findall(r"^\| `([\w/]+)` \| (.+) \|$", page, re.MULTILINE))
-    names = {name for names in LEVELS for name in names} - {GROUND, "backends", *APPS}
+    names = {name for names in LEVELS for name in names} - {GROUND, RUNTIMES, "backends", *APPS}
     assert {name for name in names if not rooms[f"zsim/{name}"]} == set()
-    assert {name for name in APPS if not rooms[name]} == set()
+    assert {name for name in (RUNTIMES, *APPS) if not rooms[name]} == set()
 
 
 @cache

@@ -19,6 +19,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 OURS = (
     "zsim",
     "apps",
+    "runtimes",
     "backends",
     "benchmarks",
     "docs",
@@ -51,7 +52,10 @@ def paragraphs(page: Path) -> list[str]:
 
 def found(path: str) -> Path | None:
     """Return a file or folder of the checkout; packages of backends are import roots."""
-    folders = (ROOT, *(ROOT / each for each in ("backends", "apps", "topologies", "scenarios")))
+    folders = (
+        ROOT,
+        *(ROOT / each for each in ("runtimes", "backends", "apps", "topologies", "scenarios")),
+    )
     return next((each / path for each in folders if (each / path).exists()), None)
 
 

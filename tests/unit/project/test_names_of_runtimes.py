@@ -10,7 +10,7 @@ from zsim.runtimes.lookup import file_keys, part, runtimes, search_of
 from zsim.strategy.runtime_options import names
 
 ROOT = Path(__file__).parents[3]
-RUNTIMES = ROOT / "zsim" / "runtimes"
+RUNTIMES = ROOT / "runtimes"
 CALIBRATION = ROOT / "zsim" / "calibration"
 FILES = sorted([*(ROOT / "zsim").rglob("*.py"), *(ROOT / "backends").rglob("*.py")])
 

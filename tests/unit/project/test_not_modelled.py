@@ -4,8 +4,8 @@ import pytest
 from generated_sections import sections
 from refusals_page import COMMAND, PAGE, makers, of_runtime
 
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp1.options import FSDP1
 
 SECTIONS = dict(sections(PAGE.read_text("utf-8")))
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-IMPORT_ROOTS = ("backends", "apps", "topologies", "scenarios")
+IMPORT_ROOTS = ("runtimes", "backends", "apps", "topologies", "scenarios")
 PACKAGES = {
     "zsim",
+    "zsim_runtimes",
     "zsim_null",
     "zsim_des",
     "zsim_torch",

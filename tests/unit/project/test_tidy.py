@@ -14,7 +14,7 @@ import pytest
 from statements import statements
 
 ROOT = Path(__file__).parents[3]
-CODE_FOLDERS = ("zsim", "backends", "apps", "topologies", "scenarios")
+CODE_FOLDERS = ("zsim", "runtimes", "backends", "apps", "topologies", "scenarios")
 TEST_FOLDERS = ("tests", "benchmarks", "examples")
 NAMELESS = {"util", "utils", "helpers", "common", "misc", "manager", "base"}
 FUNCTION_LINES_MAX = 60

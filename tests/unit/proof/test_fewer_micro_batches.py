@@ -38,7 +38,6 @@ from zsim.proof.execution.inferred_model import training_of
 from zsim.proof.execution.micro_batch_list import counted_fields, identity
 from zsim.proof.execution.repetition import UNUSED
 from zsim.proof.families import ProofStage, of_stage
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -58,6 +57,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim_runtimes.megatron.options import Megatron
 
 Order = Callable[[Schedule], Schedule]
 ORDERS: list[Order] = [lambda schedule: schedule, numbered_backwards]

@@ -19,7 +19,6 @@ from zsim.proof import check
 from zsim.proof.context import Context
 from zsim.proof.format_paths import WORDS, BufferEdge, is_narrower
 from zsim.proof.formats import examine
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -40,6 +39,7 @@ from zsim.specification.strategy_formats import formats
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=7)
 RUNTIMES = {**EMULATED, **OFFLOADED}

@@ -23,8 +23,6 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -44,6 +42,8 @@ from zsim.schedule.operation import (
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Kind, Pool, Schedule, ScheduleError
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp2.options import FSDP2, OffloadPolicy
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 

@@ -4,7 +4,6 @@ from faults.schedules import hand
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import Finding, check
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import FreeMode, Previous
@@ -13,6 +12,7 @@ from zsim.schedule.schedule import Kind, Pool, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 
 def memory(schedule: Schedule) -> list[Finding]:

@@ -10,7 +10,6 @@ from trained_weight import STREAM, Trained
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import Finding, check
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import RoleBuilder, ScheduleBuilder
 from zsim.schedule.mesh import Span
@@ -28,6 +27,7 @@ from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
 

@@ -10,7 +10,6 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -26,6 +25,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Kind, Program, Scalar, Schedule
 from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim_runtimes.fsdp2.options import FSDP2
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
 STEP = "step/update/step"

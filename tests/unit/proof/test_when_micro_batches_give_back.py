@@ -9,12 +9,12 @@ from fitting import fitting
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import values
 from zsim.proof.context import Context
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Allocate, Compute, Free, Operation
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program
 from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim_runtimes.megatron.options import Megatron
 
 ONE = 5
 """A micro-batch that is left out."""

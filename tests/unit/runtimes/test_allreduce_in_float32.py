@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from zsim.analysis.schedule_plan import wire_bytes
 from zsim.config_error import ConfigError
 from zsim.dtype import DType
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Allocate, AllReduce, Copy, Free, ReduceScatter
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.megatron.options import Megatron
 
 WHOLE = Megatron(allreduce_in_float32=True, allreduce_bucket_size=100)
 

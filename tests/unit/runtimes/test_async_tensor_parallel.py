@@ -21,7 +21,6 @@ from zsim.model.architecture import Architecture
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, InputGathers
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.operation import (
@@ -40,6 +39,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.zero.names import SYMMETRIC
+from zsim_runtimes.fsdp2.options import FSDP2, InputGathers
 
 FUSED = Strategy(
     parallel=Parallel(data=2, tensor=2),

@@ -14,7 +14,6 @@ from zsim.model.kernel import FusedPart, Kernel, KernelKind
 from zsim.model.model import Model, ModelError
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.operation import (
@@ -34,6 +33,7 @@ from zsim.strategy.execution import Float8
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
 
 WHOLE = Megatron(async_tensor_model_parallel_allreduce=True)
 CUT = WHOLE.but(sequence_parallel=True)

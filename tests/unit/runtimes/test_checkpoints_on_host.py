@@ -13,10 +13,6 @@ from zsim.files.installed import topology
 from zsim.model.architecture import GPT
 from zsim.model.model import Model
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import host_bytes, make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, HostWait, Operation, walk
 from zsim.schedule.operation_list import COMPUTE
@@ -29,6 +25,10 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.nanotron.options import Nanotron
 
 BLOCKS = 5
 SHAPE = GPT(layers=BLOCKS, hidden_size=64, attention_heads=4, sequence_length=32, vocab_size=61)

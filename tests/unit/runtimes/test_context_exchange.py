@@ -13,9 +13,6 @@ from zsim.config_error import ConfigError
 from zsim.model.architecture import GPT, Llama
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     AllGather,
@@ -35,6 +32,9 @@ from zsim.strategy.execution import ContextExchange, Execution
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
 
 LLAMA = Llama(
     layers=2,

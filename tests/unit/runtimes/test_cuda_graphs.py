@@ -16,7 +16,6 @@ from zsim.mistake import MistakeError
 from zsim.proof import check
 from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.lookup import config_text
-from zsim.runtimes.megatron.options import Megatron
 from zsim.scenario import trainer_files
 from zsim.scenario.changes import changed
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
@@ -26,6 +25,7 @@ from zsim.schedule.operation import Action, Allocate, Compute
 from zsim.schedule.schedule import Program
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
 
 LAYERS, TENSOR, MICRO_BATCHES = 2, 2, 3
 SCOPES: dict[str, dict[str, object]] = {

@@ -14,8 +14,6 @@ from zsim.model.architecture import GPT
 from zsim.model.model import ModelError, Parameter
 from zsim.model.transformer import transformer
 from zsim.proof import check
-from zsim.runtimes.ddp.assignment import assigned, buckets_of
-from zsim.runtimes.ddp.options import DDP, CommunicationHook
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllReduce
 from zsim.schedule.schedule_writer import POOL
@@ -23,6 +21,8 @@ from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.ddp.assignment import assigned, buckets_of
+from zsim_runtimes.ddp.options import DDP, CommunicationHook
 
 SHAPE = GPT(layers=3, hidden_size=16, attention_heads=2, sequence_length=8, vocab_size=32)
 

@@ -6,9 +6,9 @@ from small_files import small_files
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 SHAPE = GPT(layers=1, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=16)
 CPU, NVME = {"device": "cpu"}, {"device": "nvme"}

@@ -11,13 +11,13 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.host_traffic import file_bytes, host_bytes, leaves_device
 from zsim.schedule.operation import Action, Compute, Copy, HostWait, Operation, Read, Write, walk
 from zsim.schedule.schedule import Kind, Place, Schedule
 from zsim.strategy.optimizer_rule import SGD, ParameterGroup
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 SHAPE = GPT(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=16)
 NUMBERS = 100

@@ -13,17 +13,17 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import ModelError
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import (
+from zsim.runtimes.registry import make_schedule
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import (
     Aio,
     DeepSpeed,
     OffloadDevice,
     OffloadOptimizer,
     OffloadParam,
 )
-from zsim.runtimes.registry import make_schedule
-from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Parallel, Strategy, Zero
-from zsim.strategy.train import Train
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=5)
 SIZES = st.sampled_from([1, 7, 100, 1000, 10**9])

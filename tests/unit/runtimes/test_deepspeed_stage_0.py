@@ -6,8 +6,6 @@ from zsim.model.architecture import GPT
 from zsim.model.model import ModelError
 from zsim.model.transformer import transformer
 from zsim.proof import check
-from zsim.runtimes.deepspeed import stage_0, stage_0_volume
-from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllReduce, walk
 from zsim.schedule.schedule_writer import POOL
@@ -15,6 +13,8 @@ from zsim.strategy.optimizer_rule import Adam, Adam8bit, Optimizer
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed import stage_0, stage_0_volume
+from zsim_runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer
 
 SHAPE = GPT(layers=3, hidden_size=16, attention_heads=2, sequence_length=8, vocab_size=32)
 

@@ -10,8 +10,6 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.deepspeed.stage_3_trace import fetches
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     AllGather,
@@ -27,6 +25,8 @@ from zsim.schedule.operation import (
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.deepspeed.stage_3_trace import fetches
 
 EAGER = DeepSpeed(
     stage3_prefetch_bucket_size=0,

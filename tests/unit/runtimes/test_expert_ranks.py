@@ -14,8 +14,6 @@ from megatron_pipelines import SHAPE
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
 from zsim.runtimes.config import ConfigQuestion
-from zsim.runtimes.megatron.config_writer import write
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.mesh import Group
@@ -25,6 +23,8 @@ from zsim.schedule.schedule import Contract, Kind, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.config_writer import write
+from zsim_runtimes.megatron.options import Megatron
 
 MEGATRON = Megatron(sequence_parallel=True)
 OVERLAPPED = Megatron(

@@ -16,7 +16,6 @@ from zsim.model.kernel import KernelKind
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, PipelineSchedule, Sync
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -38,6 +37,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
+from zsim_runtimes.fsdp2.options import FSDP2, OffloadPolicy, PipelineSchedule, Sync
 
 LLAMA = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 BIASED = GPT(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=7)

@@ -15,7 +15,6 @@ from zsim.model.architecture import Architecture
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, InputGathers
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -32,6 +31,7 @@ from zsim.strategy.execution import Float8
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2, InputGathers
 
 CASTS = Strategy(
     parallel=Parallel(data=2, tensor=2),

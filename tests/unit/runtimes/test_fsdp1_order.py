@@ -6,10 +6,10 @@ from emulated_strategies import FSDP1_OPTIONS
 from fsdp_order import of_awkward, of_gpt
 
 from zsim.dtype import DType
-from zsim.runtimes.fsdp1.options import FSDP1
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp1.options import FSDP1
 
 OPTIONS = {name: runtime for name, (_, runtime) in FSDP1_OPTIONS.items()}
 MANY = ("fsdp1", "fsdp1 shard_grad_op", "fsdp1 no sync")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zsim.runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.fsdp2.options import FSDP2
 
 
 @pytest.mark.parametrize(

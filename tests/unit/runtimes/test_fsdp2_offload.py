@@ -7,11 +7,11 @@ from staged_fsdp import copies_of_stage
 
 from zsim.config_error import ConfigError
 from zsim.model.gpt import gpt
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import HostWait, walk
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp2.options import FSDP2
 
 
 def strategy(micro_batches: int, precision: str = "bf16", **said: object) -> Strategy:

@@ -7,12 +7,12 @@ from fsdp_order import of_awkward, of_frozen_gpt, of_gpt
 from staged_fsdp import gradient_formats, of_stage
 
 from zsim.dtype import DType
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
-from zsim.runtimes.fsdp2.order import Unshard, WeightTask
-from zsim.runtimes.stage_actions import Direction, Task
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
+from zsim_runtimes.fsdp2.order import Unshard, WeightTask
+from zsim_runtimes.stage_actions import Direction, Task
 
 OPTIONS = {
     "default": FSDP2(),

@@ -15,15 +15,7 @@ from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.model.architecture import Llama, LoRA
 from zsim.model.model import ModelError
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
-from zsim.runtimes.fsdp2.order import (
-    Reshard,
-    Unshard,
-    interleaved,
-    one_forward_one_backward,
-)
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, Reduce, StagePlace, Task
 from zsim.schedule.operation import (
     AllGather,
     Allocate,
@@ -38,6 +30,14 @@ from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp2.options import FSDP2, OffloadPolicy
+from zsim_runtimes.fsdp2.order import (
+    Reshard,
+    Unshard,
+    interleaved,
+    one_forward_one_backward,
+)
+from zsim_runtimes.stage_actions import Direction, Reduce, StagePlace, Task
 
 FREED = KEPT.but(reshard_after_forward=True)
 FOUR = CHUNKS.but(pipeline_stages_per_rank=4)

@@ -7,7 +7,6 @@ from fsdp2_pipelines import KEPT, SHAPE, model_of, strategy_of
 
 from zsim.model.model import Model
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import PipelineSchedule
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -23,6 +22,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp2.options import PipelineSchedule
 
 SPLIT = KEPT.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 

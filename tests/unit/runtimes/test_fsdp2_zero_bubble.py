@@ -14,10 +14,7 @@ from zsim.dtype import DType
 from zsim.model.equal_units import equal_units
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
-from zsim.runtimes.fsdp2.order import Reshard, Unshard, WeightTask, interleaved_zero_bubble
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, Reduce, Task
 from zsim.schedule.operation import (
     Action,
     Allocate,
@@ -34,6 +31,9 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
 from zsim_des.values import train
+from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule
+from zsim_runtimes.fsdp2.order import Reshard, Unshard, WeightTask, interleaved_zero_bubble
+from zsim_runtimes.stage_actions import Direction, Reduce, Task
 
 SPLIT = KEPT.but(pipeline_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 IN_V = KEPT.but(pipeline_schedule=PipelineSchedule.ZERO_BUBBLE_IN_V)

@@ -13,7 +13,6 @@ from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Model
 from zsim.model.transformer import transformer
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, InputGathers, OffloadPolicy
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, AllReduce, ReduceScatter
 from zsim.schedule.schedule import Schedule
@@ -22,6 +21,7 @@ from zsim.strategy.execution import Execution
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2, InputGathers, OffloadPolicy
 
 LLAMA = Llama(
     layers=2,

@@ -8,7 +8,6 @@ from zsim.config_error import ConfigError
 from zsim.model.architecture import GPT, Llama
 from zsim.model.model import Model
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, Copy
 from zsim.schedule.replace import replace
@@ -17,6 +16,7 @@ from zsim.strategy.execution import Loss
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2
 
 LLAMA = Llama(layers=1, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 TIED_GPT = GPT(

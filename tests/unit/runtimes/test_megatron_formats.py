@@ -11,7 +11,6 @@ from zsim.model.architecture import Llama
 from zsim.model.model import Model, Parameter
 from zsim.model.narrow_products import NarrowProducts
 from zsim.proof import check
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, Compute, Copy, Operation, Role, Together
 from zsim.schedule.replace import replace
@@ -20,6 +19,7 @@ from zsim.strategy.execution import RECIPES, Float4, Float8, Quantizer, Recipe
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
 
 LLAMA = Llama(layers=2, hidden_size=16, attention_heads=2, sequence_length=8, vocab_size=6)
 PLAIN = Strategy(

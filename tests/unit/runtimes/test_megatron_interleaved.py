@@ -14,10 +14,7 @@ from uniform_stages import CHUNK_PS, uniform_step_ps
 from zsim.analysis.schedule_plan import plan
 from zsim.model.model import ModelError
 from zsim.proof import check
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.megatron.order import Gather, Interleaved
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, Reduce, StagePlace, Task
 from zsim.schedule.operation import (
     HostWait,
     Receive,
@@ -27,6 +24,9 @@ from zsim.schedule.operation import (
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.megatron.order import Gather, Interleaved
+from zsim_runtimes.stage_actions import Direction, Reduce, StagePlace, Task
 
 TIED = replace(SHAPE, tied_embeddings=True)
 CHUNKS = Megatron(num_layers_per_virtual_pipeline_stage=1)

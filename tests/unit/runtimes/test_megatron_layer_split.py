@@ -12,12 +12,12 @@ from megatron_pipelines import OVERLAPPED, SHAPE, model_of, strategy_of
 from zsim.analysis.schedule_plan import plan
 from zsim.config_error import ConfigError
 from zsim.model.model import ModelError
-from zsim.runtimes.megatron.layer_split import LayerSplit, stages_in
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.megatron.layer_split import LayerSplit, stages_in
+from zsim_runtimes.megatron.options import Megatron
 
 BOTH = Megatron(
     account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True

@@ -14,7 +14,6 @@ from zsim.memory import memory_ledger, peak_bytes
 from zsim.model.architecture import GPT
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import host_bytes, make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Copy, Free, walk
 from zsim.schedule.replace import replace
@@ -23,6 +22,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des import SimBackend
+from zsim_runtimes.megatron.options import Megatron
 from zsim_torch.capability import of_schedule
 
 LAYERS = 6

@@ -14,10 +14,7 @@ from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.model.model import ModelError
 from zsim.model.pipeline_stages import virtual_stages
 from zsim.proof import check
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.megatron.order import one_forward_one_backward
 from zsim.runtimes.registry import make_schedule
-from zsim.runtimes.stage_actions import Direction, StagePlace, Task, in_flight
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.mesh import Group
 from zsim.schedule.operation import (
@@ -36,6 +33,9 @@ from zsim.schedule.schedule import Program
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.megatron.order import one_forward_one_backward
+from zsim_runtimes.stage_actions import Direction, StagePlace, Task, in_flight
 
 
 @pytest.mark.matrix(12)

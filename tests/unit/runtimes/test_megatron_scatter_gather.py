@@ -8,7 +8,6 @@ from zsim.analysis.schedule_plan import wire_bytes
 from zsim.model.architecture import Llama
 from zsim.model.model import ModelError
 from zsim.proof import check
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, Free, HostWait, Send, Together, View
 from zsim.schedule.replace import replace
@@ -16,6 +15,7 @@ from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.megatron.options import Megatron
 
 PARTS = Megatron(scatter_gather_tensors_in_pipeline=True)
 CHUNKS = PARTS.but(num_layers_per_virtual_pipeline_stage=1, overlap_p2p_comm=False)

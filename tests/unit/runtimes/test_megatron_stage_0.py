@@ -9,12 +9,12 @@ from megatron_pipelines import SHAPE, model_of, strategy_of
 
 from zsim.analysis.schedule_plan import wire_bytes
 from zsim.config_error import ConfigError
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllReduce, Together
 from zsim.schedule.schedule import Kind
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.megatron.options import Megatron
 
 OVERLAPPED = Megatron(overlap_grad_reduce=True, bucket_size=100)
 WHOLE = {"zero.stage": 0}

@@ -8,7 +8,6 @@ from zsim.config_error import ConfigError
 from zsim.model.architecture import Llama
 from zsim.model.model import Model
 from zsim.proof import check
-from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     Action,
@@ -25,6 +24,7 @@ from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.nanotron.options import Nanotron, TensorMode
 
 SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)

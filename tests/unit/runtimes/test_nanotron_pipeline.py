@@ -17,8 +17,6 @@ from zsim.model.equal_units import equal_units
 from zsim.model.model import Model, ModelError
 from zsim.model.pipeline_stages import in_blocks, places
 from zsim.proof import check
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.access import views_of
 from zsim.schedule.operation import (
@@ -34,6 +32,8 @@ from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.nanotron.options import Nanotron, TensorMode
 
 SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)

@@ -12,17 +12,17 @@ from zsim.model.architecture import Architecture, Norm, QKNorm
 from zsim.model.model import ModelError
 from zsim.model.transformer import transformer
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllReduce, Operation, Together
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron
 
 NORMED = replace(LLAMA, joined_qkv=False, qk_norm=QKNorm.HEAD)
 OF_LAYER = replace(NORMED, norm=Norm.LAYER)

@@ -13,8 +13,6 @@ from zsim.config_error import ConfigError
 from zsim.model.architecture import GPT, Llama
 from zsim.model.model import ModelError
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, Sync
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
     AllGather,
@@ -30,6 +28,8 @@ from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2, Sync
+from zsim_runtimes.megatron.options import Megatron
 
 BASE = Strategy(
     parallel=Parallel(data=2, tensor=2, replicate=2),

@@ -17,7 +17,6 @@ from zsim.config_error import ConfigError
 from zsim.files.installed import topology
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule
 from zsim.runtimes.registry import host_bytes, make_schedule
 from zsim.schedule.operation import Allocate, Copy, Free, Operation, Receive, Send, Together, walk
 from zsim.schedule.operation_list import COMPUTE
@@ -26,6 +25,7 @@ from zsim.schedule.schedule import HostBytes, Program, Schedule, ScheduleError
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
+from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule
 
 FULL = {"activations.checkpointing": Checkpointing.FULL}
 FREED = KEPT.but(reshard_after_forward=True)

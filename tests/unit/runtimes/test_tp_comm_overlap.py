@@ -22,7 +22,6 @@ from zsim.model.kernel import FusedPart, Kernel, KernelKind
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.operation import (
@@ -40,6 +39,7 @@ from zsim.strategy.overlap_methods import ByKernel, OverlapMethods, RingExchange
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.megatron.options import Megatron
 
 OVERLAPPED = Megatron(sequence_parallel=True, tp_comm_overlap=True)
 BESIDE = Strategy(

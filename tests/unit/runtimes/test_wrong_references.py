@@ -20,14 +20,14 @@ WRONG = {
     "a name of a module": (
         (INIT, "fsdp2.dispatch:volume", "fsdp2.dispatch:volum"),
         RUN,
-        "zsim.runtimes: mine.volume: 'zsim.runtimes.fsdp2.dispatch:volum': "
-        "zsim.runtimes.fsdp2.dispatch has no volum; did you mean volume?",
+        "zsim.runtimes: mine.volume: 'zsim_runtimes.fsdp2.dispatch:volum': "
+        "zsim_runtimes.fsdp2.dispatch has no volum; did you mean volume?",
     ),
     "a module": (
         (INIT, "fsdp2.dispatch:schedule", "fsdp2.none:schedule"),
         RUN,
-        "zsim.runtimes: mine.schedule: 'zsim.runtimes.fsdp2.none:schedule': there is no module "
-        "zsim.runtimes.fsdp2.none; correct the name, or install its package",
+        "zsim.runtimes: mine.schedule: 'zsim_runtimes.fsdp2.none:schedule': there is no module "
+        "zsim_runtimes.fsdp2.none; correct the name, or install its package",
     ),
     "options as text": (
         (INIT, "options=Mine", 'options="mine_runtime.options:Mine"'),

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from read_deepspeed_config import Config, assumed, named, read
 
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import ScenarioError
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 STAGE3 = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 

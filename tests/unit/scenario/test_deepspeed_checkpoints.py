@@ -3,9 +3,9 @@
 import pytest
 from read_deepspeed_config import Config, named, read
 
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import ScenarioError
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 
 def zero(stage: int) -> Config:

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from read_deepspeed_config import TEXT, Config, named, read
 
 from zsim.dtype import DType
-from zsim.runtimes.deepspeed.config_reader import PLAIN
-from zsim.runtimes.deepspeed.ignored_options import BEFORE_STAGE_3, DEFAULTS, NAMED, WITHOUT_EFFECT
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario import trainer_files
 from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import parse
 from zsim.strategy.train import LossScale
+from zsim_runtimes.deepspeed.config_reader import PLAIN
+from zsim_runtimes.deepspeed.ignored_options import BEFORE_STAGE_3, DEFAULTS, NAMED, WITHOUT_EFFECT
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 configured = partial(trainer_files.configured, key="deepspeed_config")
 

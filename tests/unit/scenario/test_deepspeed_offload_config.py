@@ -6,17 +6,17 @@ from functools import partial
 import pytest
 from read_deepspeed_config import TEXT
 
-from zsim.runtimes.deepspeed.options import (
-    DeepSpeed,
-    OffloadDevice,
-    OffloadOptimizer,
-    OffloadParam,
-)
 from zsim.scenario import trainer_files
 from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
 from zsim.strategy.offload import FileAccess
+from zsim_runtimes.deepspeed.options import (
+    DeepSpeed,
+    OffloadDevice,
+    OffloadOptimizer,
+    OffloadParam,
+)
 
 configured = partial(trainer_files.configured, key="deepspeed_config")
 

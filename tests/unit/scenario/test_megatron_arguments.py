@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from zsim.api.scenario import load
 from zsim.files.installed import model_catalogue
 from zsim.mistake import MistakeError
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.megatron.options import Megatron
 from zsim.scenario import trainer_files
 from zsim.scenario.model_catalogue import named
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.megatron.options import Megatron
 
 configured = partial(trainer_files.configured, key="megatron_arguments")
 

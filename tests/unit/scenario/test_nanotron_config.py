@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.runtimes.config import ConfigQuestion
-from zsim.runtimes.nanotron.config_writer import write
 from zsim.scenario import trainer_files
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
+from zsim_runtimes.nanotron.config_writer import write
 
 configured = partial(trainer_files.configured, key="nanotron_config")
 

@@ -10,14 +10,14 @@ from zsim.config_error import ConfigError
 from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.lookup import runtimes
 from zsim.runtimes.registry import make_schedule
 from zsim.scenario.runtime_tables import emulated, stage_of
 from zsim.scenario.tables import ScenarioError, ZeroTable, from_tables
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp2.options import FSDP2
 
 
 def table(**keys: object) -> ZeroTable:

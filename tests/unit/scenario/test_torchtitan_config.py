@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from zsim.api.scenario import load
 from zsim.files.installed import model_catalogue
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.fsdp2.torchtitan_reader import FLAVORS
 from zsim.scenario import trainer_files
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.fsdp2.torchtitan_reader import FLAVORS
 
 configured = partial(trainer_files.configured, key="torchtitan_config")
 

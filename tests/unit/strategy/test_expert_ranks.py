@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.config_error import ConfigError
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
 from zsim.strategy.execution import ContextExchange
 from zsim.strategy.expert_ranks import against_order
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
 
 MEGATRON = Megatron(sequence_parallel=True)
 

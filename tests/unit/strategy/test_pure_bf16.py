@@ -10,10 +10,6 @@ from megatron_pipelines import SHAPE
 from zsim.config_error import ConfigError
 from zsim.dtype import DType
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer, OffloadParam
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.replace import replace
@@ -21,6 +17,10 @@ from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer, OffloadParam
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2, OffloadPolicy
+from zsim_runtimes.megatron.options import Megatron
 
 
 def strategy_of(zero: Zero, precision: Precision = Precision.PURE_BF16) -> Strategy:

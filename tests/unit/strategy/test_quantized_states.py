@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from zsim.model.architecture import GPT
 from zsim.model.transformer import transformer
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind
 from zsim.strategy.offload import MemoryTier, Offload
@@ -18,6 +17,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2
 
 SHAPE = GPT(layers=2, hidden_size=64, attention_heads=4, sequence_length=8, vocab_size=128)
 

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.config_error import ConfigError
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.config_table import Table
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
+from zsim_runtimes.fsdp2.options import FSDP2
 
 VALUES: dict[str, st.SearchStrategy[object]] = {
     "zero.stage": st.sampled_from([1, 2]),

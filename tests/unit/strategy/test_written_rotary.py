@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zsim.model.architecture import Llama, QKNorm
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.transformer import transformer
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
 from zsim.strategy.execution import PLAIN, Execution
 from zsim.strategy.precision import Precision
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
 
 SEQUENCES, HEADS, SHARED, LENGTH, SIZE = 4, 4, 2, 8, 16
 LLAMA = Llama(

@@ -17,13 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zsim.backend.backend import RefusedError
 from zsim.proof import check
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.nanotron.options import Nanotron
 from zsim_torch.module.description import describe
 from zsim_torch.module.unit import ModuleUnitError, UnitRunError
 from zsim_torch.run_option import Option

@@ -41,12 +41,12 @@ from trained_axes import (
 from zsim.dtype import DType
 from zsim.model.architecture import Activation, Architecture, Attention, Norm, QKNorm
 from zsim.proof import against_trace as refinement
-from zsim.runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule, Sync
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron
 from zsim_torch.rank_result import merged
 from zsim_torch.supervise.ranks import RankPool
 

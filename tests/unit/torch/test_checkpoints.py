@@ -22,13 +22,13 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from zsim.backend.backend import RefusedError
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp2.options import FSDP2
 from zsim_torch.checkpoint import checkpoint_folder
 from zsim_torch.checkpoint.checkpoint_folder import CheckpointError
 from zsim_torch.checkpoint.flat_range import boxes

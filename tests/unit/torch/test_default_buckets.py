@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from zsim.config_error import ConfigError
 from zsim.model.model import Model
-from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.operation import Action, AllReduce, Communication, Compute, ReduceScatter, walk
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers
+from zsim_runtimes.deepspeed.options import DeepSpeed
 from zsim_torch.module.description import describe
 from zsim_torch.module_schedule import (
     BUCKET_BYTES,

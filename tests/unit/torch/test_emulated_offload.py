@@ -7,12 +7,12 @@ from shared_ranks import SharedPools
 from small_files import all_in_small_files, small_files
 from tiny_training import UNITS, Case, Result, Tiny
 
-from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadOptimizer, OffloadParam
-from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
 from zsim.runtimes.registry import file_bytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.deepspeed.options import DeepSpeed, OffloadOptimizer, OffloadParam
+from zsim_runtimes.fsdp2.options import FSDP2, OffloadPolicy
 from zsim_torch.module.description import describe
 
 WAYS = ((Precision.BF16, 1, 0.05), (Precision.FP32, 3, None))

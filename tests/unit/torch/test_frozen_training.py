@@ -10,13 +10,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from zsim.backend.backend import RefusedError
 from zsim.proof import check
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2
 from zsim_torch.module.description import describe
 from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.trainer import Trainer

@@ -14,11 +14,11 @@ from zsim.memory.caching import CachingAllocator
 from zsim.memory.service import Service
 from zsim.model.architecture import GPT
 from zsim.model.transformer import transformer as described_transformer
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2
 from zsim_torch.module.description import describe
 from zsim_torch.module.transformer import transformer
 

@@ -8,11 +8,11 @@ import pytest
 from fitting import fitting
 
 from zsim.model.architecture import Llama
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, CollectiveOperation
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.fsdp2.options import FSDP2
 
 RANKS, WIDTH, HEADS, TOKENS = 4, 64, 8, 8
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules
 
-from zsim.runtimes.fsdp2.order import (
+from zsim_runtimes.fsdp2.order import (
     Action,
     Reshard,
     Unshard,
@@ -17,7 +17,7 @@ from zsim.runtimes.fsdp2.order import (
     one_forward_one_backward,
     zero_bubble_in_v,
 )
-from zsim.runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
+from zsim_runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 
 TORCH: Any = schedules
 """Torch's module, whose functions are its own."""

@@ -9,10 +9,10 @@ from shared_ranks import SharedPools
 from torch import nn
 
 from zsim.backend.backend import RefusedError
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.nanotron.options import Nanotron
 from zsim_torch.module.initializer import Initializer
 from zsim_torch.run_option import Option
 from zsim_torch.trainer import Trainer

@@ -9,14 +9,14 @@ from zsim.model.architecture_error import ArchitectureError
 from zsim.model.gpt import gpt
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, AllGather, Compute, ReduceScatter, Role, walk
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.nanotron.options import Nanotron
 
 SHAPE = GPT(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=5)
 SHARED = replace(SHAPE, hidden_groups=2)

@@ -9,11 +9,6 @@ from fitting import fitting
 from zsim.analysis.schedule_plan import plan
 from zsim.config_error import ConfigError
 from zsim.model.architecture import Llama
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute
 from zsim.schedule.schedule import Schedule
@@ -22,6 +17,11 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron
 
 SHAPE = Llama(layers=5, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 EVERY_SECOND = Strategy(

@@ -10,17 +10,17 @@ from zsim.model.architecture_error import ArchitectureError
 from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
 from zsim.model.transformer import transformer
 from zsim.proof import check
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.megatron.options import Megatron
-from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.nanotron.options import Nanotron
 
 RANKS = 4
 SHAPE = GPT(layers=3, hidden_size=16, attention_heads=4, sequence_length=8, vocab_size=32)

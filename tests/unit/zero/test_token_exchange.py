@@ -18,7 +18,6 @@ from zsim.model.experts import ExpertKernels, Experts, RouterFormat
 from zsim.model.model import Model, ModelError
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
-from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllToAll, Operation, walk
 from zsim.schedule.operation import Copy as CopyOperation
@@ -29,6 +28,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.simulation import SimBackend
+from zsim_runtimes.megatron.options import Megatron
 
 EXPERTS = Experts(count=4, top_k=2, intermediate_size=6, shared_intermediate_size=4)
 SHAPE = Llama(

@@ -6,8 +6,8 @@ from zsim.runtimes.runtime import Runtime
 
 RUNTIME = Runtime(
     options=Mine,
-    schedule="zsim.runtimes.fsdp2.dispatch:schedule",
-    volume="zsim.runtimes.fsdp2.dispatch:volume",
+    schedule="zsim_runtimes.fsdp2.dispatch:schedule",
+    volume="zsim_runtimes.fsdp2.dispatch:volume",
     search="mine_runtime.search:SEARCH",
     config=Config(
         readers={"mine_file": "mine_runtime.config:read"}, write="mine_runtime.config:write"

@@ -1,7 +1,7 @@
 """Options of the runtime."""
 
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.strategy.config_table import Whole
+from zsim_runtimes.fsdp2.options import FSDP2
 
 
 class Mine(FSDP2):

@@ -55,10 +55,10 @@ from faults.of_executor.patches import (
 from faults.of_executor.registry import PLANTS
 from faults.of_executor.witnessed_jobs import FOUR, job
 from zsim.proof import against_trace as refinement
-from zsim.runtimes.fsdp1.options import FSDP1
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.precision import Precision
 from zsim.trace.trace import Trace
+from zsim_runtimes.fsdp1.options import FSDP1
 from zsim_torch.backend import Assignment, train_on_rank
 from zsim_torch.execute import reserve
 from zsim_torch.rank_result import merged

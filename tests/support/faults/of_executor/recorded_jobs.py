@@ -4,10 +4,10 @@ from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2
 
 CLUSTER = Cluster(
     name="none",

@@ -10,9 +10,6 @@ from faults.variants import BF16, FP16, RECOMPUTED, Changes, accumulating, zero
 from zsim.backend.backend import Job
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Reduction
@@ -21,6 +18,9 @@ from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.fsdp2.options import FSDP2
 
 CALLS, FOUR = "calls", "four ranks"
 ZERO0, ZERO1, ZERO2, ZERO3 = "stage 0", "stage 1, clipped", "stage 2, fp16, clipped", "stage 3"

@@ -1,0 +1,1 @@
+"""Runtimes that zsim emulates: one folder each, found by its entry point."""

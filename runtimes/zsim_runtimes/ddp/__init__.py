@@ -1,0 +1,14 @@
+"""PyTorch's DistributedDataParallel."""
+
+from zsim.runtimes.config import Config
+from zsim.runtimes.runtime import Runtime
+from zsim_runtimes.ddp.options import DDP
+
+RUNTIME = Runtime(
+    options=DDP,
+    schedule="zsim_runtimes.ddp.schedule:schedule",
+    volume="zsim_runtimes.ddp.volume:volume",
+    need="zsim_runtimes.ddp.schedule:need",
+    search="zsim_runtimes.ddp.search:SEARCH",
+    config=Config(write="zsim_runtimes.ddp.config_writer:write"),
+)

@@ -1,0 +1,42 @@
+"""Megatron-LM: the schedule with and without a pipeline, its checks and its volume."""
+
+from zsim.closed_form import DataVolume
+from zsim.closed_form.by_model import kept_stages
+from zsim.model.model import Model, ModelError
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Strategy
+from zsim_runtimes.megatron import pipeline
+from zsim_runtimes.megatron import schedule as megatron
+from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.megatron.volume import VOLUME
+
+
+def need(model: Model, strategy: Strategy) -> None:
+    """Raise ModelError unless chunks, micro-batches and pipeline stages fit together.
+
+    Raises:
+        ModelError: they do not, or an option needs a pipeline.
+    """
+    if strategy.parallel.pipeline > 1:
+        pipeline.need(kept_stages(model, strategy), strategy)
+        return
+    options = strategy.options(Megatron)
+    for name in options.split_options:
+        value = str(getattr(options, name)).lower()
+        raise ModelError(f"zero.megatron.{name}: {value} needs parallel.pipeline > 1")
+
+
+def schedule(model: Model, strategy: Strategy) -> Schedule:
+    """Return the schedule of all pipeline stages, or of the single stage.
+
+    Raises:
+        ModelError: the model does not fit the strategy.
+    """
+    of_stages = strategy.parallel.pipeline > 1
+    return (pipeline.schedule if of_stages else megatron.schedule)(model, strategy)
+
+
+def volume(strategy: Strategy) -> DataVolume:
+    """Return the data volumes of every schedule."""
+    del strategy
+    return VOLUME
