@@ -49,13 +49,7 @@ def write(asked: ConfigQuestion) -> str:
         found.append(f"--context-parallel-size {context}")
         if asked.changes.get("parallel.context_exchange") == "all_gather":
             found.append("--cp-comm-type all_gather")  # its default is p2p, the ring
-    if (experts := asked.number("parallel.expert")) > 1:
-        found += [
-            f"--expert-model-parallel-size {experts}",
-            "--moe-token-dispatcher-type alltoall",  # its default is allgather
-        ]
-    if (shards := asked.changes.get("parallel.expert_tensor")) is not None:
-        found.append(f"--expert-tensor-parallel-size {shards}")
+    found += _experts(asked)
     found += [
         f"--{argument} {shlex.quote(str(value))}"
         for option, argument in ARGUMENTS.items()
@@ -88,6 +82,19 @@ def write(asked: ConfigQuestion) -> str:
             "--recompute-num-layers 1",
         ]
     return " \\\n".join(found) + "\n"
+
+
+def _experts(asked: ConfigQuestion) -> list[str]:
+    """Return the arguments of expert ranks."""
+    found: list[str] = []
+    if (experts := asked.number("parallel.expert")) > 1:
+        found += [
+            f"--expert-model-parallel-size {experts}",
+            "--moe-token-dispatcher-type alltoall",  # its default is allgather
+        ]
+    if (shards := asked.changes.get("parallel.expert_tensor")) is not None:
+        found.append(f"--expert-tensor-parallel-size {shards}")
+    return found
 
 
 def _graphs(asked: ConfigQuestion) -> list[str]:
