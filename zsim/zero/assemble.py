@@ -187,6 +187,7 @@ def _promised(parameter: Parameter, strategy: Strategy) -> LogicalParameter:
         elements=parameter.elements,
         frozen=parameter.frozen,
         float8=parameter.float8,
+        quantized=parameter.quantized is not None,
         rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
         expert=parameter.expert and strategy.has_expert_order,
     )
