@@ -368,7 +368,7 @@ class Rendezvous:
 def _largest_bytes(met: Sequence[Arrival], index: int) -> int:
     """Return the bytes of collective number `index` of entries that meet.
 
-    With unequal blocks, those of the member that sends or receives most.
+    With unequal blocks, count the bytes of the member that sends or receives most.
     """
     member, size_bytes = met[0].members[index]
     if not isinstance(member, AllToAll) or not member.sent:

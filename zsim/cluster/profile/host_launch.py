@@ -45,8 +45,8 @@ class LaunchCosts:
         wait_ps: for each dependency of an operation: an event recorded and waited for by a stream
             or by the host.
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
-            unit, besides its kernels: the Python of the trainer. No profile has them: they are not
-            the host's (`zsim.runtimes.host_costs`).
+            unit, in addition to its kernels: the Python of the trainer. No profile has them: they
+            are not the host's (`zsim.runtimes.host_costs`).
         graphs: the operations in CUDA graphs, which the host launches together; None if there are
             none.
     """
