@@ -217,5 +217,6 @@ def test_show_prints_templates_and_parts_by_kind(capsys: pytest.CaptureFixture[s
     for wrong, why in refused:
         assert answer(["show", *wrong]) != 0
         assert capsys.readouterr().err.startswith(why)
+    assert part_of_kind("gpu", "mi300x") == part_text(Part.GPU, "mi300x_192gb")
     with pytest.raises(MistakeError, match="did you mean mi300x_192gb"):
-        part_of_kind("gpu", "mi300x")
+        part_of_kind("gpu", "mi300x_192g")
