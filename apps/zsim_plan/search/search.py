@@ -108,7 +108,8 @@ class Search:
     Attributes:
         usable_bytes: device memory of each setting up to which it surely fits.
         always: branches whose first settings are tried before all others.
-        first: branches whose first settings are tried next, unless they cannot win.
+        first: branches whose first settings are tried next, unless they cannot win. Until something
+            fits, they alternate with the branches of least memory.
         holds_back: True if there are branches to `add` in case nothing fits. Until something fits,
             only the smallest branch of each family is tried, in at most `LEAST_MOST` families.
     """
@@ -126,6 +127,7 @@ class Search:
     _least_memory: float = field(init=False, default=inf)
     _picks: int = field(init=False, default=0)
     _front_picks: int = field(init=False, default=0)
+    _alternates: int = field(init=False, default=0)
     _families: set[str] = field(init=False)
     _plain: deque[tuple[int, bool]] = field(init=False)
 
@@ -159,7 +161,9 @@ class Search:
 
         None if none can win, or if the results of running trials are needed first.
         """
-        found = self._plain_pick()
+        found = self._alternate_pick()
+        if found is None:
+            found = self._plain_pick()
         if found is None and self.best == inf and self.holds_back:
             found = self._least_pick()
         elif found is None:
@@ -169,6 +173,19 @@ class Search:
         progress = self._progress[found]
         progress.started += 1
         return found, progress.left.pop()
+
+    def _alternate_pick(self) -> int | None:
+        """Return the branch with the least memory at every second call until a setting fits.
+
+        None at the other calls, and while no plain setting waits or one that is always tried does.
+        Large plain settings that do not fit could use all operations before any that does.
+        """
+        if self.best < inf or not self._plain or self._plain[0][1]:
+            return None
+        self._alternates += 1
+        if self._alternates % 2 == 0:
+            return None
+        return self._least_pick() if self.holds_back else self._smallest_pick()
 
     def _plain_pick(self) -> int | None:
         """Return the branch of the next plain setting; None if there is none."""

@@ -246,6 +246,42 @@ def test_settings_with_offload_are_simulated_where_none_fits_without() -> None:
     assert offloads(found.best)
 
 
+def long_outcome(tables: Mapping[str, Any], *, times_unsure: bool = True) -> SettingOutcome:
+    """Return an outcome that fits only if as many ranks as possible share a sequence."""
+    del times_unsure
+    fits = tables["parallel"].get("context", 1) == 8
+    return SettingOutcome(
+        step_time_s=1.0 if fits else 0.0,
+        memory_bytes=(40 if fits else 90) * 10**9,
+        usable_bytes=80 * 10**9,
+        fits=fits,
+        operations=LONG_OPERATIONS,
+    )
+
+
+LONG_OPERATIONS = 10_000
+
+
+def test_plain_settings_that_do_not_fit_leave_operations_for_one_with_less_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(best_search, "tried", long_outcome)
+    few, length = ("model.layers=4", "train.micro_batch_size=1"), 32_768
+    chosen = question_of(
+        "llama3.2-1b",
+        "16xh100",
+        (*few, f"model.sequence_length={length}", "parallel.tensor=2", "zero.stage=1"),
+        batch_tokens=8 * length,
+        among=("deepspeed", "megatron", "nanotron"),
+    )
+    begun = best_of(chosen, workers=1, operations=1)
+    assert begun.best is None
+    operations = LONG_OPERATIONS * len(begun.tried) + 1
+    found = best_of(chosen, workers=1, operations=operations)
+    assert found.best is not None
+    assert found.best.changes["parallel.context"] == 8
+
+
 def test_work_is_counted_alike_with_and_without_results_that_a_process_keeps() -> None:
     asked = question(*FEW)
     group = next(each for each in asked.space().groups() if isinstance(each, SettingGroup))

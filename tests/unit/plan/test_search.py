@@ -185,6 +185,39 @@ def test_plain_settings_are_tried_first_also_where_they_cannot_win() -> None:
     assert search.next() == (0, 0)  # 3 cannot win, and 1 was tried
 
 
+@given(st.integers(1, 12), st.integers(0, 12), st.booleans())
+def test_plain_settings_that_do_not_fit_alternate_with_the_settings_of_least_memory(
+    large: int, place: int, holds_back: bool
+) -> None:
+    branches = [
+        SettingBranch(bound=1.0, memory_bytes=90 + each, settings=1, family="large")
+        for each in range(large)
+    ]
+    place = min(place, large)
+    branches.insert(place, SettingBranch(bound=9.0, memory_bytes=50, settings=1, family="small"))
+    plain = [each for each in range(len(branches)) if each != place]
+    search = Search(branches, usable_bytes=100, first=plain, holds_back=holds_back)
+    picks: list[int] = []
+    while search.best == float("inf") and (pick := search.next()) is not None:
+        picks.append(pick[0])
+        value = 9.0 if pick[0] == place else None
+        search.record(*pick, Trial(value=value, is_answer=value is not None, memory_bytes=120))
+    assert place in picks[:2]
+
+
+def test_plain_settings_are_still_tried_between_settings_of_least_memory() -> None:
+    branches = [
+        SettingBranch(bound=1.0, memory_bytes=10 - each, settings=1, family=str(each))
+        for each in range(10)
+    ]
+    search = Search(branches, usable_bytes=100, first=(0, 1, 2, 3), holds_back=True)
+    picks: list[int] = []
+    while (pick := search.next()) is not None:
+        picks.append(pick[0])
+        search.record(*pick, Trial(value=None, is_answer=False, memory_bytes=120))
+    assert picks == [9, 0, 8, 1, 7, 2, 6, 3, 5, 4]
+
+
 @given(st.integers(1, 40), st.booleans())
 def test_branches_are_held_back_until_the_smallest_of_each_family_did_not_fit(
     count: int, one_fits: bool
