@@ -155,10 +155,12 @@ class ClusterChoice(AnswerInFacts):
         unknown, measured = (" and ".join(known[is_known]) for is_known in (False, True))
         is_scaled = all(each.result.is_scaled for each in self.ranked if each.gpus in known[False])
         how = (
-            "scaled by data sheets" if is_scaled else "resting on data sheets and mostly too short"
+            "scale those of measured GPUs by data sheets"
+            if is_scaled
+            else "rest on data sheets and are mostly too short"
         )
         text = (
-            f"no published run is like that on {unknown}, with times {how}; those on {measured} "
+            f"no published run is like that on {unknown}, whose times {how}; those on {measured} "
             "rest on measurements"
         )
         return [("caution", text)]
