@@ -10,13 +10,13 @@ from zsim.cluster.files import Part, TopologyError
 from zsim.cluster.files.lone_gpu import holds_lone_gpu
 from zsim.dtype import DType
 from zsim.files.installed import (
-    borrowed_for,
     find,
     fitted_for,
     part_names,
     topology,
     usual_nodes,
 )
+from zsim.files.nearest_gpu import borrowed_for
 from zsim.limits import limits
 from zsim.mistake import MistakeError, mistakes
 from zsim.scenario.toml import setting_value

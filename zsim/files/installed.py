@@ -14,15 +14,12 @@ from zsim.bounded_text import bounded_toml
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.cluster.files.edges_csv import fabric_from_edges
-from zsim.cluster.files.gpu import GpuTable
 from zsim.cluster.files.lone_gpu import is_gpu, node_of_gpu
-from zsim.cluster.files.table import read
 from zsim.cluster.foreign_profile import foreign_profiles, is_for
 from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
-from zsim.dtype import DType
 from zsim.files.input_file import read_config, read_file
 from zsim.files.shipped_files import model_families, packages
 from zsim.mistake import reason_of
@@ -115,44 +112,18 @@ def fitted_kernels() -> dict[str, FittedKernels]:
 def kernel_profile(name: str) -> KernelProfile:
     """Return the fitted constants of kernels called `name`: of a kind of GPU, or PROFILE/GPU.
 
-    PROFILE/GPU, such as h100_2026/mi300x_192gb, is for a GPU without constants whose largest
-    achieved rate of matrix products is published. Its products and attention reach a smaller
-    fraction of its peak if that rate is a smaller one than on the GPU of the profile.
-
     Raises:
         KernelProfileError: there are none; the message lists the installed names.
     """
     known = fitted_kernels()
-    profile, slash, gpu = name.partition("/")
+    profile, _, gpu = name.partition("/")
     if profile not in known:
         raise KernelProfileError(one_of(profile, known))
-    constants = known[profile].constants
-    if not slash:
-        return constants
-    if gpu not in part_names(Part.GPU):
-        raise KernelProfileError(one_of(gpu, part_names(Part.GPU)))
-    share = _achieved_share(gpu)
-    own = (_achieved_share(each) for each in part_names(Part.GPU) if is_for(profile, _named(each)))
-    fitted = next((each for each in own if each is not None), None)
-    if share is None or fitted is None:
-        return constants
-    return constants.with_matrix_share(min(1.0, share / fitted))
+    if not gpu:
+        return known[profile].constants
+    from zsim.files.nearest_gpu import scaled_for
 
-
-@cache
-def _gpu_table(gpu: str) -> GpuTable:
-    return read(GpuTable, gpu, find(Part.GPU, gpu))
-
-
-def _named(gpu: str) -> str:
-    return _gpu_table(gpu).name
-
-
-def _achieved_share(gpu: str) -> float | None:
-    """Return the largest achieved fraction of the 16-bit peak of a GPU that ships, if published."""
-    rates = _gpu_table(gpu).rates
-    half = rates.get(DType.BF16, rates.get(DType.FP16))
-    return None if half is None or half.matmul is None else half.matmul / half.peak
+    return scaled_for(known[profile].constants, profile, gpu)
 
 
 def fitted_for(cluster: Cluster) -> tuple[str, ...]:
@@ -175,53 +146,19 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
         ("network", cluster.network, of_links),
     ):
         fitting = [
-            name for name in names if _is_alike(name, parts) and is_for(name, cluster.gpu.name)
+            name for name in names if is_alike(name, parts) and is_for(name, cluster.gpu.name)
         ]
         if fitting and (given is None or f"{field}.profile" in foreign):
-            found.append(f"{field}.profile={max(fitting, key=_age)}")
+            found.append(f"{field}.profile={max(fitting, key=profile_age)}")
     return tuple(found)
 
 
-def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
-    """Return settings that give `cluster` constants of the nearest measured GPU, if it has none.
-
-    Constants are fractions of peaks and bandwidths, so they scale with the data sheet. The nearest
-    GPU is one of the same name without the words of a card, as H100-SXM5 for H100-PCIe; else the
-    GPU that a form selects at first. Of several profiles the latest counts. See `kernel_profile`
-    for a GPU of which more than peaks is published.
-    """
-    has_kernels = any(each.startswith("compute.profile=") for each in fitted_for(cluster))
-    if has_kernels or cluster.gpu.measured is not None or cluster.gpu.kernels is not None:
-        return ()
-    own = {each.partition("=")[0] for each in fitted_for(cluster)}
-    if cluster.network is not None or cluster.over_pcie:  # those of links are shares of NVLink
-        own.add("network.profile")
-    found = dict(_first_profiles())
-    parts = set(cluster.gpu.name.lower().split("-"))
-    every = {"compute.profile": fitted_kernels(), "network.profile": network_profiles()}
-    for key, names in every.items():
-        if alike := [name for name in names if _is_alike(name, parts)]:
-            found[key] = max(alike, key=_age)
-    for gpu in part_names(Part.GPU):
-        if _named(gpu) == cluster.gpu.name and _achieved_share(gpu) is not None:
-            found["compute.profile"] += f"/{gpu}"
-    return tuple(f"{key}={name}" for key, name in found.items() if key not in own)
-
-
-def _is_alike(profile: str, parts: Set[str]) -> bool:
+def is_alike(profile: str, parts: Set[str]) -> bool:
     """Return True if all parts of the profile's name, but a year, are in `parts`."""
     return all(part in parts or part.isdigit() for part in profile.split("_"))
 
 
-@cache
-def _first_profiles() -> tuple[tuple[str, str], ...]:
-    """Return key and name of the fitted constants of the GPU that a form selects at first."""
-    node = usual_nodes()[first_gpu()][0]
-    settings = fitted_for(topology(node, "single_switch", 1))
-    return tuple((key, name) for key, _, name in (each.partition("=") for each in settings))
-
-
-def _age(profile: str) -> tuple[int, str]:
+def profile_age(profile: str) -> tuple[int, str]:
     """Return the number of parts of a profile's name other than a year, and the year."""
     parts = profile.split("_")
     years = [part for part in parts if part.isdigit()]
