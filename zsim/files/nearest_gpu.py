@@ -1,5 +1,6 @@
 """Constants of the nearest measured GPU, for a GPU that is known only from its data sheet."""
 
+from collections.abc import Iterable
 from functools import cache
 
 from zsim.cluster.cluster import Cluster
@@ -40,7 +41,10 @@ def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
         own.add("network.profile")
     found = dict(_first_profiles())
     parts = set(cluster.gpu.name.lower().split("-"))
-    every = {"compute.profile": fitted_kernels(), "network.profile": network_profiles()}
+    every: dict[str, Iterable[str]] = {
+        "compute.profile": fitted_kernels(),
+        "network.profile": network_profiles(),
+    }
     for key, names in every.items():
         if alike := [name for name in names if is_alike(name, parts)]:
             found[key] = max(alike, key=profile_age)
