@@ -6,8 +6,8 @@ Without a name, all three. The figures do not depend on the machine, only the wa
 
 - exhaustive: in small spaces that are drawn, the answer is compared with the best of all settings.
 - long: for real questions, the answer of the default search is compared with that of a search with
-  several times as many operations. It is skipped if the bounds of the default search prove already
-  that no setting is better by more than the target.
+  several times the number of operations. It is skipped if the bounds of the default search
+  prove already that no setting is better by more than the target.
 - published: of groups of published runs of one model on equally many GPUs, the setting that zsim
   ranks first is compared with the fastest; of pairs that differ by more than a tenth, zsim must put
   the faster first (`zsim validate best`).
@@ -55,7 +55,7 @@ QUESTIONS: tuple[tuple[str, str, Mapping[str, object]], ...] = (
 
 
 def small_question(seed: int) -> Question:
-    """Draw a question with few settings, some of which do not fit."""
+    """Draw a question with few settings; some settings do not fit."""
     draw = np.random.default_rng(seed)
     runtime, gpus = str(draw.choice(RUNTIMES)), str(draw.choice(GPUS))
     tensor, checkpoints = draw.choice((1, 2)), draw.choice(("none", "full"))

@@ -57,7 +57,7 @@ WEIGHTS_BLOCK: Final = 64
 """Elements of a weight that share a scale (`blocksize` of `quantize_4bit`)."""
 
 SCALES_BLOCK: Final = 256
-"""Scales that share a scale of their own with double quantization."""
+"""Number of scales that share a second-level scale with double quantization."""
 
 SCALE_BYTES: Final = 4
 

@@ -67,7 +67,7 @@ def checkpoint_lines(asked: ConfigQuestion) -> list[str]:
 
 
 def _mesh(sizes: Sequence[tuple[str, int]]) -> str:
-    """Return the call that makes a mesh with axes `sizes`."""
+    """Return the source of an `init_device_mesh` call with axes `sizes`."""
     end = "," if len(sizes) == 1 else ""
     shape = ", ".join(str(size) for _, size in sizes) + end
     words = ", ".join(f'"{name}"' for name, _ in sizes) + end

@@ -121,7 +121,7 @@ def gpu_fleet(text: str, gpu: str | None = None) -> GpuFleet:
 
 
 def _meant(text: str) -> str | None:
-    """Return what `text` without a readable number probably means, such as 8xh100; else None."""
+    """Return the probable meaning of an unreadable `text`, such as 8xh100; None if unknown."""
     if text.isdecimal():
         return f"{text}xh100, or {text} of other GPUs (zsim list gpus)"
     found = COUNTED.fullmatch(text)

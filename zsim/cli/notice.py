@@ -56,7 +56,7 @@ def _watch(name: str, spent_s: Callable[[], float]) -> None:
     while not _ended.wait(LOOK_S):
         waited_s += LOOK_S if _delegates.is_set() else 0.0
         if max(waited_s, spent_s()) >= LONG_S and not _ended.is_set():
-            with suppress(OSError, ValueError):  # nobody reads it
+            with suppress(OSError, ValueError):  # standard error is closed
                 print(f"zsim {name}: still working; Ctrl-C ends it", file=sys.stderr, flush=True)
             return
 

@@ -29,7 +29,7 @@ def kept_by_model(model: Model, key: Hashable, compute: Callable[[], Result]) ->
 
 
 def elements_of(model: Model) -> tuple[int, int]:
-    """Return the elements of all parameters, and of those that are trained."""
+    """Return the elements of all parameters and of trained parameters."""
     return kept_by_model(model, "elements", lambda: _elements_of(model))
 
 

@@ -96,9 +96,9 @@ def _slowed_s(
 ) -> float:
     """Return the seconds by which collectives that take processors slow down `kernels`, at least.
 
-    A gather overlaps products alone. A scatter begins with the first product that overlaps it, or
-    after it if the output is split, and may overlap all later kernels; those that only move memory
-    lose nothing.
+    A gather overlaps only products. A scatter starts with the first product that overlaps it, or
+    after it if the output is split, and may overlap all later kernels. Kernels that only move
+    memory lose nothing.
     """
     parts = parts_of(each for each in kernels if each.part in BY_KERNEL and not each.spared)
     beside_s = 0.0

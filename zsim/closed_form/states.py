@@ -36,7 +36,7 @@ def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None
 
 
 def _moments(model: Model, strategy: Strategy, optimized: int) -> int:
-    """Return the bytes of moments, which are as many as `optimized` each unless in 8 bits."""
+    """Return the bytes of moments: `optimized` for each moment unless it is in 8 bits."""
     if not strategy.train.optimizer.quantized:
         return optimized * strategy.moments
     tensors = [each.elements for each in model.parameters if not each.frozen]

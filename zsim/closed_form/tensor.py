@@ -77,7 +77,7 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def _token_shards(model: Model, strategy: Strategy) -> tuple[int, int, int]:
-    """Return the bytes of a micro-batch that are gathered and scattered, and those of scales."""
+    """Return the gathered bytes, scattered bytes and bytes of scales of a micro-batch."""
     gathered = scattered = scales = 0
     again = recomputed(model, strategy)
     for unit in model.units:

@@ -56,7 +56,7 @@ def sharded_elements(model: Model, strategy: Strategy, *, frozen: bool) -> int:
 
 
 def buckets(model: Model, strategy: Strategy) -> tuple[BucketSize, ...]:
-    """Return every bucket; frozen parameters, and those of experts, have their own buckets.
+    """Return every bucket; frozen parameters and parameters of experts have separate buckets.
 
     Buckets are filled from the last unit to the first. A bucket is closed when the next parameter
     would make it too large, and in stage 3 at the end of its unit. The first bucket of trained

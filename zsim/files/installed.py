@@ -249,7 +249,7 @@ def first_gpu() -> str:
 
 
 def _is_unknown_device(name: str) -> bool:
-    """Return True if `name` stands for a device without a known GPU in a topology of NCCL."""
+    """Return True if `name` denotes a device without a known GPU in a topology of NCCL."""
     from zsim.cluster.files.nccl_xml import UNKNOWN_DEVICE
 
     return name.startswith(UNKNOWN_DEVICE)

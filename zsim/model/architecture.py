@@ -161,7 +161,7 @@ class Transformer:
         frozen: patterns of names of parameters that are not trained; `*` is any part of a name.
         lora: adapters; with them, all other parameters are frozen.
         experts: routed experts in place of the MLP of some blocks; None is an MLP in all of them.
-        latent: attention with compressed keys and values; None is heads of their own.
+        latent: attention with compressed keys and values; None: keys and values are not compressed.
         sinks: each head has a trained number that takes part in its softmax, with no value (OpenAI
             2025, "gpt-oss-120b & gpt-oss-20b model card", section 2.3).
         mtp_layers: blocks after the last one that predict one further token each, with the
@@ -433,7 +433,7 @@ class Transformer:
 
     @property
     def expert_layers(self) -> int:
-        """Number of blocks with routed experts, without those of `mtp_layers`."""
+        """Number of blocks with routed experts, not counting `mtp_layers`."""
         return len([*layers_with_experts(self.experts, self.layers)])
 
     @property

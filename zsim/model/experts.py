@@ -56,7 +56,7 @@ class Experts:
         count: number of routed experts of a block.
         top_k: experts of each token.
         intermediate_size: width inside each expert.
-        shared_intermediate_size: width of the MLP that all tokens run through besides; 0 for none.
+        shared_intermediate_size: width of an additional MLP for all tokens; 0 for none.
             Several shared experts are one MLP with the sum of their widths.
         shared_gate: the output of this MLP is multiplied by the sigmoid of a linear layer to one
             number (Qwen Team 2024, "Qwen1.5-MoE").

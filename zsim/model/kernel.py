@@ -20,7 +20,7 @@ class KernelError(ValueError):
 class KernelKind(StrEnum):
     """Kinds of kernels, and the meaning of their shapes.
 
-    All but the first three are limited by memory, and `ELEMENTWISE` stands for any of those. Their
+    All but the first three are limited by memory; `ELEMENTWISE` represents any of them. Their
     shape gives the extents that they process, such as elements, or rows and columns.
     """
 

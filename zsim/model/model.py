@@ -41,7 +41,7 @@ class Parameter:
     cast to 8-bit floats, with one scale, before it is gathered. A `quantized` parameter is kept in
     4 bits with scales; segments that read it dequantize it first. If it stacks the weights of
     routed `experts`, that is their number on this rank, the extent of its first dimension; 0 for
-    all other parameters, such as those of routers and shared experts. Expert ranks hold different
+    all other parameters, such as routers and shared experts. Expert ranks hold different
     experts, and expert-tensor ranks parts of them, whatever `tensor_sharded` says.
     """
 
@@ -68,7 +68,7 @@ class Parameter:
 
     @property
     def elements(self) -> int:
-        """Elements on one rank of the tensor axis, or of those of experts."""
+        """Elements on one rank of the tensor axis or, for experts, of the expert axes."""
         return prod(self.shape)
 
 
@@ -425,8 +425,8 @@ class Model:
     def active_count(self) -> int:
         """Elements of the parameters that a token runs through, counted in the same manner.
 
-        Of routed experts it runs through `top_k`; all other parameters count whole, with the token
-        embedding, of which it reads one row.
+        A token runs through `top_k` routed experts. All other parameters count whole, including the
+        token embedding, although the token reads only one row.
         """
         shape = self.architecture
         if shape is None or shape.experts is None:

@@ -42,7 +42,7 @@ SCALE_BITS = {
     Float4.NVFP4: (8, 16, 16),
 }
 """Bits of a scale, elements that share it, and elements of a weight that share it. Transformer
-Engine repeats a scale of 16 x 16 elements of an NVFP4 weight in each of their rows."""
+Engine repeats a scale of 16 x 16 elements of an NVFP4 weight in each row of these."""
 
 SOURCE_BYTES = 2
 """Bytes of an element of the operands that are cast, which are in fp16 or bf16."""

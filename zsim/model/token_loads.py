@@ -1,8 +1,8 @@
 """Tokens of experts: named counts, balanced until a run binds others.
 
 The number of tokens that each expert gets depends on data. Kernels of experts therefore name the
-counts of their rows, and hold values of them: equal ones, as all kernels of a block do. A binding
-replaces the values with those of its micro-batch and block: `bound`.
+counts of their rows, and have values for them. By default the values are balanced, and equal in all
+kernels of a block. A binding has separate values for each micro-batch and block: `bound`.
 """
 
 from collections.abc import Sequence

@@ -191,7 +191,7 @@ class _Rows:
 
 
 def _said(rows: Rows | None) -> tuple[object, ...]:
-    """Return the text that is equal for buffers with as many rows on every rank."""
+    """Return a key that is equal for buffers whose numbers of rows are equal on every rank."""
     if rows is None:
         return ()
     order = () if rows.own is RowIndex.SOURCE else rows.order

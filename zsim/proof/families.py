@@ -1,7 +1,7 @@
-"""The families of the proof, those of other packages too, and the words of its result.
+"""The families of the proof, including families of other packages, and the text of its result.
 
 A package registers a family as an entry point of the group "zsim.invariants": its name, and a
-`Family`. It is checked after those of zsim of the same stage.
+`Family`. It is checked after zsim's families of the same stage.
 
 Modules of families that compare values are imported when one of them is checked: a simulation
 asks only for order and promises.
@@ -45,7 +45,7 @@ class ProofStage(StrEnum):
     ORDER = "order"
     """First: a run in the order of issue relies on it."""
     VALUES = "values"
-    """If the order is proved, and values are asked for."""
+    """If the order is proved, and values are requested."""
     PROMISES = "promises"
     """Always, and last."""
 
@@ -58,8 +58,8 @@ class Family:
         name: name of the family in findings.
         stage: when it is checked.
         examine: returns the findings of a schedule.
-        proves: returns the words about a schedule without findings, or None if it has nothing to
-            which the family applies.
+        proves: returns the words about a schedule without findings, or None if the family
+            does not apply to it.
     """
 
     name: str

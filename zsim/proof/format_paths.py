@@ -220,10 +220,11 @@ class _BufferGraph:
         self.received[target].setdefault(channel, (role, operation.id))
 
     def edges(self, target: Node, met: set[_Channel]) -> Iterator[BufferEdge]:
-        """Yield the edges into a buffer: of its own role, then from the data of other roles.
+        """Yield the edges into a buffer: of the same role, then from the data of other roles.
 
         Sources of a channel are yielded for the first buffer that receives from it; `met` has the
-        channels so far. All buffers of a channel have the same sources, so others lead no further.
+        channels so far. All buffers of a channel have the same sources, so further
+        buffers add no edges.
         """
         yield from self.into.get(target, ())
         for channel, (role, operation) in self.received.get(target, {}).items():

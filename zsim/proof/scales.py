@@ -9,7 +9,7 @@ tokens that are cast before they are gathered over the tensor axis, the same is 
 stream of the cast.
 
 Assumed: a cast reads the latest measurement, which no operand states. Nothing is proved of scales
-that each rank makes of its own elements: of blocks, of rows, of earlier steps, and those of whole
+that each rank computes from local elements: scales of blocks, rows and earlier steps, and of whole
 weights in Transformer Engine.
 
 Cost: linear in the number of operations if any casts to 8 bits, else none.

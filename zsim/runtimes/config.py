@@ -102,8 +102,8 @@ class Config:
     Attributes:
         readers: by the key of `[zero]` that names the file, such as `mine_config`. A file may name
             another one: the reader then sets the key of that file.
-        marks: words by the same key, of which a file of that kind has all of one group; so a file
-            that is given in place of a scenario is named.
+        marks: groups of words by the same key. A file of that kind has all words of one group, so a
+            message names its kind if it is given in place of a scenario.
         write: writes the configuration of the runtime itself; None if there is no writer.
         kinds: files of other programs.
         start: arguments of torchrun that start the training, in bash; `{file}` is the file that

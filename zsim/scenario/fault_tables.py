@@ -77,7 +77,7 @@ class GpuFault(TimedTable):
 class LinkFault(TimedTable):
     """Links that are `dead`, or slower by `factor`.
 
-    With `probability`, each of `links` links alike is so in a step with this probability.
+    With `probability`, each of `links` equal links has the fault in a step with this probability.
     """
 
     factor: Factor | None = None

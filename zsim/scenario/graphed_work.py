@@ -18,8 +18,8 @@ OF_MLP = frozenset(("ln2", "gate", "up", "down"))
 def with_graphs(cluster: Cluster, model: Model, graphs: CudaGraphs) -> Cluster:
     """Return `cluster` with the host times of a step whose parts are in `graphs`.
 
-    A segment that computes the end of attention and the MLP counts as MLP, and a segment that is
-    a whole block as two equal halves.
+    A segment that computes the end of attention and the MLP counts as MLP. A segment that is
+    a whole block counts as two equal parts.
     """
     gpu = cluster.gpu
     if gpu.launch_costs == FREE or gpu.measured is not None:

@@ -66,7 +66,7 @@ def with_usual_length(scenario: Scenario, text: str) -> tuple[Scenario, str]:
 
 
 def _length_source(text: str, longest: int, taken: int) -> str:
-    """Return where the length `taken` for `text`, a config.json with the `longest`, comes from."""
+    """Return the source of the length `taken` for `text`, a config.json with the `longest`."""
     config = cast("Config", bounded_json(text))
     inner = config.get("text_config")
     tables = [config, cast("Config", inner)] if isinstance(inner, dict) else [config]

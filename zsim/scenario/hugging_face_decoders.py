@@ -2,7 +2,7 @@
 
 An optional key has the default of the configuration class in transformers (5.0). For models whose
 code is published with their weights (baichuan, internlm, internlm2, minicpm, phi-msft, qwen,
-exaone), it has the default of that code.
+exaone), the default is the one of that code.
 """
 
 from zsim.config_error import shown

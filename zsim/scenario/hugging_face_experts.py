@@ -121,7 +121,7 @@ def _qwen3_moe(config: Config) -> Fields:
 
 
 def _latent(config: Config) -> Fields:
-    """Return the fields of latent attention; heads have no keys and values of their own."""
+    """Return the fields of latent attention."""
     rank = config.get("q_lora_rank", 1536)
     return {
         "key_value_rank": number(config, "kv_lora_rank", 512),

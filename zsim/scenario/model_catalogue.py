@@ -25,15 +25,15 @@ NEAREST = 3
 
 
 class ActiveCount(StrEnum):
-    """Conventions of published numbers of active parameters: those that a token runs through.
+    """Conventions of published numbers of active parameters, which a token runs through.
 
-    All leave out the experts that a token is not routed to.
+    All exclude the experts that a token is not routed to.
     """
 
     ALL = "all"
     """All others."""
     WITHOUT_INPUT = "without_input"
-    """Without the token embedding, of which a token reads one row."""
+    """Without the token embedding; a token reads only one row."""
     WITHOUT_EMBEDDINGS = "without_embeddings"
     """Without the token embedding and the output projection."""
 
@@ -41,8 +41,8 @@ class ActiveCount(StrEnum):
 class CatalogueModel(Table):
     """A model: its shape, and its published number of parameters.
 
-    `active_parameters` is the published number of those that a token runs through, by the
-    convention `active_counts`. It has one of `parameters`, `stored_parameters` and
+    `active_parameters` is the published number of parameters that a token runs through, by the
+    convention `active_counts`. A model has one of `parameters`, `stored_parameters` and
     `rounded_parameters`. Published files can store a tied output projection a second time; some
     sizes are published only rounded.
     """

@@ -178,7 +178,7 @@ class ResolvedScenario:
         )
 
     def _execution(self) -> Execution:
-        """Return how blocks are executed on GPUs of the cluster."""
+        """Return the execution of blocks on GPUs of the cluster."""
         any_layout = self.cluster.gpu.fp8_any_layout
         return replace(self.strategy.execution, any_layout=any_layout)
 

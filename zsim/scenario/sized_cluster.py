@@ -134,8 +134,8 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
         if node is not None or fabric is not None:
             key, value = ("node", node) if node is not None else ("fabric", fabric)
             raise ScenarioError(
-                f"cluster.{key}: {shown(value)} stands without topology, "
-                "which is a node on a fabric"
+                f"cluster.{key}: {shown(value)} cannot be combined with cluster.topology; "
+                "remove one"
             )
         name, where = table.topology, "cluster.topology"
     elif node is not None and fabric is not None:

@@ -1,8 +1,8 @@
 """Replace named counts by the numbers of a binding: a schedule that backends can run.
 
-Ranks with equal counts share a program. Members that a binding calls alike have the sizes of the
-largest of them, at most one row more in each block than the binding says. A buffer whose rows
-differ between micro-batches becomes one buffer for each of them.
+Ranks with equal counts share a program. Members that `Binding.alike` groups together have the
+sizes of the largest of them, at most one row more in each block than in the binding. A buffer whose
+rows differ between micro-batches becomes one buffer for each of them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ Blocks = tuple[tuple[int, ...], ...]
 class ExcessRows:
     """The first allocation for which a binding has more rows than the maximum of a count.
 
-    `maximum_bytes` are those of `buffer` with the maximum of rows.
+    `maximum_bytes` is the size of `buffer` with the maximum number of rows.
     """
 
     rank: int
@@ -120,7 +120,7 @@ class _Sizes:
         return self.group(count).size(self.schedule.mesh)
 
     def seat(self, count: NamedCount, at: Coordinates) -> Seat | None:
-        """Return the place of a rank; members with equal counts share one. None if it has none."""
+        """Return a rank's seat, which members with equal counts share; None outside the group."""
         mesh, group = self.schedule.mesh, self.group(count)
         if not group.holds(mesh, at):
             return None
@@ -140,7 +140,7 @@ class _Sizes:
         return Balanced() if count.padded else self._binding
 
     def _blocks(self, name: str, layer: int, micro_batch: int, group: int) -> Blocks:
-        """Return the rows from each member of a group to each; alike members have the most."""
+        """Return rows by source and target; members with equal counts have their maximum."""
         count = self.counts[name]
         members = self.members(count)
         place = CountPlace(micro_batch, layer, group, members)

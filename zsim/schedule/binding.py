@@ -1,6 +1,6 @@
 """Bindings: numbers for named counts, by micro-batch, layer, expert group, source and expert.
 
-Counts are those of one step, and equal in all steps. Groups of experts are numbered in the order of
+Counts describe one step and are equal in all steps. Groups of experts are numbered in the order of
 their first ranks. `Balanced` and `Ratio` are equal in all layers and micro-batches; in a `Ratio`
 the first member is the busiest one in all of them.
 """
@@ -51,7 +51,7 @@ class Binding(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balanced:
-    """Each source sends as many rows to each expert, and the rest to one expert each."""
+    """Each source sends equal numbers of rows to all experts; some get one row of the remainder."""
 
     @property
     def words(self) -> str:
@@ -85,10 +85,10 @@ class Ratio:
         return f"ratio {self.busiest:g}"
 
     def counts(self, count: NamedCount, place: CountPlace) -> Counts:
-        """Return rows of which the first member receives most.
+        """Return rows by source and expert; the first member receives most.
 
         Raises:
-            BindingError: one member cannot receive so many.
+            BindingError: `busiest` exceeds the number of members.
         """
         share = np.full(place.members, 0.0)
         share[0] = _busiest_share(self.busiest, count, place)
@@ -97,7 +97,7 @@ class Ratio:
         return _by_member(count, place, share)
 
     def alike(self, member: int) -> int | None:
-        """Return whether it is another member than the busiest."""
+        """Return 0 for the busiest member and 1 for all others, which have equal counts."""
         return int(member > 0)
 
 
@@ -127,7 +127,7 @@ class Zipf:
         """Return drawn rows.
 
         Raises:
-            BindingError: one member cannot receive so many.
+            BindingError: `busiest` exceeds the number of members.
         """
         _busiest_share(self.busiest, count, place)
         order = np.random.default_rng([self.seed, place.layer]).permutation(count.experts)
@@ -216,10 +216,10 @@ def _busiest_share(busiest: float, count: NamedCount, place: CountPlace) -> floa
 
 
 def _by_member(count: NamedCount, place: CountPlace, share: NDArray[np.float64]) -> Counts:
-    """Return whole rows close to `share`, those of a member, evenly over its experts.
+    """Round `share`, the rows for each member, and spread them evenly over its experts.
 
-    What remains goes to members, and to experts of a member, in turn: from source to source others
-    are first.
+    Remaining rows go to members, and to experts of a member, in turn. The first to get one differs
+    from source to source.
     """
     own = count.experts // place.members
     found = np.zeros((place.members, count.experts), np.int64)

@@ -22,8 +22,9 @@ class NamedCount:
     """Rows that each member of `group` sends to each of `experts`, by layer and micro-batch.
 
     Member j has the experts from j times `experts` / members on. Each member sends `sent` rows in
-    all, and receives at most `maximum`. With `padded`, it sends as many to each expert: a capacity,
-    filled with zeros. Then numbers do not depend on data, and the host reads none.
+    total and receives at most `maximum`. With `padded`, it sends equal numbers of rows to all
+    experts, a capacity filled with zeros; then counts do not depend on data, and the host does not
+    read them.
     """
 
     name: str
@@ -35,10 +36,10 @@ class NamedCount:
 
 
 class Rows(Struct, frozen=True, kw_only=True, gc=False):
-    """The rows of a buffer: those of `count` in `layer`, each of `width` elements.
+    """The rows of a buffer: counted by `count` in `layer`, each of `width` elements.
 
     With `own` the source, they are the rows that the rank sends, by expert. With `own` the expert,
-    they are those that the rank receives, in the order of `order`, the outer index first.
+    they are the rows that the rank receives, in the order of `order`, the outer index first.
     """
 
     count: str

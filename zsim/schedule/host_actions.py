@@ -64,7 +64,7 @@ class HostActions:
         return self.all(memory) if isinstance(memory, str) else memory
 
     def allocate(self, *buffers: BufferHandle | str, micro_batch: int | None = None) -> None:
-        """Allocate memory for each buffer; counted rows are those of `micro_batch`."""
+        """Allocate memory for each buffer; `micro_batch` selects the numbers of counted rows."""
         for name in map(name_of, buffers):
             path = self._memory_id("allocate", name)
             self.add(Allocate(id=path, buffer=name, micro_batch=micro_batch))

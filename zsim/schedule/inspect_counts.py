@@ -35,7 +35,7 @@ def inspect_rows(where: str, buffer: Buffer, rows: Rows, counts: Mapping[str, Na
     """Raise ScheduleError unless a buffer has the elements of its rows at their maximum.
 
     Raises:
-        ScheduleError: it has not, or its count is not declared.
+        ScheduleError: the elements, width, order or layout is wrong, or the count is not declared.
     """
     count = need_count(where, rows.count, counts)
     if rows.width < 1:

@@ -173,8 +173,9 @@ def _decode_date(value: object) -> date:
     raise FieldError(f'{shown(value)} must be a date such as "2026-01-31"')
 
 
-def _enum(kind: type[Enum]) -> Codec:
-    members = {member.value: member for member in kind}
+def _enum(*kinds: type[Enum]) -> Codec:
+    """Return the codec of a member of one of some enumerations without common values."""
+    members = {member.value: member for kind in kinds for member in kind}
 
     def decode(value: object) -> Enum:
         if isinstance(value, str) and value in members:
@@ -213,6 +214,9 @@ def _tuple(items: tuple[Any, ...]) -> Codec:
 def _union(kinds: tuple[Any, ...]) -> Codec:
     """Return the codec of a union: the JSON type selects plain types, the tag selects classes."""
     plain = [kind for kind in kinds if not _is_record(kind)]
+    enums = [kind for kind in plain if isinstance(kind, type) and issubclass(kind, Enum)]
+    if len(enums) == len(kinds):
+        return _enum(*enums)
     classes: dict[str, Hint] = {_class_name(kind): kind for kind in kinds if _is_record(kind)}
     if len(classes) == 1 and set(plain) == {NoneType}:
         (only,) = classes.values()

@@ -296,8 +296,8 @@ class HostWait(Struct, frozen=True, kw_only=True, gc=False):
 class ReadCounts(HostWait, frozen=True, kw_only=True, gc=False):
     """The host waits for `operation` and reads from `source` the rows that the rank receives.
 
-    They are those of `count` in a layer and micro-batch, a number for each source and each expert
-    of the rank. It is the only operation in which a named count has numbers.
+    The rows are counted by `count` in a layer and micro-batch, with a number for each source and
+    each expert of the rank. It is the only operation in which a named count has numbers.
     """
 
     source: View

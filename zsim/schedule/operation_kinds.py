@@ -29,7 +29,7 @@ READERS = (
     "zsim.schedule.access:accesses",
     "zsim.schedule.validate:_inspect_operation",
     "zsim.proof.execution.interpreter:_host",
-    "zsim.cluster.profile.host_launch:issue_ps",
+    "zsim.cluster.profile.host_launch:_alone_ps",
     "zsim.analysis.time_breakdown:_kind",
     "zsim.report.svg.lane:_sort",
     "zsim.trace.kineto:_kernel",

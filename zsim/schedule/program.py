@@ -106,8 +106,8 @@ class Buffer(Struct, frozen=True, kw_only=True):
     along that axis. A buffer that `has_room` may be larger than the tensor, which starts at its
     first element. A buffer with a `course` is the last one allocated before a segment whose
     tensors are known. A `captured` buffer is in the private memory pool of a CUDA graph, whose
-    memory serves no other operation. A buffer with `rows` has as many rows as a named count says;
-    its `elements` are those at the maximum.
+    memory serves no other operation. A named count gives the number of rows of a buffer with
+    `rows`; its `elements` are the maximum.
     """
 
     name: str
@@ -265,7 +265,7 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
     that differs from the one of the contract's strategy. A `float8` parameter may be gathered and
     read in 8-bit floats, a `quantized` one is kept and read in 4 bits. An `expert` parameter
     differs between ranks along `Contract.expert_axes`, instead of the tensor axis, and its elements
-    are those on one of these ranks.
+    count one of these ranks.
     """
 
     name: str
@@ -314,7 +314,7 @@ class Contract:
     """Promises of a schedule, against which it is checked.
 
     `loss_divisor` divides the sum of gradients over ranks and micro-batches. Ranks that differ
-    along `data_axes`, which are single axes of the mesh, see different data; those that differ
+    along `data_axes`, which are single axes of the mesh, see different data. Ranks that differ
     along `expert_axes`, single axes too, hold different experts or parts of them. `peak_bytes`
     promises the peak of each pool, as (role, pool, bytes). `wire_bytes` promises the volume that a
     step sends, for every role that it names or for all, `host_bytes` the volume copied between

@@ -2,8 +2,8 @@
 
 Megatron-LM numbers the ranks of a model with experts twice (`RankGenerator` of
 `megatron/core/parallel_state.py`): the ranks of dense layers by tensor, context and data axis,
-those of experts by expert-tensor, expert and expert-data axis. A mesh has one order, so each axis
-is cut wherever an axis of the other order starts or ends.
+the ranks of experts by expert-tensor, expert and expert-data axis. A mesh has one order, so each
+axis is cut wherever an axis of the other order starts or ends.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class RankOrderError(MeshError):
 
 
 def refined(mesh: Mesh, order: Sequence[Axis]) -> Mesh:
-    """Return `mesh` with its axes cut so that those of `order` are joined axes as well.
+    """Return `mesh` with its axes cut so that the axes of `order` are joined axes as well.
 
     Both have equally many ranks, and their last axis varies fastest. A part of a cut axis has the
     name of the axis and a number, 0 for the slowest part; the axis itself is joined from its parts.

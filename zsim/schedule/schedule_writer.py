@@ -121,7 +121,7 @@ class ScheduleWriter(OperationList):
         return operation.id
 
     def allocate(self, *buffers: BufferHandle | str, micro_batch: int | None = None) -> None:
-        """Allocate memory for each buffer; counted rows are those of `micro_batch`."""
+        """Allocate memory for each buffer; `micro_batch` selects the numbers of counted rows."""
         for each in buffers:
             name = name_of(each)
             assert name not in self.alive, f"{self.prefix}: {name} is alive"

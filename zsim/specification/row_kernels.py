@@ -30,7 +30,7 @@ class RowKernel:
     def forward(
         self, inputs: Sequence[Numbers], weights: Sequence[Numbers], outputs: int
     ) -> list[Numbers]:
-        """Return outputs, the last of which is saved for backward, one number for each place."""
+        """Return outputs with one number for each place; the last output is saved for backward."""
         seen = self._seen("forward", inputs, weights)
         return [self._made(f"makes {place}", seen) for place in range(outputs)]
 
@@ -68,7 +68,7 @@ class RowKernel:
         return found.reshape(*found.shape[:-2], -1)
 
     def _seen(self, way: str, inputs: Sequence[Numbers], weights: Sequence[Numbers]) -> Numbers:
-        """Return a number for each place that depends on all that its row reads."""
+        """Return a number for each place that depends on everything that its row reads."""
         seen = self._digest(f"{way} reads", inputs)
         for number, weight in enumerate(weights):
             pieces = weight.shape[-1] // self.experts

@@ -39,7 +39,7 @@ class TensorCuts:
             `shared` on all ranks that share a sequence together.
         copied: parameters of which ranks of the tensor axis hold copies.
         experts: parameters that differ along the dimensions `expert`, instead of the tensor axis.
-        expert: these dimensions, lanes counted; those of other axes have the same experts.
+        expert: these dimensions, lanes counted; experts are equal along all other dimensions.
         swap: dimensions of the ranks that exchange tokens of experts, the slowest first.
     """
 
@@ -71,7 +71,7 @@ class TensorCuts:
     def alike(self, parameter: str) -> tuple[int, ...]:
         """Return the dimensions along which gradients of a parameter are of different tokens.
 
-        Ranks of the tensor axis have tokens of their own where experts are distributed over them.
+        Tensor ranks have different tokens if experts are distributed over them.
         """
         if parameter not in self.experts:
             return self.data

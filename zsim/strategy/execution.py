@@ -66,11 +66,11 @@ class NarrowWeights(StrEnum):
     """How weights of narrow GEMMs are kept between steps, if a library casts them once a step."""
 
     CAST = "cast"
-    """Whole in the compute dtype, with cast copies beside them."""
+    """Whole in the compute dtype, with additional cast copies."""
     KEPT = "kept"
     """In 8 bits, in which they are gathered (`--fp8-param-gather`)."""
     CAST_FROM_SHARDS = "cast_from_shards"
-    """Cast copies of gathered weights in the compute dtype, of which each rank keeps its shard."""
+    """Gathered in the compute dtype, then cast; a rank keeps the cast copies and its shard."""
 
 
 class Loss(StrEnum):

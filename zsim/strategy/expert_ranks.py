@@ -2,8 +2,8 @@
 
 Megatron-LM numbers the ranks of a stage twice (`RankGenerator` of `megatron/core/parallel_state.py`
 in August 2026, d98e8a64): by tensor, context and data axis, the tensor axis fastest; and by
-expert-tensor, expert and expert-data axis, the expert-tensor axis fastest. Expert ranks are thus
-taken from data, context and tensor ranks alike ("parallel folding"), and EDP = world / (ETP x EP x
+expert-tensor, expert and expert-data axis, the expert-tensor axis fastest. An expert group thus
+consists of data, context and tensor ranks ("parallel folding"), and EDP = world / (ETP x EP x
 PP).
 """
 

@@ -183,10 +183,10 @@ SCALE_BYTES: Final = 4
 
 
 def scale_elements(tensors: Iterable[int]) -> int:
-    """Return the fp32 numbers that a moment of tensors with these elements has besides its bytes.
+    """Return the number of fp32 scales of one moment of tensors with these elements.
 
-    One for each block; for a tensor that stays in fp32 three quarters of its own, since a byte is
-    counted for each element of a moment.
+    A tensor in 8 bits has one scale for each block. A tensor that stays in fp32 counts three
+    quarters of its elements instead, since one byte is counted for each element of a moment.
     """
     found = 0
     for elements in tensors:
@@ -240,7 +240,7 @@ class Adam8bit(Adam):
 
     @property
     def flops(self) -> int:
-        """Return 30: those of Adam, and for each moment 8 comparisons and a product to round it."""
+        """Return 30: Adam's 12, and 8 comparisons and a product to round each moment."""
         return super(Adam8bit, self).flops + 18
 
     def update(
@@ -263,7 +263,7 @@ class Adam8bit(Adam):
 class PagedAdam8bit(Adam8bit):
     """`PagedAdamW8bit`: moments in unified memory, which the driver moves to the host if needed.
 
-    zsim counts them on the device, so a training that only fits by paging is said not to fit.
+    zsim counts them on the device. It reports that a training does not fit if it needs paging.
     """
 
 

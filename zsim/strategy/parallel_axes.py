@@ -22,8 +22,8 @@ class ParallelAxes(Table):
             2021, section 2.2).
         expert: ranks that different experts are distributed over (Lepikhin et al. 2020), taken from
             the data, context and tensor ranks of a replica.
-        expert_tensor: ranks that hold parts of the same experts; None for as many as `tensor`, the
-            default of Megatron-LM, or for one where a runtime does not shard experts.
+        expert_tensor: ranks that hold parts of the same experts; None for the value of `tensor`,
+            the default of Megatron-LM, or for 1 if the runtime does not shard experts.
         replicate: replicas of the sharded model states, each with different data: gradients are
             reduced over the data axis, then over the replicas (hybrid sharding, Zhao et al. 2023,
             section 3.2.2; MiCS, Zhang et al. 2022).

@@ -92,7 +92,7 @@ class RuntimeOptions(Table):
         stored_least: least elements of a tensor of such a layer to be moved.
         execution_options: options with their values by the flag of an `Execution` that they set.
         quantizer: library that casts operands of narrow GEMMs.
-        captures_compiled: True if its CUDA graphs are those of `torch.compile`.
+        captures_compiled: True if `torch.compile` captures its CUDA graphs.
         casts_tokens_with: scalings of tokens that can be cast before they are gathered.
         receives_separately: True if a pipeline stage receives each micro-batch into separate
             memory.

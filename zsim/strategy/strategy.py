@@ -234,7 +234,7 @@ class Strategy(Table):
             yield refusal("activations.checkpointing", None, why)
 
     def _against_experts(self) -> Iterator[InitErrorDetails]:
-        """Yield conflicts of expert ranks; there are none if experts have no ranks of their own."""
+        """Yield conflicts of expert ranks; none if experts have no separate rank order."""
         if not self.has_expert_order:
             return
         parallel, runtime = self.parallel, self.zero.emulate
@@ -253,7 +253,7 @@ class Strategy(Table):
             return
         order, asked = self.dense_order, (parallel.expert, self.expert_tensor)
         if parallel.data % (self.inner or parallel.context):
-            return  # has an error of its own
+            return  # another rule reports this
         if wrong := [*against_order(order, *asked)]:
             yield from wrong
             return

@@ -86,9 +86,10 @@ class TrainKnobs(Table):
     @classmethod
     def _named_by_its_products(cls, given: object) -> object:
         """Replace the name of a format of GEMMs as `precision` by bf16 with that format."""
-        if not isinstance(given, dict) or given.get("precision") not in NAMED_FORMATS:
+        if not isinstance(given, dict) or not isinstance(given.get("precision"), str):
             return given
-        key = NAMED_FORMATS[given["precision"]]
+        if (key := NAMED_FORMATS.get(given["precision"])) is None:
+            return given
         if given.get(key, given["precision"]) != given["precision"]:
             return given
         return {**given, "precision": Precision.BF16, key: given["precision"]}

@@ -61,7 +61,7 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
     """Raise ModelError unless `model` was built for the parallel degrees and tiles of `strategy`.
 
     Raises:
-        ModelError: the tensor degree, those of experts, the context degree, the exchange or the
+        ModelError: the tensor degree, a degree of experts, the context degree, the exchange or the
             tiles differ.
     """
     if model.tensor != strategy.parallel.tensor:
@@ -187,6 +187,7 @@ def _promised(parameter: Parameter, strategy: Strategy) -> LogicalParameter:
         elements=parameter.elements,
         frozen=parameter.frozen,
         float8=parameter.float8,
+        quantized=parameter.quantized is not None,
         rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
         expert=parameter.expert and strategy.has_expert_order,
     )
@@ -205,8 +206,8 @@ def mesh_of(strategy: Strategy) -> Mesh:
     ranks), the replicate axis only with several replicas of the sharded states. The data axis is
     joined from outer and inner if something is sharded over the inner ranks only, and from outer
     and context if neighboring ranks share each sequence (torchtitan's order, `ParallelDims`).
-    Experts with ranks of their own have axes expert_data x expert x expert_tensor over the data and
-    tensor axes of one replica; all of these are then cut where others start or end.
+    In a separate rank order, experts have axes expert_data x expert x expert_tensor over the data
+    and tensor axes of one replica; all of these are then cut where others start or end.
     """
     axes = [
         Axis(name=DATA, size=strategy.parallel.data),

@@ -214,7 +214,7 @@ class ExpertPacking:
 
     @classmethod
     def of(cls, strategy: Strategy, packing: Callable[[int], Packing]) -> "ExpertPacking | None":
-        """Return the packing for experts with ranks of their own; None if they have none."""
+        """Return the packing for experts in a separate rank order; None without such an order."""
         if not strategy.has_expert_order:
             return None
         return cls(place=packing(strategy.expert_data), ranks=strategy.expert_data)
@@ -268,7 +268,7 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
 
 
 def frozen_groups(model: Model) -> list[list[Parameter]]:
-    """Return frozen parameters that are kept as they are, and those that are kept in 4 bits."""
+    """Return frozen parameters by format, compute dtype and 4 bits, without empty groups."""
     frozen = [each for each in model.parameters if each.frozen]
     groups = (
         [each for each in frozen if (each.quantized is None) is whole] for whole in (True, False)
@@ -295,7 +295,7 @@ def numbered(
         ranks: size of the data axis, over which every bucket is sharded.
         name: prefix of the buckets' names; their number follows.
         tied: names of parameters that several pipeline stages hold.
-        experts: the same for groups of experts, if these have ranks of their own.
+        experts: the same for groups of experts, if these have a separate rank order.
     """
     owner = {member.name: number for number, group in enumerate(groups) for member in group}
     users: dict[int, dict[int, None]] = {}

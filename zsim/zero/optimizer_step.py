@@ -26,7 +26,7 @@ from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim.zero.updated_tensor import UpdatedTensor
 
 SCALED_PASSES = 9
-"""Reads and writes of fp32 of an element of a scaled state, besides those of the state itself: cast
+"""fp32 reads and writes for each element of a scaled state, not counting the state itself: cast
 1, unscaled 2, updated 2, measured 1, scaled 2, cast back 1."""
 
 

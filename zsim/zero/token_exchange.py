@@ -55,7 +55,7 @@ class TokensOfExperts:
         made: Sequence[tuple[str, str]],
         operation: str,
     ) -> None:
-        """Exchange the outputs of a segment, one after the other."""
+        """Exchange the outputs of a segment in sequence."""
         del segment, operation
         for value, buffer in made:
             sent = self.sent(value, buffer)
@@ -79,7 +79,7 @@ class TokensOfExperts:
         return tuple(found)
 
     def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
-        """Raise ModelError: no segment begins with an exchange of expert ranks."""
+        """Raise ModelError: no segment has an input exchange of expert ranks."""
         del part
         raise _unknown(segment)
 
@@ -99,7 +99,7 @@ class TokensOfExperts:
         return ()
 
     def read(self, segment: Segment, part: SegmentVisit, instance: ValueInstance) -> str:
-        """Raise ModelError: no segment begins with an exchange of expert ranks."""
+        """Raise ModelError: no segment has an input exchange of expert ranks."""
         del part, instance
         raise _unknown(segment)
 
@@ -109,7 +109,7 @@ class TokensOfExperts:
         return contribution
 
     def settle(self, segment: Segment, part: SegmentVisit, value: str, gradient: str) -> None:
-        """Raise ModelError: no segment begins with an exchange of expert ranks."""
+        """Raise ModelError: no segment has an input exchange of expert ranks."""
         del part, value, gradient
         raise _unknown(segment)
 

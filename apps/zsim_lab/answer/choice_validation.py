@@ -170,7 +170,7 @@ def _setting(run: Published) -> PublishedSetting:
 
 
 def _whole(settings: Mapping[str, object], key: str) -> int:
-    """Return the whole number that a run has under a dotted key; 0 if it has none."""
+    """Return the whole number under a dotted key of a run's settings; 0 if there is none."""
     value = settings.get(key)
     return value if isinstance(value, int) else 0
 

@@ -153,7 +153,7 @@ def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> l
 
 
 UNMEASURED = (KernelKind.SOFTMAX, KernelKind.GROUPED_MATMUL)
-"""Kinds of kernels without published rows; those of experts have the constants of products."""
+"""Kinds of kernels without published rows; grouped products have the constants of products."""
 
 
 def _taken_from(sibling: str, found: Mapping[str, FittedKernels]) -> str:

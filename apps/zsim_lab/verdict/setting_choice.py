@@ -42,7 +42,7 @@ class PublishedSetting:
         predicted_s: predicted step time; None if it is predicted not to fit, or not predicted.
         slower: median ratio of published to predicted times of similar runs in other sweeps.
         is_tight: True if it is predicted to be at the edge of memory.
-        vocab_size, sequence_length: those of the model; 0 if they are unknown.
+        vocab_size, sequence_length: sizes of the model; 0 if they are unknown.
     """
 
     publication: str

@@ -30,7 +30,7 @@ BATCH_TOKENS: Final = 4 * 2**20
 """Default tokens of a step: the batch of Llama 2 (arXiv 2307.09288, section 2.2)."""
 
 ADAPTED_SEQUENCES: Final = 128
-"""Default sequences of a step with LoRA: those of its paper for GPT-3 (arXiv 2106.09685)."""
+"""Default sequences of a step with LoRA: the batch of its paper for GPT-3 (arXiv 2106.09685)."""
 
 OBJECTIVES: Final = ("time", "cost", "energy", "gpus")
 

@@ -14,7 +14,7 @@ from zsim_plan.page.setting_form import ChosenSetting, chosen_setting, offloads
 from zsim_plan.page.setting_page import FormAnswer
 
 HALVINGS: Final = 3
-"""Number of times that the curve halves and doubles the GPUs."""
+"""Number of times that the curve divides the GPUs by two, and multiplies them by two."""
 
 WIDE: Final = 760.0
 """Width of the chart in pixels, next to the form."""

@@ -166,10 +166,14 @@ class Rendezvous:
             self._agenda.run()
 
         told = [] if sender.moves is None else ends
+        if ends[0] is ends[1]:  # one class sends and receives: the bytes pass its memory twice
+            told, passes = told[:1], 2
+        else:
+            passes = 1
 
         def moves(per_s: Fraction) -> None:
             for entry in told:
-                entry.move(key, per_s)
+                entry.move(key, passes * per_s)
 
         def begin() -> None:
             network.join(number, size_bytes, step, finish, moves=moves if told else None)
@@ -368,7 +372,7 @@ class Rendezvous:
 def _largest_bytes(met: Sequence[Arrival], index: int) -> int:
     """Return the bytes of collective number `index` of entries that meet.
 
-    With unequal blocks, those of the member that sends or receives most.
+    With unequal blocks, count the bytes of the member that sends or receives most.
     """
     member, size_bytes = met[0].members[index]
     if not isinstance(member, AllToAll) or not member.sent:

@@ -102,7 +102,7 @@ class Network:
             self._arm()
 
     def alone_ps(self, shape: int, size_bytes: int) -> int:
-        """Return how long `size_bytes` (more than 0) take if nothing else is in flight.
+        """Return the time of `size_bytes` (more than 0) if nothing else is in flight.
 
         Raises:
             CutError: ranks cannot reach each other.

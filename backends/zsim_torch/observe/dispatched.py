@@ -88,7 +88,7 @@ def pairs(
 
 
 def is_even(operator: str, args: tuple[Any, ...]) -> bool:
-    """Return False for an exchange whose blocks have sizes of their own."""
+    """Return False for an all-to-all with explicit sizes of its blocks."""
     return KIND.get(operator) != "all_to_all" or not any(args[3:5])
 
 

@@ -13,9 +13,9 @@ from zsim_runtimes.ddp.options import DDP
 def assigned(
     parameters: Sequence[Parameter], limits: tuple[int, int], size_bytes: int
 ) -> list[list[Parameter]]:
-    """Return buckets of `parameters` in order; each is closed once it has reached its limit.
+    """Return buckets of `parameters` in order; a bucket is closed when it reaches its limit.
 
-    `limits` are the bytes of the first bucket and of the others, `size_bytes` those of an element.
+    `limits` are the bytes of the first bucket and of the others. An element has `size_bytes`.
     """
     # compute_bucket_assignment_by_size
     found: list[list[Parameter]] = []

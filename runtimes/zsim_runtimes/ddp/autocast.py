@@ -3,7 +3,7 @@
 `cached_cast` (aten/src/ATen/autocast_mode.cpp, torch 2.13) keeps the cast of a trained fp32 weight
 until the outermost autocast ends, after forward. Autograd keeps it until the backward of its
 product. A recomputed block enters autocast again, which ends with the block. zsim casts all trained
-parameters of a unit, in autocast those of norms and embeddings stay fp32.
+parameters of a unit; autocast keeps norms and embeddings in fp32.
 """
 
 from collections import Counter

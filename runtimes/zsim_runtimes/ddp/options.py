@@ -35,7 +35,7 @@ class DDP(RuntimeOptions):
     Attributes:
         bucket_cap_mb: MiB of gradients from which a bucket is closed; None for 25, with a first
             bucket of 1 MiB.
-        gradient_as_bucket_view: gradients are views of buckets, and need no memory of their own.
+        gradient_as_bucket_view: gradients are views of buckets and need no additional memory.
         find_unused_parameters: buckets stay in the reverse order of the model, and ranks add up a
             map of the parameters that they used.
         static_graph: the graph is the same in every iteration, so that buckets are rebuilt even
@@ -77,7 +77,7 @@ class DDP(RuntimeOptions):
         return cap, cap
 
     def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
-        """Yield a hook whose values are not those of plain training."""
+        """Yield a refusal of hooks that change the values of gradients, such as PowerSGD."""
         del stage, moments
         if self.comm_hook is CommunicationHook.POWER_SGD:
             why = "is not modelled: its gradients are approximations, which no proof covers"
@@ -95,6 +95,6 @@ class DDP(RuntimeOptions):
         )
 
     def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
-        """Return the bytes of buckets, which are those of fp32 gradients or wider."""
+        """Return a lower bound of the bytes of buckets for each element: the compute dtype's."""
         del stage, data
         return compute.size_bytes

@@ -41,7 +41,7 @@ BETAS = (0.9, 0.999)
 """`adam_beta1` and `adam_beta2` of `TrainingArguments` by default."""
 
 SIZES = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size"})
-"""Keys of `[train]` of which two give the third."""
+"""Keys of `[train]`; any two of them determine the third."""
 
 WITHOUT_PREFIX = (
     *("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold"),

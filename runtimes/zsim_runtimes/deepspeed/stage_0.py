@@ -75,7 +75,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 
 
 def by_unit(model: Model) -> Buckets:
-    """Return the trained parameters of each unit, those of several units apart, and frozen ones."""
+    """Return buckets: trained parameters by unit, each shared parameter alone, frozen ones."""
     users: dict[str, list[int]] = {}
     for index, unit in enumerate(model.units):
         for parameter in unit.parameters:
@@ -163,7 +163,7 @@ class Stage0Step(Step):
         self.update(reduced, after=(), stream=COMPUTE)
 
     def _parts(self) -> Iterator[list[BucketPart]]:
-        """Yield the parts of each bucket, which closes once it has too many elements."""
+        """Yield the parts of each bucket, which closes when it exceeds `BUCKET_ELEMENTS`."""
         found: list[BucketPart] = []
         filled = 0
         for flat in self.buckets.trained:

@@ -1,6 +1,6 @@
 """Data volumes of DeepSpeed without ZeRO: all gradients, all-reduced once a step.
 
-Buckets hold trained parameters in the order of the model; each closes when it has more than 500
+Buckets hold trained parameters in the order of the model; each closes when it exceeds 500
 million elements. Norms and the overflow flag are exchanged over the tensor axis only.
 """
 

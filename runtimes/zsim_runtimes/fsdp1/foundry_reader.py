@@ -1,6 +1,6 @@
 """A scenario from the YAML file of a run of MosaicML's LLM Foundry, which trains with Composer.
 
-Sections, defaults and effects of options are those of LLM Foundry 0.22 (`models/mpt`) and Composer
+Sections, defaults and effects of options follow LLM Foundry 0.22 (`models/mpt`) and Composer
 0.32 (`FSDPConfig`), from memory, where older names are marked. References such as
 `${variables.max_seq_len}` are resolved. MPT is read from its shape, a model of Hugging Face by its
 name if it ships; the scenario gives the cluster, and the micro-batch if that is "auto".

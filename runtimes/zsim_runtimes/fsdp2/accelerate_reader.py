@@ -118,7 +118,7 @@ OTHER_KINDS: Mapping[str, str] = {
     "NO": "is one GPU; write parallel.data = 1 and zero.stage = 0 without this file",
     "MEGATRON_LM": f"is not read, only {', '.join(KINDS)}; write zero.megatron_arguments",
 }
-"""Other values of `DistributedType`; those of accelerators are not modelled."""
+"""Refused values of `DistributedType`. Other accelerators than GPUs are not modelled."""
 
 
 def _replicas(options: SectionOptions, given: GivenTables) -> int:
@@ -136,7 +136,7 @@ def _replicas(options: SectionOptions, given: GivenTables) -> int:
 
 
 def _need_ranks(options: SectionOptions, ranks: int | None) -> None:
-    """Raise TrainerFileError unless a mesh has as many ranks as there are processes."""
+    """Raise TrainerFileError unless a mesh has one rank for each process."""
     axes = ("replicate", "tensor", "data")
     sizes = [options.origins.get(f"parallel.{each}") for each in axes]
     if ranks is None or sizes[-1] is None:

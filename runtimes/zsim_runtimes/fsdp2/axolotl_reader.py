@@ -1,6 +1,6 @@
 """A scenario from the YAML file of an Axolotl run, which trains with Hugging Face's Trainer.
 
-Keys, defaults and effects of options are those of Axolotl 0.13 (`utils/schemas/`), of 2023 where
+Keys, defaults and effects of options follow Axolotl 0.13 (`utils/schemas/`), of 2023 where
 marked. `fsdp_config` is read as Accelerate reads it, a DeepSpeed file after this one. The model is
 read by its name if it ships with zsim; the scenario gives the cluster.
 """

@@ -263,11 +263,11 @@ POSITIONS = {
     "absolute": "learned",
     "rotary": "rotary",
 }
-"""Values of `--position-embedding-type`, those of BigScience's fork included."""
+"""Values of `--position-embedding-type`, including BigScience's fork."""
 
 
 def _positions(arguments: Arguments) -> str:
-    """Set the kind of positions, of which rotary ones have an older flag; return it."""
+    """Set the kind of positions and return it; rotary positions also have an older flag."""
     name, old, none = (
         "position-embedding-type",
         "use-rotary-position-embeddings",

@@ -89,7 +89,7 @@ class CastWeights:
     def _declare_turned(self, bucket: Bucket, own: Sequence[Parameter]) -> None:
         """Declare the copies along the other axis of weights that are kept in 8 bits.
 
-        Scales are left out: there are at most two for 16,384 elements.
+        Scales do not count: there are at most two for 16,384 elements.
         """
         if self._narrow.copies == 1:
             return
@@ -157,7 +157,7 @@ class CastWeights:
 
 
 def narrow_of(model: Model, strategy: Strategy) -> NarrowProducts | None:
-    """Return how the weights of `model` are cast outside its segments; None if they are not."""
+    """Return the narrow products whose weights are cast outside segments; None without any."""
     execution = strategy.execution if model.architecture is None else model.architecture.execution
     if execution.recipe is None:
         return None
@@ -178,7 +178,7 @@ def narrow_buckets(model: Model, buckets: Buckets) -> frozenset[int]:
 
 
 def in_order(name: str, parameters: Iterable[Parameter]) -> Layout:
-    """Return a layout of parameters one after the other."""
+    """Return a layout of consecutive parameters without gaps."""
     pieces: list[Piece] = []
     end = 0
     for each in parameters:

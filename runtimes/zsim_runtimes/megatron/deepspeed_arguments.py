@@ -1,6 +1,6 @@
 """Arguments of Megatron-DeepSpeed: the model of Megatron-LM, trained by DeepSpeed's engine.
 
-Their names and effects are those of microsoft/Megatron-DeepSpeed (`megatron/arguments.py`) and of
+Their names and effects follow microsoft/Megatron-DeepSpeed (`megatron/arguments.py`) and
 `deepspeed.add_config_arguments`. The configuration of DeepSpeed decides about ZeRO, clipping and
 the loss scale.
 """

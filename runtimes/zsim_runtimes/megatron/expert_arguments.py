@@ -1,6 +1,6 @@
 """Routed experts from arguments of Megatron-LM: their ranks, router and layers.
 
-Defaults are those of `validate_args` (`training/arguments.py`) and of `TransformerConfig`, 2026-08.
+Defaults follow `validate_args` (`training/arguments.py`) and `TransformerConfig`, 2026-08.
 """
 
 import re

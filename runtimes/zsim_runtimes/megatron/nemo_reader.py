@@ -42,8 +42,6 @@ VALUES: Mapping[str, str] = {
     "model.pipeline_model_parallel_size": "pipeline-model-parallel-size",
     "model.virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
     "model.context_parallel_size": "context-parallel-size",
-    "model.expert_model_parallel_size": "expert-model-parallel-size",
-    "model.num_moe_experts": "num-experts",
     "model.activations_checkpoint_granularity": "recompute-granularity",
     "model.activations_checkpoint_method": "recompute-method",
     "model.activations_checkpoint_num_layers": "recompute-num-layers",
@@ -125,6 +123,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
         why = "model.num_layers: missing; only GPT configurations of NeMo 1 are read, not recipes"
         raise TrainerFileError(f"{FIELD}: {why}")
     options.follow_references()
+    _need_dense(options)
     ranks = _world(options)
     taken = _Taken(options)
     _precision(taken)
@@ -139,6 +138,16 @@ def read(given: GivenTables, text: str) -> ReadTables:
     rest = {name: shown(value) for name, value in options.left.items() if value not in OFF_VALUES}
     need_followed(FIELD, rest.items())
     return found
+
+
+def _need_dense(options: SectionOptions) -> None:
+    """Raise TrainerFileError if the model has experts: NeMo's router has options of its own."""
+    for name, dense in (("num_moe_experts", None), ("expert_model_parallel_size", 1)):
+        key = f"model.{name}"
+        value = options.left.pop(key, None)
+        if value not in (None, dense):
+            why = "experts are not read; write the arguments of Megatron-LM"
+            raise options.wrong(key, value, f"{why} as zero.megatron_arguments")
 
 
 class _Taken:

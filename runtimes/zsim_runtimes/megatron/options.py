@@ -141,7 +141,7 @@ class Megatron(RuntimeOptions):
         cuda_graph_impl: the implementation of CUDA graphs: "local" (`--enable-cuda-graph`) and
             "transformer_engine" (`--external-cuda-graph`) capture blocks, "full_iteration" all of
             forward and backward.
-        cuda_graph_scope: with graphs of blocks, the captured halves, "attn" and "mlp"; empty or
+        cuda_graph_scope: with graphs of blocks, the captured parts, "attn" and "mlp"; empty or
             "full" is one graph for a block. With "local", "full_iteration" captures all of forward
             and backward (the name before 2026).
     """

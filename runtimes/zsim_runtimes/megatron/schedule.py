@@ -11,7 +11,7 @@ of it. A rank still measures only its N-th for the norm; in Megatron-LM, every r
 everything. Megatron-LM has one allocation for all buckets of a dtype; here each bucket has a
 separate one, of the same bytes.
 
-Parameters of experts with ranks of their own (`allreduce = False`) have separate buckets. They are
+Parameters of experts in a separate rank order (`allreduce = False`) have separate buckets. They are
 reduced over the ranks that hold the same experts, and divided by all data ranks: the tokens of
 other ranks have reached the experts already. With average_in_collective they are first multiplied
 by the share of these ranks in the data ranks.
@@ -150,7 +150,7 @@ def packing(strategy: Strategy) -> Packing:
 
 
 def of_experts(strategy: Strategy) -> ExpertPacking | None:
-    """Return the packing of buckets of experts; None if these have no ranks of their own."""
+    """Return the packing of buckets of experts; None if experts have no separate rank order."""
     return ExpertPacking.of(strategy, aligned if strategy.zero.stage else one_after_the_other)
 
 
@@ -395,7 +395,7 @@ class MegatronStep(Step):
         """Sum gradients of tied parameters over two pipeline stages; nothing here."""
 
     def reduce(self, ready: Sequence[Bucket]) -> None:
-        """Reduce buckets: those of dense layers as one group, then those of experts."""
+        """Reduce the buckets of dense layers as one group, then the buckets of experts."""
         # finish_grad_sync: bucket_groups, then expert_parallel_bucket_groups
         for axis in (DATA, EXPERT_DATA):
             if group := [bucket for bucket in ready if bucket.axis == axis]:

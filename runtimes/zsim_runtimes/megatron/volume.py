@@ -3,12 +3,12 @@
 Parameters are in the reverse order of the model, each at a multiple of 64 elements. A bucket is
 closed once it is large enough, at a multiple of the ranks and of 128. With sequence parallelism,
 gradients of replicated parameters are summed over the tensor axis in one all-reduce. In a pipeline,
-each chunk of a stage has separate buckets; only those of the first have a size limit. A tied
+each chunk of a stage has separate buckets; only buckets of the first have a size limit. A tied
 embedding is a separate bucket, whose gradients are summed over the first and the last stage as
 well. Without the distributed optimizer (stage 0), there are no gaps, and a tied embedding has no
 separate bucket.
 
-Experts with ranks of their own have buckets after all others, over the ranks with the same experts.
+In a separate rank order, buckets of experts follow all others, over ranks with the same experts.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -57,7 +57,7 @@ def sizes_of(
     has_size: bool = True,
     alone: Set[str] = frozenset(),
 ) -> list[Sizes]:
-    """Return the buckets of dense layers, and of experts with ranks of their own."""
+    """Return the buckets of dense layers, and of experts in a separate rank order."""
     limit = 0
     if has_size:
         limit = strategy.options(Megatron).bucket_elements(data=strategy.parallel.data) or 0

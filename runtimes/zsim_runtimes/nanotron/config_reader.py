@@ -1,6 +1,6 @@
 """A scenario from the YAML file of a nanotron run.
 
-Sections, defaults and effects of options are those of `src/nanotron/config/` (2026), with names of
+Sections, defaults and effects of options follow `src/nanotron/config/` (2026), with names of
 2024 for the optimizer. They give the model, the three axes, batches, the format and the optimizer;
 the scenario gives the cluster. Only Llama is read: other models of nanotron have other kernels.
 """

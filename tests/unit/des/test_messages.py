@@ -1,5 +1,8 @@
 """Messages that are issued as one, in the simulation."""
 
+from dataclasses import replace
+from fractions import Fraction
+
 from drawn_clusters import NO_MODEL
 from exact_training import cluster
 
@@ -44,3 +47,25 @@ def test_what_is_issued_with_a_message_that_waits_does_not_hold_the_other_end_up
     assert (first["later"], last["first"]) == ((one, 2 * one), (0, 2 * one))
     assert last["then"] == (2 * one, 3 * one)
     assert middle["both"] == (0, 3 * one)
+
+
+def test_a_ring_of_equal_ranks_slows_kernels_down_as_the_same_ranks_one_by_one_do() -> None:
+    build = ScheduleBuilder.of("ring", ring=3)
+    group = build.group("ring", "ring")
+    x, y, z = (build.buffer(name, 100_000) for name in ("x", "y", "z"))
+    build.step.allocate(x, y, z)
+    build.step.copy("copy", x.all, z.all)
+    build.step.send("send", group, x.all, 1)
+    build.step.receive("receive", group, y.all, -1)
+    build.step.together("shift", 2)
+    drawn = cluster(3)
+    gpu = replace(
+        drawn.gpu,
+        collective_share=Fraction(1, 4),
+        memory_bytes_per_s=4 * drawn.switch_link.bytes_per_s,
+    )
+    job = Job(schedule=build.schedule(), model=NO_MODEL, cluster=replace(drawn, gpu=gpu), steps=1)
+    folded, one_by_one = (times(SimBackend(unfold=it).run(job, seed=0), 0) for it in (False, True))
+    assert folded == one_by_one
+    alone_ps = 2 * x.all.size * 4 * 10**12 // gpu.memory_bytes_per_s
+    assert folded["copy"][1] > alone_ps

@@ -275,9 +275,10 @@ def test_without_pyyaml_one_line_says_what_to_install(
     (tmp_path / "scenario.toml").write_text(TEXT, "utf-8")
     (tmp_path / "accelerate.yaml").write_text(FSDP2, "utf-8")
     monkeypatch.setitem(sys.modules, "yaml", None)
-    for module in ("trainer_files.yaml_text", "fsdp2.accelerate_reader", "megatron.nemo_reader"):
-        monkeypatch.delitem(sys.modules, f"zsim.runtimes.{module}", raising=False)
-        monkeypatch.delattr(f"zsim.runtimes.{module}", raising=False)
+    readers = ("zsim_runtimes.fsdp2.accelerate_reader", "zsim_runtimes.megatron.nemo_reader")
+    for module in ("zsim.runtimes.trainer_files.yaml_text", *readers):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.delattr(module, raising=False)
     assert answer(["plan", str(tmp_path / "scenario.toml")]) == 2
     said = capsys.readouterr().err
     assert "zero.accelerate_config: needs yaml" in said

@@ -117,12 +117,12 @@ def test_a_node_and_a_fabric_make_a_cluster() -> None:
         (
             'node = "box"',
             'topology = "boxes"',
-            "cluster.fabric: 'tree' stands without topology, which is a node on a fabric",
+            "cluster.fabric: 'tree' cannot be combined with cluster.topology; remove one",
         ),
         (
             'fabric = "tree"',
             'topology = "boxes"',
-            "cluster.node: 'box' stands without topology, which is a node on a fabric",
+            "cluster.node: 'box' cannot be combined with cluster.topology; remove one",
         ),
     ],
 )

@@ -203,7 +203,12 @@ def keys(table: type[BaseModel]) -> Iterator[str]:
 
 def test_the_reference_names_every_key() -> None:
     docs = Path(__file__).parents[3] / "docs"
-    pages = (docs / "scenario.md", docs / "reference" / "trainer_files.md")
+    reference = docs / "reference"
+    pages = (
+        docs / "scenario.md",
+        reference / "scenario_model.md",
+        reference / "trainer_files.md",
+    )
     text = "".join(page.read_text("utf-8") for page in pages)
     options = [name for each in runtimes().values() for name in each.options.model_fields]
     assert [key for key in [*keys(Scenario), *options] if f"`{key}`" not in text] == []

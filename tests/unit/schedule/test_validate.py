@@ -168,7 +168,10 @@ FAULTS: list[tuple[str, Fault]] = [
         "c: rule None must be ClipNorm",
         computes((Role.INPUT, N), (Role.GRADIENT, X), action=Action.CLIP),
     ),
-    ("c: rule None must be Adam or SGD", computes((Role.GRADIENT, X), action=Action.UPDATE)),
+    (
+        "c: rule None must be Adam, SGD, Adam8bit or PagedAdam8bit",
+        computes((Role.GRADIENT, X), action=Action.UPDATE),
+    ),
     (
         "u: rule OfMatrices needs whole tensors, and updates are of elements",
         update((Role.GRADIENT, X), (Role.MASTER, X), rule=OfMatrices()),

@@ -87,7 +87,7 @@ def test_a_runtime_that_trains_all_refuses_frozen_parameters_by_name(
     )
     why = (
         r"^model\.frozen: block0\.down\.bias: frozen parameters are not modelled for "
-        rf"{type(emulate).__name__}; use zero\.emulate = deepspeed or fsdp2"
+        rf"{type(emulate).__name__}; use zero\.emulate = ddp or deepspeed or fsdp2"
     )
     with pytest.raises(ModelError, match=why):
         make_schedule(model_of(ADAPTED, Precision.FP32), strategy)

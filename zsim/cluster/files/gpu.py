@@ -54,7 +54,8 @@ MATRIX_FORMATS: Final = (DType.FP8, DType.INT8, DType.FP16, DType.BF16, *BlockFo
 """Formats of matrix units, whose products reach a smaller fraction of the peak."""
 
 
-FORMATS: Final[dict[str, Multiplied]] = {str(each): each for each in (*DType, *BlockFormat)}
+MULTIPLIED: Final = tuple(each for each in DType if each is not DType.NF4)
+FORMATS: Final[dict[str, Multiplied]] = {str(each): each for each in (*MULTIPLIED, *BlockFormat)}
 
 
 def _format(value: object) -> Multiplied:

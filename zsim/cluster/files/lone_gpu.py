@@ -23,7 +23,7 @@ def holds_lone_gpu(table: dict[str, Any]) -> bool:
 
 
 def is_gpu(table: dict[str, Any]) -> bool:
-    """Return True if the table describes a GPU: it has memory or rates of one, but no node."""
+    """Return True if the table describes a GPU: with memory or rates, but without a node."""
     return "node" not in table and any(key in table for key in GPU_KEYS)
 
 

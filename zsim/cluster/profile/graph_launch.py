@@ -16,7 +16,7 @@ from zsim.schedule.operation import (
 from zsim.strategy.cuda_graphs import OF_ITERATION
 
 GRAPH_PS, NODE_PS = 2_500_000, 1_000
-"""Picoseconds to launch a graph whose nodes follow one another, and for each of its nodes: NVIDIA,
+"""Picoseconds to launch a graph without branches, and additional ones for each node: NVIDIA,
 "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements" (2024), CUDA
 12.6."""
 
@@ -33,8 +33,8 @@ class GraphedWork:
     Attributes:
         iteration: all operations of forward and backward are in one graph.
         segments: captured segments: the name of the unit, and the number of the segment.
-        halved: segments of which a graph captures one half.
-        first, last: the segments that begin a graph in forward, and in backward.
+        halved: segments with one half in a graph.
+        first, last: the segments that start a graph in forward, and in backward.
         python_ps: picoseconds of Python of the rest of a block, before each graph of its half.
     """
 
@@ -48,7 +48,7 @@ class GraphedWork:
     def issue_ps(self, operation: Operation, *, alone_ps: int, call_ps: int) -> int:
         """Return the picoseconds in which the host issues `operation`.
 
-        `alone_ps` is the time outside of graphs, `call_ps` that of a call that replays a graph.
+        `alone_ps` is the time outside of graphs, `call_ps` the time to replay a graph.
         """
         if not self.iteration:
             return self._of_segment(operation, alone_ps, call_ps)

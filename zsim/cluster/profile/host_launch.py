@@ -1,8 +1,9 @@
 """Host time to issue operations; a stream cannot start one before the host has issued it."""
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
+from zsim.cluster.profile.graph_launch import GraphedWork
 from zsim.schedule.operation import (
     BACKWARDS,
     Action,
@@ -20,9 +21,6 @@ from zsim.schedule.operation import (
     Together,
 )
 from zsim.units import PICOSECONDS_PER_SECOND
-
-if TYPE_CHECKING:  # loaded with the first CUDA graph
-    from zsim.cluster.profile.graph_launch import GraphedWork
 
 FORWARD = (Action.FORWARD, Action.RECOMPUTE)
 
@@ -47,8 +45,8 @@ class LaunchCosts:
         wait_ps: for each dependency of an operation: an event recorded and waited for by a stream
             or by the host.
         segment_ps, unit_ps: for each forward, recompute or backward of a segment, or of a whole
-            unit, besides its kernels: the Python of the trainer. No profile has them: they are not
-            the host's (`zsim.runtimes.host_costs`).
+            unit, in addition to its kernels: the Python of the trainer. No profile has them: they
+            are not the host's (`zsim.runtimes.host_costs`).
         graphs: the operations in CUDA graphs, which the host launches together; None if there are
             none.
     """
@@ -60,7 +58,7 @@ class LaunchCosts:
     wait_ps: int = 0
     segment_ps: int = 0
     unit_ps: int = 0
-    graphs: "GraphedWork | None" = None
+    graphs: GraphedWork | None = None
 
     def __post_init__(self) -> None:
         for name in (*NAMES, *OF_TRAINER):

@@ -318,7 +318,7 @@ class MeasuredTimes:
         return times.at(1, side, side, side)
 
     def _grouped_s(self, kernel: Kernel) -> float:
-        """Return the seconds of the products of experts, one after the other."""
+        """Return the sum of the seconds of the products of experts."""
         times = _nearest(self.products, kernel.dtype, backward=kernel.backward)
         count, rows, n, k = kernel.shape
         loads = balanced(rows, count) if kernel.loads is None else kernel.loads

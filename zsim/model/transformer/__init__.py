@@ -122,7 +122,7 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
 
 
 def _routed(shape: Architecture) -> Iterator[bool]:
-    """Yield for each block whether it has routed experts."""
+    """Yield True for a block with routed experts, False for another block."""
     return (shape.has_experts(layer) for layer in range(shape.layers))
 
 

@@ -36,7 +36,7 @@ def block(
 ) -> Unit:
     """Return the block called `name`, which reads `source`; if `local`, tokens see a window.
 
-    If `routed`, it has routed experts instead of an MLP.
+    A `routed` block has experts instead of an MLP.
 
     With one rank on the tensor axis it is one segment. With more it is cut at Megatron-LM's
     all-reduces (Shoeybi et al. 2019, section 3): attention and MLP read a replicated input, hold

@@ -57,7 +57,7 @@ class Casts:
         """Return casts of Transformer Engine: once for all GEMMs that read an operand.
 
         The weight is cast outside, once a step. Tokens that a rank gathers for this layer are cast
-        by the ranks that have them; those that came in 8 bits are copied along the other axis.
+        by the ranks that have them. Tokens that arrive in 8 bits are copied along the other axis.
         """
         narrow, size, rows, columns = self._narrow, self._size, self._rows, self._columns
         own = size.own_tokens  # all tokens, unless tensor ranks hold different ones

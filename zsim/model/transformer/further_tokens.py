@@ -2,7 +2,7 @@
 
 DeepSeek-AI 2024, "DeepSeek-V3", section 2.2: the hidden state and the embedding of the next token
 are normed, joined and projected to the hidden size; a block follows, then the norm and the loss of
-the head. The embedding and the output projection are those of the model.
+the head. It shares the embedding and the output projection of the model.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,6 @@
 """Attention with compressed keys and values: DeepSeek's multi-head latent attention.
 
-The layers, and the tensors that they save, are those of `DeepseekV3Attention` (transformers 5). The
+The layers and their saved tensors follow `DeepseekV3Attention` (transformers 5). The
 values stay a view of the layer that expands keys and values, so its whole output is saved.
 """
 

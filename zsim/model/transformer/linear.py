@@ -196,8 +196,8 @@ def linear(
 
     Backward is two products, one per operand, and reads the source or its saved form `kept`; the
     gradient of the bias is a sum over tokens. A frozen weight has no product and saves no source.
-    With `narrow`, operands of products are cast first, unless they already are: the weight, and
-    those of `SOURCE`, `SAVED` and `GRADIENT` in `came`. A bias that is not fused is written to the
+    With `narrow`, `Casts` adds kernels that cast the operands of products. Operands in `came`
+    (`SOURCE`, `SAVED`, `GRADIENT`) are already cast. A bias that is not fused is written to the
     target, to which the product is added.
     """
     rows, columns = weight.shape
@@ -265,9 +265,9 @@ def normalize(
     If composed of PyTorch operators, it saves source and normalized source, both in fp32.
 
     A row is the hidden state of a token, or `width` elements. With `of_own_heads`, rows are of the
-    heads of this rank of the tensor axis. Without `scaled` it has no parameters. Forward reads and
-    writes. Backward reads source and gradient, writes the source's gradient, and reads both again
-    for gradients of trained parameters; in a split backward, these are separate kernels.
+    heads of this rank of the tensor axis. A norm that is not `scaled` has no parameters. Forward
+    reads and writes. Backward reads source and gradient, writes the source's gradient, and reads
+    both again for gradients of trained parameters; in a split backward, these are separate kernels.
     """
     shape, dtype, width = size.shape, size.dtype, width or size.hidden
     rows, centred = source.elements // width, shape.norm is Norm.LAYER

@@ -7,9 +7,9 @@ that sends the results back (`MoEAlltoAllTokenDispatcher` of megatron/core/trans
 copies are balanced: each rank sends equally many to each other.
 
 If blocks are compiled, as in Megatron-LM with its fused kernels, weights multiply inside the
-experts, in the kernel of the activation (`weighted_bias_swiglu_impl`). Otherwise the steps are
-those of `grouped_mm_experts_forward` (transformers 5, integrations/moe.py): the weights multiply
-the outputs of the experts.
+experts, in the kernel of the activation (`weighted_bias_swiglu_impl`). Otherwise the steps
+follow `grouped_mm_experts_forward` (transformers 5, integrations/moe.py): the weights multiply the
+outputs of the experts.
 """
 
 from collections.abc import Iterator
@@ -497,7 +497,7 @@ class _ExpertSteps:
     def _over(
         self, shape: tuple[int, ...], dtype: DType, streams: int, *, backward: bool = False
     ) -> Kernel:
-        """Return a kernel over `streams` tensors of `shape`; its rows may be those of experts."""
+        """Return a kernel over `streams` tensors of `shape`, whose rows may be token copies."""
         kernel = streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=streams, backward=backward)
         routed = shape[0] == self.copies and not self.loop
         return replace(kernel, loads=self.loads) if routed else kernel

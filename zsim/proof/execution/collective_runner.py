@@ -146,7 +146,7 @@ class CollectiveRunner:
         self._takes: dict[tuple[object, ...], Integers] = {}
 
     def row(self, classes: tuple[RankArray, ...], name: str) -> CommunicatorRow:
-        """Return how `classes` of ranks are placed in the communicators of group `name`; cached."""
+        """Return the placement of `classes` of ranks in the communicators of a group; cached."""
         key = (name, tuple(ranks.index for ranks in classes))
         if key not in self._rows:
             group = self.tensors.schedule.group_by_name[name]
@@ -280,7 +280,7 @@ class CollectiveRunner:
     def _need_blocks(
         self, row: CommunicatorRow, views: tuple[View, ...], targets: tuple[View, ...]
     ) -> None:
-        """Raise UnfollowedError unless all members have as many equal blocks as there are members.
+        """Raise UnfollowedError unless every member has one block for each member, all of one size.
 
         Raises:
             UnfollowedError: they do not.

@@ -159,7 +159,7 @@ class ElementLinks:
                 tensors.split(there, low, part.size, axes)
 
     def _blocks(self, ranks: RankArray, member: AllToAll) -> None:
-        """Cut all blocks of an exchange alike: each may be received from any member."""
+        """Cut all blocks of an exchange at the same places: each may come from any member."""
         tensors, program = self.tensors, ranks.program
         count = tensors.schedule.group_by_name[member.group].size(tensors.mesh)
         size = member.source.size // count
@@ -261,7 +261,7 @@ class ElementLinks:
     def _weights(
         self, ranks: RankArray, operation: str, view: View, stack: tuple[Key, int]
     ) -> None:
-        """Cut the weights of all experts alike, in the parameter and in a view of some of them.
+        """Cut the weights of all experts at the same places, in the parameter and in a view.
 
         `stack` is the parameter, and the number of experts whose weights it stacks.
         """

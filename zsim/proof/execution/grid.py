@@ -146,7 +146,7 @@ def sending_axes(schedule: Schedule) -> frozenset[str]:
 
 
 def exchanging_axes(schedule: Schedule) -> frozenset[str]:
-    """Return the axes along which ranks send a block of their own to each other."""
+    """Return the axes along which ranks exchange blocks in an all-to-all."""
     return _axes_of(schedule, AllToAll)
 
 

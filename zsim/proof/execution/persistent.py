@@ -336,7 +336,7 @@ class Persistent:
                 yield StateDifference(role="", buffer="", parameter=name, rank=int(part), why=why)
 
     def _held(self, layout: list[LaidOut], places: tuple[int, ...], most: int) -> NDArray[np.bool_]:
-        """Return whether ranks keep a piece, by kind, part along dimensions `places`, and piece."""
+        """Return True for pieces that ranks keep, by kind, part along `places`, and piece."""
         parts = prod(self.cut.shape[place - 1] for place in places)
         held = np.zeros((1 + most, parts, len(self.moves.names) + 1), bool)
         for ranks, own in zip(self.grid.classes, layout, strict=True):

@@ -72,7 +72,7 @@ class NumberedNames(dict[str, Named]):
         super().__init__(found)
 
     def _split(self, family: str, number: int, every: int) -> Named:
-        """Return the family of every so many names of `family`, and the number in it."""
+        """Return the family of every `every`-th name of `family`, and the number in that family."""
         if every <= 1:
             return family, number
         number, first = divmod(number, every)

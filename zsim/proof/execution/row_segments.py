@@ -93,7 +93,7 @@ class RowSegments:
         """Return the kernels of an operation, over the places of its rows.
 
         Raises:
-            UnfollowedError: some rows are of the rank's own tokens, others of its own experts.
+            UnfollowedError: some rows are local tokens, others are tokens of local experts.
         """
         found: set[tuple[str, RowIndex]] = set()
         for operand in compute.operands:
