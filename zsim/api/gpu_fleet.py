@@ -9,7 +9,14 @@ from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.cluster.files.lone_gpu import holds_lone_gpu
 from zsim.dtype import DType
-from zsim.files.installed import find, fitted_for, part_names, topology, usual_nodes
+from zsim.files.installed import (
+    find,
+    fitted_for,
+    part_names,
+    topology,
+    usual_nodes,
+)
+from zsim.files.nearest_gpu import borrowed_for
 from zsim.limits import limits
 from zsim.mistake import MistakeError, mistakes
 from zsim.scenario.toml import setting_value
@@ -47,7 +54,8 @@ class GpuFleet:
         fabric: name of the fabric between nodes.
         cluster: cluster of one such node.
         power_w: power limit of a GPU in watts; None if unknown.
-        tables: scenario tables of the cluster, without the number of nodes.
+        tables: scenario tables of the cluster, without the number of nodes, and of the constants of
+            its GPU, or of the nearest measured GPU.
     """
 
     gpus: int
@@ -103,7 +111,7 @@ def gpu_fleet(text: str, gpu: str | None = None) -> GpuFleet:
     tables: dict[str, dict[str, object]] = {"cluster": {"node": node, "fabric": fabric}}
     if gpu is not None:
         tables["cluster"]["gpu"] = gpu
-    for setting in fitted_for(cluster):
+    for setting in (*fitted_for(cluster), *borrowed_for(cluster)):
         key, _, value = setting.partition("=")
         table, _, field = key.partition(".")
         tables[table] = {field: setting_value(setting, value)}

@@ -54,3 +54,14 @@ def foreign_words(cluster: Cluster) -> str:
         return ""
     which = " and ".join(f"{key} = {name}" for key, name in found.items())
     return f"GPU {cluster.gpu.name} ({which} {'is' if len(found) == 1 else 'are'} of another GPU)"
+
+
+def efficiency_words(kernels: str, gpu: str) -> str:
+    """Return a sentence on the constants called `kernels` if the GPU `gpu` is another; else ""."""
+    if not kernels or is_for(kernels, gpu):
+        return ""
+    kind = re.split("[_/]", kernels)[0].upper()
+    return (
+        f"data sheet only: kernels as efficient as on {kind}, scaled to the data sheet; "
+        f"not measured on {gpu}"
+    )

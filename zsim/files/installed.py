@@ -5,7 +5,7 @@ GPUs; `profiles()` and `kernel_profiles()` return fitted constants.
 """
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -110,15 +110,20 @@ def fitted_kernels() -> dict[str, FittedKernels]:
 
 
 def kernel_profile(name: str) -> KernelProfile:
-    """Return the fitted constants of kernels for the kind of GPU `name`.
+    """Return the fitted constants of kernels called `name`: of a kind of GPU, or PROFILE/GPU.
 
     Raises:
         KernelProfileError: there are none; the message lists the installed names.
     """
     known = fitted_kernels()
-    if name not in known:
-        raise KernelProfileError(one_of(name, known))
-    return known[name].constants
+    profile, _, gpu = name.partition("/")
+    if profile not in known:
+        raise KernelProfileError(one_of(profile, known))
+    if not gpu:
+        return known[profile].constants
+    from zsim.files.nearest_gpu import scaled_for
+
+    return scaled_for(known[profile].constants, profile, gpu)
 
 
 def fitted_for(cluster: Cluster) -> tuple[str, ...]:
@@ -132,7 +137,7 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
     """
     if cluster.gpu.measured is not None:
         return ()
-    parts = cluster.gpu.name.lower().split("-")
+    parts = set(cluster.gpu.name.lower().split("-"))
     foreign = foreign_profiles(cluster)
     of_links = {} if cluster.over_pcie else network_profiles()  # these are shares of NVLink
     found: list[str] = []
@@ -141,17 +146,19 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
         ("network", cluster.network, of_links),
     ):
         fitting = [
-            name
-            for name in names
-            if all(part in parts or part.isdigit() for part in name.split("_"))
-            and is_for(name, cluster.gpu.name)
+            name for name in names if is_alike(name, parts) and is_for(name, cluster.gpu.name)
         ]
         if fitting and (given is None or f"{field}.profile" in foreign):
-            found.append(f"{field}.profile={max(fitting, key=_age)}")
+            found.append(f"{field}.profile={max(fitting, key=profile_age)}")
     return tuple(found)
 
 
-def _age(profile: str) -> tuple[int, str]:
+def is_alike(profile: str, parts: Set[str]) -> bool:
+    """Return True if all parts of the profile's name, but a year, are in `parts`."""
+    return all(part in parts or part.isdigit() for part in profile.split("_"))
+
+
+def profile_age(profile: str) -> tuple[int, str]:
     """Return the number of parts of a profile's name other than a year, and the year."""
     parts = profile.split("_")
     years = [part for part in parts if part.isdigit()]

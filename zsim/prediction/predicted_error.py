@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
-from zsim.cluster.foreign_profile import foreign_words
+from zsim.cluster.foreign_profile import efficiency_words, foreign_words
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.prediction.closest_runs import SHOWN, closest, closest_of
 from zsim.prediction.error_columns import changed, peak_columns, ratio_columns, time_columns
@@ -86,7 +86,8 @@ def step_error(job: Job, aside: Sequence[str] = ()) -> PredictedError:
         return PredictedError(text=f"{text}; {foreign}" if foreign else text)
     asked = features_of(job)
     if foreign:
-        return PredictedError(text=f"unknown: {foreign}")
+        scaled = efficiency_words(cluster.gpu.kernels.gpu, cluster.gpu.name)
+        return PredictedError(text="; ".join(filter(None, (f"unknown: {foreign}", scaled))))
     if isinstance(asked, str):
         return PredictedError(text=f"unknown: no published run is comparable: {asked}")
     if aside:

@@ -16,6 +16,7 @@ from zsim.api.goodput_answer import Goodput
 from zsim.api.notebook import facts_html
 from zsim.api.scenario import scenario_text
 from zsim.api.training_budget import Price, TrainingBudget
+from zsim.cluster.foreign_profile import efficiency_words
 from zsim.files.output_file import need_folder, write
 from zsim.files.source import settled
 from zsim.mistake import MistakeError
@@ -121,6 +122,12 @@ class BestResult(BestPages, AnswerInFacts):
     by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
     goodput_of: Callable[[int], Goodput | None] = _no_goodput
     wall_time_s: float = 0.0
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if kernels have the efficiency of another GPU, scaled to the data sheet."""
+        kernels = self.tables.get("compute", {}).get("profile")
+        return bool(efficiency_words(kernels or "", self.gpu))
 
     @cached_property
     def answers(self) -> tuple[TriedSetting, ...]:

@@ -153,9 +153,15 @@ class ClusterChoice(AnswerInFacts):
         if not all(known.values()):
             return []
         unknown, measured = (" and ".join(known[is_known]) for is_known in (False, True))
+        is_scaled = all(each.result.is_scaled for each in self.ranked if each.gpus in known[False])
+        how = (
+            "scale those of measured GPUs by data sheets"
+            if is_scaled
+            else "rest on data sheets and are mostly too short"
+        )
         text = (
-            f"no published run is like that on {unknown}, whose times rest on data sheets and are "
-            f"mostly too short; those on {measured} rest on measurements"
+            f"no published run is like that on {unknown}, whose times {how}; those on {measured} "
+            "rest on measurements"
         )
         return [("caution", text)]
 

@@ -147,6 +147,10 @@ def test_times_of_a_data_sheet_are_not_compared_with_measured_ones_without_a_cau
     assert caution.startswith(f"no published run is like that on {second.gpus}, ")
     assert first.gpus in caution
     assert third.gpus in caution
+    assert "mostly too short" in caution
+    other = replace(second, result=replace(_without_error(second).result, gpu="MI300X-192GB"))
+    scaled = dict(replace(choice, answers=(first, other, third)).facts())["caution"]
+    assert f"like that on {second.gpus}, whose times scale those of measured GPUs" in scaled
     unknown = tuple(_without_error(each) for each in choice.answers)
     assert "caution" not in dict(replace(choice, answers=unknown).facts())
 

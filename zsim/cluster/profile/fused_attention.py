@@ -4,7 +4,7 @@ A row of queries processes its keys tile by tile. The overhead at both ends, and
 mask cuts, equals a fixed number of additional keys; so short sequences are slower.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 class FusedAttentionError(ValueError):
@@ -31,6 +31,10 @@ class FusedAttention:
                 raise FusedAttentionError(
                     f"{field.name}: {getattr(self, field.name)} must be more than 0"
                 )
+
+    def with_share(self, share: float) -> "FusedAttention":
+        """Return a copy with `share` of the speed."""
+        return replace(self, forward=share * self.forward, backward=share * self.backward)
 
     def share(self, keys: float, *, backward: bool) -> float:
         """Return the fraction of the peak for rows with `keys` keys."""

@@ -5,7 +5,7 @@ of each GPU, so constants of one GPU are also estimates for similar GPUs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from zsim.cluster.profile import fused_attention, in_training, row_alignment
 from zsim.cluster.profile.fused_attention import FusedAttention, FusedAttentionError
@@ -96,6 +96,20 @@ class KernelProfile:
         if version == 1:
             return None
         return self.flash2 if version != CUDNN or self.cudnn is None else self.cudnn
+
+    def with_matrix_share(self, share: float) -> "KernelProfile":
+        """Return a copy whose products and attention have `share` of their speed."""
+        product, forward, backward = (
+            share * each for each in (self.product, self.attention_forward, self.attention_backward)
+        )
+        return replace(
+            self,
+            product=product,
+            attention_forward=forward,
+            attention_backward=backward,
+            flash2=None if self.flash2 is None else self.flash2.with_share(share),
+            cudnn=None if self.cudnn is None else self.cudnn.with_share(share),
+        )
 
     def share(self, kind: KernelKind, *, backward: bool) -> float:
         """Return the fraction of the bandwidth of a kernel, or of the peak for attention."""
