@@ -50,8 +50,8 @@ class Run:
             match operation:
                 case Allocate() | SetScalar():
                     pass
-                case HostWait(operation=edge):
-                    self.host |= self._of(edge)
+                case HostWait():
+                    self.host |= self._of(operation.operation)
                 case Free(uses=uses, mode=mode):
                     for use in uses:
                         if mode is FreeMode.HOST:

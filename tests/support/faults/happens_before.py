@@ -108,8 +108,8 @@ class _Host:
                 self.memory.allocate(self.program.by_name[buffer])
             case Free():
                 self._free(name, operation)
-            case HostWait(operation=edge):
-                self._stop(name, self._edges((edge,)))
+            case HostWait():
+                self._stop(name, self._edges((operation.operation,)))
             case Branch(after=after):
                 self._touch(self._stop(name, self._edges(after)), operation)
             case SetScalar():

@@ -86,7 +86,8 @@ def test_every_gpu_that_ships_is_plausible(name: str) -> None:
         if rate.dtype is BlockFormat.MXFP8:
             assert rate.peak == gpu.rate(DType.FP8).peak
         if rate.dtype is BlockFormat.NVFP4:
-            assert 3.9 * half <= rate.peak <= 6.1 * half
+            # 8 on GeForce, which adds up 16-bit products in fp32 at half speed
+            assert 3.9 * half <= rate.peak <= 8.1 * half
     assert 300 * GB <= gpu.memory_bytes_per_s <= 10_000 * GB
     assert 16 * GB <= gpu.memory_bytes <= 512 * GB
     assert 5 <= gpu.memory_bytes_per_s / gpu.memory_bytes <= 60  # all of it, times a second
