@@ -23,7 +23,10 @@ from typing import cast
 from benchmarks.step_96_layers import GPUS_PER_NODE, cluster, model
 from zsim.backend.backend import ReusableBackend
 from zsim.cluster.cluster import Cluster
-from zsim.files.installed import kernel_profile, network_profile
+from zsim.files.installed import (
+    network_profile,
+)
+from zsim.files.nearest_gpu import kernel_profile
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.scenario.resolve import resolve

@@ -17,7 +17,7 @@ from zsim.cluster.files.edges_csv import fabric_from_edges
 from zsim.cluster.files.lone_gpu import is_gpu, node_of_gpu
 from zsim.cluster.foreign_profile import foreign_profiles, is_for
 from zsim.cluster.profile.files import Profiles, parse
-from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
+from zsim.cluster.profile.kernels import FittedKernels
 from zsim.cluster.profile.kernels import parse as parse_kernels
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.files.input_file import read_config, read_file
@@ -107,23 +107,6 @@ def fitted_kernels() -> dict[str, FittedKernels]:
     shipped = cast("Iterator[Topologies]", packages("zsim.topologies"))
     texts = {name: text for each in shipped for name, text in each.kernel_profiles().items()}
     return {name: parse_kernels(name, tomllib.loads(text)) for name, text in texts.items()}
-
-
-def kernel_profile(name: str) -> KernelProfile:
-    """Return the fitted constants of kernels called `name`: of a kind of GPU, or PROFILE/GPU.
-
-    Raises:
-        KernelProfileError: there are none; the message lists the installed names.
-    """
-    known = fitted_kernels()
-    profile, _, gpu = name.partition("/")
-    if profile not in known:
-        raise KernelProfileError(one_of(profile, known))
-    if not gpu:
-        return known[profile].constants
-    from zsim.files.nearest_gpu import scaled_for
-
-    return scaled_for(known[profile].constants, profile, gpu)
 
 
 def fitted_for(cluster: Cluster) -> tuple[str, ...]:

@@ -62,6 +62,21 @@ def _first_profiles() -> tuple[tuple[str, str], ...]:
     return tuple((key, name) for key, _, name in (each.partition("=") for each in settings))
 
 
+def kernel_profile(name: str) -> KernelProfile:
+    """Return the fitted constants of kernels called `name`: of a kind of GPU, or PROFILE/GPU.
+
+    Raises:
+        KernelProfileError: there are none; the message lists the installed names.
+    """
+    known = fitted_kernels()
+    profile, _, gpu = name.partition("/")
+    if profile not in known:
+        raise KernelProfileError(one_of(profile, known))
+    if not gpu:
+        return known[profile].constants
+    return scaled_for(known[profile].constants, profile, gpu)
+
+
 def scaled_for(constants: KernelProfile, profile: str, gpu: str) -> KernelProfile:
     """Return `constants` of the profile for a GPU whose largest achieved product rate is published.
 

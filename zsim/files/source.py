@@ -12,7 +12,6 @@ from zsim.cluster.files import Part
 from zsim.files.input_file import read_config, read_file
 from zsim.files.installed import (
     find,
-    kernel_profile,
     model_catalogue,
     network_profile,
     part_names,
@@ -20,6 +19,7 @@ from zsim.files.installed import (
     topology,
     usual_nodes,
 )
+from zsim.files.nearest_gpu import kernel_profile
 from zsim.files.shipped_files import scenarios, studies
 from zsim.mistake import MistakeError, file_fault, mistakes, one_line, reason_of
 from zsim.suggestion import one_of

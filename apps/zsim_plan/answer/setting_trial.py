@@ -38,7 +38,11 @@ from zsim.closed_form.step_bounds import (
 from zsim.cluster.cluster import Cluster, Gpu
 from zsim.cluster.host_side import HostKernel
 from zsim.compute.roofline import kernel_ps
-from zsim.files.installed import kernel_profile, network_profile, topology
+from zsim.files.installed import (
+    network_profile,
+    topology,
+)
+from zsim.files.nearest_gpu import kernel_profile
 from zsim.files.source import with_files
 from zsim.mistake import MistakeError
 from zsim.model.kernel import Kernel

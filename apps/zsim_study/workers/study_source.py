@@ -9,7 +9,11 @@ from typing import Any
 
 from zsim.bounded_text import bounded_toml
 from zsim.files.input_file import is_there
-from zsim.files.installed import kernel_profile, network_profile, topology
+from zsim.files.installed import (
+    network_profile,
+    topology,
+)
+from zsim.files.nearest_gpu import kernel_profile
 from zsim.files.shipped_files import scenarios, studies
 from zsim.files.source import file_text, with_files
 from zsim.mistake import MistakeError, mistakes

@@ -20,12 +20,11 @@ from zsim.compute.roofline import kernel_ps
 from zsim.dtype import DType
 from zsim.files.installed import (
     fitted_for,
-    kernel_profile,
     part_names,
     part_text,
     topology,
 )
-from zsim.files.nearest_gpu import borrowed_for
+from zsim.files.nearest_gpu import borrowed_for, kernel_profile
 from zsim.model.kernel import Kernel, KernelKind
 from zsim_plan.answer.best_question import question_of
 

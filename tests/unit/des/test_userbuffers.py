@@ -9,7 +9,10 @@ from wide_products import WIDE, before_ps, cluster, events, kernels_of, run
 
 from zsim.backend.backend import Job
 from zsim.compute.roofline import kernel_ps
-from zsim.files.installed import kernel_profile, topology
+from zsim.files.installed import (
+    topology,
+)
+from zsim.files.nearest_gpu import kernel_profile
 from zsim.model.kernel import FusedPart, matmul
 from zsim.proof import against_trace
 from zsim.runtimes.registry import make_schedule

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 import zsim_scenarios
-from zsim.files.installed import kernel_profile, model_catalogue, network_profile, topology
+from zsim.files.installed import (
+    model_catalogue,
+    network_profile,
+    topology,
+)
+from zsim.files.nearest_gpu import kernel_profile
 from zsim.scenario.model_catalogue import CatalogueModel, named
 from zsim.scenario.resolve import resolve
 from zsim.scenario.tables import ScenarioError
