@@ -215,8 +215,9 @@ def _union(kinds: tuple[Any, ...]) -> Codec:
     """Return the codec of a union: the JSON type selects plain types, the tag selects classes."""
     plain = [kind for kind in kinds if not _is_record(kind)]
     enums = [kind for kind in plain if isinstance(kind, type) and issubclass(kind, Enum)]
+    members = _enum(*enums)
     if len(enums) == len(kinds):
-        return _enum(*enums)
+        return members
     classes: dict[str, Hint] = {_class_name(kind): kind for kind in kinds if _is_record(kind)}
     if len(classes) == 1 and set(plain) == {NoneType}:
         (only,) = classes.values()
@@ -245,6 +246,8 @@ def _union(kinds: tuple[Any, ...]) -> Codec:
                 why = f"{shown(name)} must be one of {', '.join(classes)}"
                 raise FieldError(why).under(TAG)
             return codec_of(classes[name]).decode(given)
+        if len(enums) > 1 and isinstance(value, str) and str not in plain:
+            return members.decode(value)
         for kind in plain:
             if _fits(value, kind):
                 return codec_of(kind).decode(value)

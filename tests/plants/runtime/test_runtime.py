@@ -157,4 +157,4 @@ def test_an_option_that_it_does_not_have_is_named(asked: dict[str, Answer]) -> N
 def test_without_it_the_runtimes_that_there_are_are_named(tmp_path: Path) -> None:
     refused = zsim(tmp_path, "check", "tiny", "--set", "zero.emulate=mine")
     assert refused.returncode == 2
-    assert "zero.emulate: 'mine' must be 'deepspeed', 'fsdp1', " in refused.stderr
+    assert "zero.emulate: 'mine' must be 'ddp', 'deepspeed', 'fsdp1', " in refused.stderr

@@ -201,6 +201,25 @@ VARIANTS: tuple[dict[str, object], ...] = (
     {"zero.emulate": "megatron", "zero.megatron": {"overlap_grad_reduce": True}, "zero.stage": 1},
     {"zero.tiles": 2},
     {"zero.emulate": "nanotron", "zero.nanotron": {}, "zero.stage": 1},
+    {"zero.emulate": "ddp", "zero.ddp": {}, "zero.stage": 0},
+    {"model.sinks": True, "model.mtp_layers": 1},
+    {
+        "model.architecture": "llama",
+        "model.intermediate_size": 128,
+        "model.latent": {"key_value_rank": 4},
+        "model.experts": {"count": 4, "top_k": 2, "intermediate_size": 8},
+        "parallel.expert": 2,
+        "parallel.expert_tensor": 1,
+    },
+    {
+        "cluster.node": "hgx_b200",
+        "zero.emulate": "megatron",
+        "zero.megatron": {},
+        "zero.stage": 1,
+        "train.float4": "nvfp4",
+        "train.num_layers_at_start_in_bf16": 1,
+        "train.num_layers_at_end_in_bf16": 1,
+    },
     {"model.bias": True, "model.head_bias": True, "zero.fused_buffers": "model", "zero.stage": 0},
 )
 """Settings that together have every key of a scenario, but for those of READ."""
