@@ -26,18 +26,18 @@ from zsim.suggestion import one_of
 
 
 def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
-    """Return settings that give `cluster` constants of the nearest measured GPU, if it has none.
+    """Return settings that give an unmeasured `cluster` constants of the nearest measured GPU.
 
     Constants are fractions of peaks and bandwidths, so they scale with the data sheet. The nearest
     GPU is one of the same name without the words of a card, as H100-SXM5 for H100-PCIe; else the
     GPU that a form selects at first. Of several profiles the latest counts. See `scaled_for`
-    for a GPU of which more than peaks is published.
+    for a GPU with published achieved rates.
     """
     has_kernels = any(each.startswith("compute.profile=") for each in fitted_for(cluster))
     if has_kernels or cluster.gpu.measured is not None or cluster.gpu.kernels is not None:
         return ()
     own = {each.partition("=")[0] for each in fitted_for(cluster)}
-    if cluster.network is not None or cluster.over_pcie:  # those of links are shares of NVLink
+    if cluster.network is not None or cluster.over_pcie:  # constants of links are shares of NVLink
         own.add("network.profile")
     found = dict(_first_profiles())
     parts = set(cluster.gpu.name.lower().split("-"))

@@ -99,15 +99,13 @@ class LoRA:
     A has `rank` rows and B `rank` columns. Only these two are trained. `targets` are the linear
     layers of each block that have adapters; by default those of queries and values, or the layer
     that computes both. `quantization` is the format of the frozen weights of all linear layers of
-    blocks (Dettmers et al. 2023, "QLoRA"); embeddings, norms and the head are not quantized. If it
-    `keeps_inputs`, autograd keeps the input of each quantized layer, as bitsandbytes did in 0.42.
+    blocks (Dettmers et al. 2023, "QLoRA"); embeddings, norms and the head are not quantized.
     `dropout` is the probability that an element of the input of A is dropped, apart for each layer.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     quantization: Quantization | None = None
-    keeps_inputs: bool = False
     dropout: float = 0.0
 
 
@@ -373,17 +371,6 @@ class Transformer:
             return (*projections, "proj")
         gate = ("gate",) if self.gated else ()
         return (*projections, "proj", *gate, "up", "down")
-
-    @property
-    def quantized_inputs(self) -> int:
-        """Return the elements for each token of the inputs of a block's quantized layers.
-
-        Layers that read the same tensor count it once.
-        """
-        if self.lora is None or self.lora.quantization is None:
-            return 0
-        norms = 1 if self.parallel_residual and self.shared_norm else 2
-        return norms * self.hidden_size + self.attention_heads * self.head_width + self.wide
 
     @property
     def adapted(self) -> frozenset[str]:

@@ -165,7 +165,6 @@ class ResolvedScenario:
                 rank=table.lora.rank,
                 targets=table.lora.targets or (),
                 quantization=table.lora.quantization,
-                keeps_inputs=table.lora.keeps_inputs,
                 dropout=table.lora.dropout,
             )
         if table.experts is not None:

@@ -68,7 +68,6 @@ class LoRATable(Table):
     rank: Count
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     quantization: Quantization | None = None
-    keeps_inputs: Flag = False
     dropout: Fraction = 0.0
 
 

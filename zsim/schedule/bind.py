@@ -1,7 +1,7 @@
 """Replace named counts by the numbers of a binding: a schedule that backends can run.
 
-Ranks with equal counts share a program. Members that `Binding.alike` groups together have the
-sizes of the largest of them, at most one row more in each block than in the binding. A buffer whose
+Ranks with equal counts share a program. Members of a class of the binding have the sizes
+of the largest of them, at most one row more in each block than in the binding. A buffer whose
 rows differ between micro-batches becomes one buffer for each of them.
 """
 

@@ -12,11 +12,11 @@ Functions named in comments are from `torch/csrc/distributed/c10d/reducer.cpp` i
 
 from zsim.model.model import Model, ModelError
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
-from zsim.schedule.schedule import Kind, Schedule
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Buckets, frozen_groups, numbered, one_after_the_other
-from zsim.zero.state import Holding, persist_zeros
+from zsim.zero.state import Holding
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 from zsim_runtimes.ddp.assignment import buckets_of
@@ -94,27 +94,8 @@ class DDPStep(Step):
         self.reducer = BucketReducer(self, self.options, hook_stream=HOOK)
 
     def write_setup(self) -> None:
-        """Allocate the reducer's buckets, and inputs of the step before that the loop holds."""
+        """Allocate the reducer's buckets."""
         self.reducer.write_setup()
-        self._hold_inputs()
-
-    def _hold_inputs(self) -> None:
-        """Allocate the inputs of quantized layers that the graph of the step before keeps.
-
-        MatMul4Bit of bitsandbytes 0.42 keeps them as attributes, not as saved tensors, so they live
-        as long as the graph: until the loop replaces the logits.
-        """
-        shape = self.model.architecture
-        holds = self.strategy.train.holds_logits
-        if shape is None or shape.lora is None or not (holds and shape.lora.keeps_inputs):
-            return
-        sequences = self.model.batch.elements // (shape.sequence_length + 1)
-        tokens = sequences * shape.sequence_length
-        elements = shape.layers * shape.quantized_inputs * tokens
-        compute = self.strategy.train.precision.compute
-        name = self.writer.buffer("held_inputs", elements, compute, Kind.SAVED)
-        self.writer.prefix = "setup"
-        persist_zeros(self.writer, name, name)
 
     def begin_forward(self) -> None:
         """Broadcast the module's buffers, if the backward will synchronize."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import cast
 
-from zsim.config_error import ConfigError
 from zsim.runtimes.trainer_files.option_values import read_pair, read_whole
 from zsim.runtimes.trainer_files.section_options import SectionOptions
 from zsim.runtimes.trainer_files.tables import (
@@ -115,17 +114,7 @@ def _model(options: SectionOptions, given: GivenTables) -> None:
     options.flag("model.use_flash_attention_2")
     options.set_field("model.attention", "flash2", "model.use_flash_attention_2")  # SDPA by default
     key = "model.pretrained_model_name_or_path"
-    path = options.word(key, "")
-    if given.value("model", "layers") is not None:
-        return
-    try:
-        shape = given.shape_of(path)
-    except ConfigError:
-        why = "does not ship with zsim; give its shape in [model]"
-        raise options.wrong(key, path, why) from None
-    for field, value in shape.items():
-        if field != "sequence_length":
-            options.set_field(f"model.{field}", value, key)
+    options.set_shape(key, given)
 
 
 def _mpt(options: SectionOptions) -> None:

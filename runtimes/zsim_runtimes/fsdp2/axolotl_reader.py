@@ -7,7 +7,6 @@ read by its name if it ships with zsim; the scenario gives the cluster.
 
 from functools import partial
 
-from zsim.config_error import ConfigError
 from zsim.runtimes.trainer_files.option_values import read_clip, read_whole
 from zsim.runtimes.trainer_files.section_options import SectionOptions
 from zsim.runtimes.trainer_files.tables import (
@@ -222,17 +221,7 @@ def _model(options: SectionOptions, given: GivenTables) -> None:
             raise options.wrong(each, options.left[each], "is not modelled")
     options.set_field("model.attention", "flash2", "attn_implementation")
     key = "base_model"
-    path = options.word(key, "")
-    if given.value("model", "layers") is not None:
-        return
-    try:
-        shape = given.shape_of(path)
-    except ConfigError:
-        why = "does not ship with zsim; give its shape in [model], or its file as model.hf_config"
-        raise options.wrong(key, path, why) from None
-    for field, value in shape.items():
-        if field != "sequence_length":
-            options.set_field(f"model.{field}", value, key)
+    options.set_shape(key, given)
 
 
 def _train(options: SectionOptions) -> None:

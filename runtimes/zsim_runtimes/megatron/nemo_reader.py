@@ -141,7 +141,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
 
 
 def _need_dense(options: SectionOptions) -> None:
-    """Raise TrainerFileError if the model has experts: NeMo's router has options of its own."""
+    """Raise TrainerFileError if the model has experts: NeMo has other options of routers."""
     for name, dense in (("num_moe_experts", None), ("expert_model_parallel_size", 1)):
         key = f"model.{name}"
         value = options.left.pop(key, None)

@@ -92,15 +92,6 @@ def test_a_product_dequantizes_its_weight_in_both_directions() -> None:
                 assert other.backward_workspace_bytes >= one.backward_workspace_bytes
 
 
-def test_inputs_that_bitsandbytes_kept_are_saved_on_request() -> None:
-    quantized = replace(LORA, quantization=Quantization.NF4)
-    saved = [
-        sum(each.saved_bytes for unit in made(lora).units for each in unit.segments)
-        for lora in (quantized, replace(quantized, keeps_inputs=True))
-    ]
-    assert saved[1] > saved[0]
-
-
 def test_dropout_of_an_adapter_saves_a_mask_and_what_it_left() -> None:
     elements, adapted = 16 * 64, 2  # of the hidden state; queries and values have adapters
     plain, dropped = (

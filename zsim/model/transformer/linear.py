@@ -148,10 +148,10 @@ def _dequantizing(size: Size, source: Tensor, plain: Operator, weight: Parameter
     """
     if weight.quantized is None:
         return plain
-    scratch, lora = weight.elements * size.dtype.size_bytes, size.shape.lora
+    scratch = weight.elements * size.dtype.size_bytes
     return replace(
         plain,
-        saves=(source,) if lora is not None and lora.keeps_inputs else (),
+        saves=(),  # `MatMul4Bit` keeps the 4 bits alone: its weight has no gradient
         forward_scratch=scratch,
         backward_scratch=scratch,
         forward=(*_dequantized(weight, size.dtype, backward=False), *plain.forward),

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
+from zsim.config_error import ConfigError
 from zsim.runtimes.trainer_files.option_values import read_flag, read_number, read_whole
-from zsim.runtimes.trainer_files.tables import FileOption, TrainerFileError
+from zsim.runtimes.trainer_files.tables import FileOption, GivenTables, TrainerFileError
 from zsim.schedule.json import shown
 
 T = TypeVar("T")
@@ -120,6 +121,24 @@ class SectionOptions:
         """Set a field of the scenario, on behalf of `option`; do nothing if the value is None."""
         if value is not None:
             self.origins[field] = FileOption(option, value)
+
+    def set_shape(self, key: str, given: GivenTables) -> None:
+        """Set the shape of the model that option `key` names, unless the scenario gives one.
+
+        Raises:
+            TrainerFileError: no model of that name ships.
+        """
+        path = self.word(key, "")
+        if given.value("model", "layers") is not None:
+            return
+        try:
+            shape = given.shape_of(path)
+        except ConfigError:
+            why = "does not ship with zsim; give its shape in [model] or as model.hf_config"
+            raise self.wrong(key, path, why) from None
+        for field, value in shape.items():
+            if field != "sequence_length":
+                self.set_field(f"model.{field}", value, key)
 
     def wrong(self, name: str, value: object, why: str) -> TrainerFileError:
         """Return the error of an option with an invalid value."""
