@@ -86,8 +86,9 @@ def test_every_gpu_that_ships_is_plausible(name: str) -> None:
         if rate.dtype is BlockFormat.MXFP8:
             assert rate.peak == gpu.rate(DType.FP8).peak
         if rate.dtype is BlockFormat.NVFP4:
-            # 8 on GeForce, which adds up 16-bit products in fp32 at half speed
-            assert 3.9 * half <= rate.peak <= 8.1 * half
+            # GeForce adds up 16-bit products in fp32 at half speed.
+            most = 8.1 if name == "rtx_5090_32gb" else 6.1
+            assert 3.9 * half <= rate.peak <= most * half
     assert 300 * GB <= gpu.memory_bytes_per_s <= 10_000 * GB
     assert 16 * GB <= gpu.memory_bytes <= 512 * GB
     assert 5 <= gpu.memory_bytes_per_s / gpu.memory_bytes <= 60  # all of it, times a second
