@@ -9,7 +9,8 @@ TRAINER_FILES: tuple[tuple[str, str, Tree, Tree], ...] = (
     (
         "torchtitan_config",
         "tt.toml",
-        {"train": {}},
+        # An A100 has no FP8.
+        {"train": {}, "cluster": {"topology": "dgx_h100_infiniband"}},
         {
             "model": {"name": "llama3", "flavor": "mine", "converters": ["float8"]},
             "training": {"local_batch_size": 1, "global_batch_size": 4, "seq_len": 16},

@@ -104,7 +104,7 @@ def test_a_backend_that_reads_no_data_says_so(ask: Ask, scenario: Path) -> None:
         (("run", "tiny", "--steps", "0"), "Invalid value for '--steps': '0' must be"),
         (("run", "tiny", "--steps", "1e3"), "Invalid value for '--steps': '1e3' must be"),
         (("show", "abacus"), "name: 'abacus' must be a name that zsim list prints"),
-        (("check", "tiny", "--explain", "1"), "--explain: 1 must be at most 0"),
+        (("check", "tiny", "--explain", "1"), "--explain: 1 has no finding"),
         (
             ("plan", "tiny", "--schedule", "/no/such/folder/x.json"),
             "--schedule: /no/such/folder/x.json: /no/such/folder is no folder",
