@@ -10,6 +10,7 @@ from typing import cast
 
 from zsim.model.generator import Draw
 from zsim.model.kernel import Kernel
+from zsim.schedule.expert_transport import ExpertTransport
 from zsim.schedule.host_actions import HostActions, Memory
 from zsim.schedule.operation import (
     Action,
@@ -210,8 +211,12 @@ class OperationList(HostActions):
         *,
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
+        by: ExpertTransport | None = None,
     ) -> str:
-        """Send block i of `source` to member i; `target` receives a block from each member."""
+        """Send block i of `source` to member i; `target` receives a block from each member.
+
+        A library may do so in place of NCCL (`by`).
+        """
         source = self.view(source)
         return self.add(
             AllToAll(
@@ -222,6 +227,7 @@ class OperationList(HostActions):
                 source=source,
                 target=self.view(target),
                 wire=self.buffers[source.buffer].dtype,
+                by=by,
             )
         )
 
