@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from math import log2
 
 from zsim.cluster.profile.network import NetworkProfile
+from zsim.model.expert_transport import ExpertTransport
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, crowding
 from zsim.network.algorithm.constant import NIC
 from zsim.network.algorithm.direct import SPREAD, both
 from zsim.network.tuner import choose
-from zsim.schedule.expert_transport import DispatchLibrary, ExpertTransport
+from zsim.strategy.token_dispatch import DispatchLibrary
 from zsim.units import PICOSECONDS_PER_SECOND
 
 FITTED_RANKS = 8

@@ -11,6 +11,7 @@ from fractions import Fraction
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.dtype import DType
+from zsim.model.expert_transport import ExpertTransport
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
 from zsim.network.algorithm.constant import TENSOR_WAIT_S
@@ -18,7 +19,6 @@ from zsim.network.algorithm.installed_algorithms import algorithms, check
 from zsim.network.algorithm.nvls import NVLS, Nvls
 from zsim.network.expert_library import TokenRows, library_timing
 from zsim.network.tuner import choose, first_able
-from zsim.schedule.expert_transport import ExpertTransport
 from zsim.schedule.operation import AllToAll, CollectiveOperation
 from zsim.suggestion import one_of
 from zsim.units import PICOSECONDS_PER_SECOND

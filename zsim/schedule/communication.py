@@ -11,7 +11,7 @@ from typing import ClassVar, get_args
 from msgspec import Struct
 
 from zsim.dtype import DType
-from zsim.schedule.expert_transport import ExpertTransport
+from zsim.model.expert_transport import ExpertTransport
 from zsim.schedule.view import Edge, View
 
 

@@ -8,9 +8,9 @@ all runtimes.
 from collections.abc import Iterable
 from typing import cast
 
+from zsim.model.expert_transport import ExpertTransport
 from zsim.model.generator import Draw
 from zsim.model.kernel import Kernel
-from zsim.schedule.expert_transport import ExpertTransport
 from zsim.schedule.host_actions import HostActions, Memory
 from zsim.schedule.operation import (
     Action,

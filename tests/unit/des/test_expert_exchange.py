@@ -16,15 +16,16 @@ from zsim.cluster.profile.host_launch import FREE
 from zsim.dtype import DType
 from zsim.files.installed import fitted_kernels, network_profile
 from zsim.model.expert_choice import ExpertChoice
+from zsim.model.expert_transport import ExpertTransport
 from zsim.model.kernel import matmul
 from zsim.network.algorithm.activity import GroupShape
 from zsim.network.expert_library import library_timing
 from zsim.network.link_load import bandwidths, rows_of
 from zsim.schedule.builder import ScheduleBuilder
-from zsim.schedule.expert_transport import DispatchLibrary, ExpertTransport
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Action, AllToAll, Role
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.token_dispatch import DispatchLibrary
 from zsim_des import SimBackend
 
 GB = 10**9

@@ -1,23 +1,14 @@
-"""Libraries that exchange tokens of experts in place of NCCL, as a mark of an `AllToAll`.
+"""Exchange of token rows by a library in place of NCCL, as a mark of an `AllToAll`.
 
 The result is the same: the rows of each expert arrive at its rank. But a library sends a token once
 to each place that has experts of it, and it takes multiprocessors of its own.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from zsim.model.architecture import Architecture
 from zsim.model.expert_choice import ExpertChoice
-
-
-class DispatchLibrary(StrEnum):
-    """Libraries of `--moe-flex-dispatcher-backend`."""
-
-    DEEPEP = "deepep"
-    """DeepEP 1.x, normal kernels: a token crosses once to each node, on the rail of its GPU, and
-    goes from there once to each GPU."""
-    HYBRIDEP = "hybridep"
-    """HybridEP, the branch hybrid-ep of DeepEP: the same with TMA copies, in fewer blocks."""
+from zsim.strategy.token_dispatch import DispatchLibrary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +37,15 @@ class ExpertTransport:
         for name in ("width", "num_sms"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} must be at least 1")
+
+
+def transport_of(shape: Architecture | None) -> ExpertTransport | None:
+    """Return the library that exchanges tokens of experts; None if NCCL does."""
+    if shape is None or shape.experts is None or shape.execution.dispatch is None:
+        return None
+    return ExpertTransport(
+        library=shape.execution.dispatch.library,
+        choice=ExpertChoice.of(shape.experts),
+        width=shape.hidden_size,
+        num_sms=shape.execution.dispatch.num_sms,
+    )
