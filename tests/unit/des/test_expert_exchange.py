@@ -76,7 +76,7 @@ def end_s(schedule: Schedule, cluster: Cluster) -> float:
     return end_ps / 1e12
 
 
-sizes = st.integers(1, 10**6).map(lambda size: 256 * size)
+sizes = st.integers(10**5, 10**8)
 
 
 @given(blocks=st.lists(st.lists(sizes, min_size=8, max_size=8), min_size=8, max_size=8))
