@@ -25,6 +25,7 @@ from zsim.closed_form.rank_speeds import (
     TensorSeconds,
     tensor_s,
 )
+from zsim.model.expert_transport import ExpertTransport
 from zsim.model.kernel import FusedPart, parts_of
 from zsim.model.model import Model, Segment, Unit, Value
 from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
@@ -55,6 +56,8 @@ class LinkCut:
 
 
 ADAM_MOMENTS = 2
+ALL_TO_ALL = "all_to_all"
+"""The exchange of tokens of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +240,8 @@ class GroupCollective:
     """A collective over the ranks of a group: its name, the bytes of the whole tensor, the group.
 
     `ranks` are spread evenly over `domains` domains; 0 if they are not. A domain contains ranks of
-    `sharers` such groups.
+    `sharers` such groups. A library that exchanges tokens of experts sends fewer copies of them:
+    `near` and `far` are those on a GPU's link and on NICs, for each copy of NCCL's; 1 for NCCL.
     """
 
     collective: str
@@ -245,6 +249,8 @@ class GroupCollective:
     ranks: int
     domains: int
     sharers: int = 1
+    near: float = 1.0
+    far: float = 1.0
 
 
 CollectiveSeconds = Callable[[GroupCollective], tuple[float, float]]
@@ -259,24 +265,35 @@ def least_exchange_s(exchange: GroupCollective, cut: LinkCut) -> tuple[float, fl
     If a tensor is spread over k domains, each needs all but the k-th part that it has.
     """
     ranks, domains = exchange.ranks, exchange.domains
-    if domains == 1:
-        return tensor_s(exchange.collective, exchange.size_bytes, ranks, cut.gpu), 0.0
     if not domains:
         return 0.0, 0.0
+    if exchange.collective == ALL_TO_ALL:  # its size is that of one rank's blocks
+        if domains == 1:
+            return exchange.near * exchange.size_bytes * (ranks - 1) / ranks / cut.gpu, 0.0
+        sent = exchange.far * exchange.size_bytes * (domains - 1) / domains
+        return 0.0, exchange.sharers * ranks / domains * sent / cut.domain
+    if domains == 1:
+        return tensor_s(exchange.collective, exchange.size_bytes, ranks, cut.gpu), 0.0
     sharers = exchange.sharers * ALONE_IN_RING[exchange.collective]
     return 0.0, sharers * exchange.size_bytes * (domains - 1) / domains / cut.domain
 
 
 def exchange_s(
-    lines: Iterable[WireBytes], strategy: Strategy, cut: LinkCut, seconds: CollectiveSeconds
+    lines: Iterable[WireBytes],
+    strategy: Strategy,
+    cut: LinkCut,
+    seconds: CollectiveSeconds,
+    *,
+    transport: ExpertTransport | None = None,
 ) -> float:
     """Return a lower bound of the seconds that a step's bytes need through the narrowest cut.
 
-    `lines` are ring-equivalent bytes of a rank, of a pipeline by stage.
+    `lines` are ring-equivalent bytes of a rank, of a pipeline by stage. `transport` is the library
+    that exchanges tokens of experts, if NCCL does not.
     """
     by_role: dict[str, tuple[float, float]] = {}
     for line in lines:
-        if (exchange := _exchange(line, strategy, cut)) is not None:
+        if (exchange := _exchange(line, strategy, cut, transport)) is not None:
             near, far = by_role.get(line.role, (0.0, 0.0))
             near_s, far_s = seconds(exchange)
             by_role[line.role] = near + near_s, far + far_s
@@ -294,21 +311,29 @@ def data_exchange_s(
     return sum(max(seconds(exchange)) for exchange in found if exchange is not None)
 
 
-def _exchange(line: WireBytes, strategy: Strategy, cut: LinkCut) -> GroupCollective | None:
+def _exchange(
+    line: WireBytes, strategy: Strategy, cut: LinkCut, transport: ExpertTransport | None = None
+) -> GroupCollective | None:
     """Return the collectives of a line as one; None if there are none to count."""
-    if line.scalar or line.collective not in ALONE_IN_RING:
+    laps = 1 if line.collective == ALL_TO_ALL else ALONE_IN_RING.get(line.collective)
+    if line.scalar or laps is None:
         return None
     ranks, stride = _group(line.group, strategy)
     if ranks < 2:
         return None
-    laps = ALONE_IN_RING[line.collective]
     domains, sharers = _domains(ranks, stride, strategy.ranks, cut.gpus_per_domain)
+    near = far = 1.0
+    if transport is not None and line.collective == ALL_TO_ALL and domains:
+        choice = transport.choice
+        near, far = (choice.places(each) / choice.top_k for each in (ranks, domains))
     return GroupCollective(
         collective=line.collective,
         size_bytes=line.bytes * ranks / (ranks - 1) / laps,
         ranks=ranks,
         domains=domains,
         sharers=sharers,
+        near=near,
+        far=far,
     )
 
 
@@ -320,6 +345,8 @@ def _group(name: str, strategy: Strategy) -> tuple[int, int]:
             return parallel.tensor, 1
         case "data":
             return parallel.data, parallel.tensor
+        case "expert":
+            return parallel.expert, strategy.expert_tensor
         case "expert_data":
             return strategy.expert_data, strategy.parallel.expert * strategy.expert_tensor
         case "inner":

@@ -108,6 +108,8 @@ class Kernel:
         layout: of the operands of a product; None if not known.
         loads: rows of each expert in a grouped product. In one of layout TN, which sums over rows,
             they are its inner extents.
+        block_scaled: a grouped product whose operands have a scale for 128 elements, so that sums
+            of 128 products are scaled one by one.
     """
 
     kind: KernelKind
@@ -125,6 +127,7 @@ class Kernel:
     streams: int = 1
     layout: OperandLayout | None = None
     loads: TokenLoads | None = None
+    block_scaled: bool = False
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
@@ -277,7 +280,12 @@ def bound(kernel: Kernel, loads: TokenLoads) -> Kernel:
         _, _, n, k = kernel.shape
         layout = kernel.layout or OperandLayout.NT
         made = grouped_matmul(loads, n, k, kernel.dtype, backward=kernel.backward, layout=layout)
-        return replace(made, spared=kernel.spared, streams=kernel.streams)
+        return replace(
+            made,
+            spared=kernel.spared,
+            streams=kernel.streams,
+            block_scaled=kernel.block_scaled,
+        )
     rows, *rest = kernel.shape
     new = loads.total
     return replace(

@@ -10,11 +10,14 @@ from fractions import Fraction
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.network import NetworkProfile
+from zsim.dtype import DType
+from zsim.model.expert_transport import ExpertTransport
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
 from zsim.network.algorithm.constant import TENSOR_WAIT_S
 from zsim.network.algorithm.installed_algorithms import algorithms, check
 from zsim.network.algorithm.nvls import NVLS, Nvls
+from zsim.network.expert_library import TokenRows, library_timing
 from zsim.network.tuner import choose, first_able
 from zsim.schedule.operation import AllToAll, CollectiveOperation
 from zsim.suggestion import one_of
@@ -76,12 +79,18 @@ class LinkLoads:
             check(self.cluster.network)
 
     def of(
-        self, operation: CollectiveOperation, ring_bytes: int, shape: GroupShape
+        self,
+        operation: CollectiveOperation,
+        ring_bytes: int,
+        shape: GroupShape,
+        *,
+        between_bytes: int | None = None,
     ) -> LinkLoad | None:
         """Return the load of `operation` over `shape`, whose ring would move `ring_bytes`.
 
         None if it is a plain ring: nothing is forced and no constants are fitted, or the forced
-        algorithm cannot execute it, as a tree cannot gather.
+        algorithm cannot execute it, as a tree cannot gather. With unequal blocks, `ring_bytes` are
+        of the busiest rank, and the busiest node exchanges `between_bytes` with the others.
         """
         if not ring_bytes:
             return None
@@ -91,16 +100,24 @@ class LinkLoads:
         measured = self._measured(operation.name, size_bytes, ring_bytes, shape)
         if measured is not None:
             return measured
+        if isinstance(operation, AllToAll) and operation.by is not None:
+            rows = rows_of(operation.by, size_bytes, operation.wire)
+            return self._by_library(
+                operation.by, rows, shape, ring_bytes=ring_bytes, between_bytes=between_bytes
+            )
         # Copies of parts go directly from each rank to each other one.
         kind = Collective.ALL_TO_ALL if operation.in_parts else Collective(operation.name)
         activity = self.activity(kind, size_bytes, shape)
         if activity is None:
             return None
         per_ring_byte = Fraction(size_bytes, ring_bytes)
+        node_bytes = activity.node_bytes * per_ring_byte
+        if between_bytes is not None:
+            node_bytes = Fraction(between_bytes, ring_bytes)
         return LinkLoad(
             latency_ps=activity.latency_ps + self._wait_ps(operation, shape),
             near=activity.gpu_bytes / activity.gpu_efficiency * per_ring_byte,
-            far=activity.node_bytes / activity.nic_efficiency * per_ring_byte,
+            far=node_bytes / activity.nic_efficiency,
         )
 
     def _measured(
@@ -117,6 +134,36 @@ class LinkLoads:
             seconds -= times.landing_s(collective, shape.ranks, size_bytes)
         taken = max(1, round(seconds * self.cluster.switch_link.bytes_per_s))
         return LinkLoad(latency_ps=0, near=Fraction(taken, ring_bytes), far=Fraction(0))
+
+    def _by_library(
+        self,
+        transport: ExpertTransport,
+        rows: TokenRows,
+        shape: GroupShape,
+        *,
+        ring_bytes: int,
+        between_bytes: int | None,
+    ) -> LinkLoad:
+        """Return the load of an exchange of `rows` by a library.
+
+        With unequal blocks, copies for the busiest node are as much more as its rows.
+        """
+        links = bandwidths(self.cluster, shape)
+        network = self.cluster.network
+        timing = library_timing(transport, rows, shape, links=links, profile=network)
+        latency_ps = round(timing.latency_s * PICOSECONDS_PER_SECOND)
+        if network is None:
+            latency_ps = self.latency.near_ps if shape.nodes == 1 else self.latency.far_ps
+        node_s = timing.node_s
+        if between_bytes is not None and shape.nodes > 1:
+            size_bytes = rows.size_bytes * transport.choice.top_k
+            even = size_bytes * float(shape.ranks_per_node) * (shape.nodes - 1) / shape.nodes
+            node_s *= between_bytes / even
+        return LinkLoad(
+            latency_ps=latency_ps,
+            near=_share(timing.gpu_s * links.gpu / ring_bytes),
+            far=_share(node_s * links.node / ring_bytes),
+        )
 
     def _network(self) -> NetworkProfile | None:
         """Return the constants; if the switch cannot reduce, without NVLS."""
@@ -158,6 +205,19 @@ class LinkLoads:
         if network is None:
             return algorithms()[first_able(collective, shape)].activity(request, network)
         return choose(network, collective, size_bytes, shape, links=request.links)
+
+
+def rows_of(transport: ExpertTransport, size_bytes: int, wire: DType) -> TokenRows:
+    """Return the rows, without copies for several experts, of `size_bytes` of permuted rows."""
+    row_bytes = transport.width * wire.size_bytes
+    return TokenRows(
+        tokens=size_bytes / transport.choice.top_k / row_bytes, row_bytes=float(row_bytes)
+    )
+
+
+def _share(value: float) -> Fraction:
+    """Return `value` as a fraction of small numbers."""
+    return Fraction(value).limit_denominator(10**6)
 
 
 def bandwidths(cluster: Cluster, shape: GroupShape) -> Bandwidths:

@@ -11,6 +11,7 @@ from typing import ClassVar, get_args
 from msgspec import Struct
 
 from zsim.dtype import DType
+from zsim.model.expert_transport import ExpertTransport
 from zsim.schedule.view import Edge, View
 
 
@@ -248,7 +249,8 @@ class AllToAll(CollectiveOperation, frozen=True, kw_only=True):
     """Block i of each rank's `source` goes to member i; `target` has a block from each member.
 
     Blocks are equal unless `sent` and `received` have their elements by member; `kept` is the block
-    that a rank sends to itself, the same on all ranks of a role.
+    that a rank sends to itself, the same on all ranks of a role. A library may exchange them in
+    place of NCCL (`by`), with the same result.
     """
 
     name: ClassVar[str] = "all_to_all"
@@ -258,12 +260,13 @@ class AllToAll(CollectiveOperation, frozen=True, kw_only=True):
     moves_in_place: ClassVar[bool] = False
     written_last: ClassVar[tuple[str, ...]] = (
         *CollectiveOperation.written_last,
-        *("sent", "received", "kept"),
+        *("sent", "received", "kept", "by"),
     )
 
     sent: tuple[int, ...] = ()
     received: tuple[int, ...] = ()
     kept: int | None = None
+    by: ExpertTransport | None = None
 
     @property
     def whole(self) -> View:
@@ -277,13 +280,14 @@ class AllToAll(CollectiveOperation, frozen=True, kw_only=True):
 
     @property
     def agreed(self) -> tuple[object, ...]:
-        """Whether it is in parts, and whether blocks are equal."""
-        return self.in_parts, not self.sent
+        """Whether it is in parts, whether blocks are equal, and the library."""
+        return self.in_parts, not self.sent, self.by
 
     @property
     def words(self) -> str:
         """Text with everything on which matching ranks must agree."""
-        return f"{self.name} of unequal blocks of {self.wire}" if self.sent else super().words
+        of = f"{self.name} of unequal blocks of {self.wire}" if self.sent else super().words
+        return of if self.by is None else f"{of} by {self.by.library}"
 
     @property
     def largest(self) -> int:

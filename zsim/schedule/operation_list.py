@@ -8,6 +8,7 @@ all runtimes.
 from collections.abc import Iterable
 from typing import cast
 
+from zsim.model.expert_transport import ExpertTransport
 from zsim.model.generator import Draw
 from zsim.model.kernel import Kernel
 from zsim.schedule.host_actions import HostActions, Memory
@@ -213,8 +214,12 @@ class OperationList(HostActions):
         *,
         stream: str = COMMUNICATION,
         after: Iterable[Edge] = (),
+        by: ExpertTransport | None = None,
     ) -> str:
-        """Send block i of `source` to member i; `target` receives a block from each member."""
+        """Send block i of `source` to member i; `target` receives a block from each member.
+
+        A library may do so in place of NCCL (`by`).
+        """
         source = self.view(source)
         return self.add(
             AllToAll(
@@ -225,6 +230,7 @@ class OperationList(HostActions):
                 source=source,
                 target=self.view(target),
                 wire=self.buffers[source.buffer].dtype,
+                by=by,
             )
         )
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
+from zsim.strategy.token_dispatch import TokenDispatch
 
 
 class ExecutionError(ValueError):
@@ -177,6 +178,7 @@ class Execution:
         exchange: how these ranks exchange keys and values.
         expert: ranks that the experts of a block are distributed over. Copies of tokens are sent to
             the ranks of their experts, and results are sent back.
+        dispatch: the library that does so; None for NCCL's all-to-all.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).
         loss: implementation of the loss.
@@ -224,6 +226,7 @@ class Execution:
     context: int = 1
     exchange: ContextExchange = ContextExchange.ALL_GATHER
     expert: int = 1
+    dispatch: TokenDispatch | None = None
     merges: bool = False
     loss: Loss = Loss.TORCH
     metrics: int = 0

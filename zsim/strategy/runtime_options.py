@@ -17,6 +17,7 @@ from zsim.strategy.cuda_graphs import CudaGraphs
 from zsim.strategy.execution import ContextExchange, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
+from zsim.strategy.token_dispatch import TokenDispatch
 
 GROUP = "zsim.runtimes"
 
@@ -153,6 +154,11 @@ class RuntimeOptions(Table):
     @property
     def cuda_graphs(self) -> CudaGraphs | None:
         """Return the parts of a step in CUDA graphs; None if there are none."""
+        return None
+
+    @property
+    def token_dispatch(self) -> TokenDispatch | None:
+        """Return the library that exchanges tokens of experts; None if NCCL does."""
         return None
 
     @property

@@ -22,6 +22,7 @@ from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.overlap_methods import DEFAULT_METHODS
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import KeptFormats, RuntimeOptions
+from zsim.strategy.token_dispatch import TokenDispatch
 from zsim.strategy.train import Train, quantizer_of
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, ZeroKnobs
 
@@ -341,6 +342,7 @@ class Strategy(Table):
             context=self.parallel.context,
             exchange=self.parallel.exchange(runtime),
             expert=self.parallel.expert,
+            dispatch=self._dispatch,
             merges=runtime is not None and runtime.merges_context,
             splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,
             loss=self.train.loss,
@@ -356,6 +358,12 @@ class Strategy(Table):
             rearranges=runtime is not None and runtime.rearranges,
             tiles=self.zero.tiles,
         )
+
+    @property
+    def _dispatch(self) -> TokenDispatch | None:
+        """The library that exchanges tokens of experts, if expert ranks use one."""
+        runtime = self.zero.emulate
+        return None if runtime is None or self.parallel.expert == 1 else runtime.token_dispatch
 
     @property
     def ranks(self) -> int:

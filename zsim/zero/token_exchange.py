@@ -5,10 +5,15 @@ block for each expert rank. The value after the exchange has a block from each r
 segment's backward the gradient is exchanged in the same manner, which returns each block to its
 rank. All of this runs on the compute stream, because the next kernel needs it at once. The result
 is kept for backward if the reader keeps its inputs, so it is exchanged again only in recomputation.
+
+A library may exchange tokens in place of NCCL (`transport_of`). It plans the first exchange of a
+layer for all others, and sends weights of tokens with the tokens.
 """
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
+from zsim.model.expert_transport import ExpertTransport, transport_of
 from zsim.model.model import Model, ModelError, Segment
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
@@ -33,6 +38,13 @@ class TokensOfExperts:
             if segment.swaps
             for value in segment.outputs
         )
+        self._transport = transport_of(model.architecture)
+        self._returned = frozenset(
+            value.name
+            for unit in model.units
+            for segment in [each for each in unit.segments if each.swaps][1:]
+            for value in segment.outputs
+        )
 
     def sent(self, value: str, buffer: str) -> str:
         """Return the buffer of the blocks of `buffer`, which is a `value`, before the exchange."""
@@ -48,6 +60,22 @@ class TokensOfExperts:
             f"{value}/gradient/returned", own.elements, own.dtype, Kind.WORKSPACE
         )
 
+    def _by(self, segment: Segment, value: str, *, backward: bool) -> ExpertTransport | None:
+        """Return the library's exchange of `value`, or of its gradient; None if NCCL does it."""
+        transport = self._transport
+        if transport is None:
+            return None
+        own = self.model.values[value].elements
+        rides = own < max(each.elements for each in segment.outputs)
+        returns = (value in self._returned) is not backward
+        return replace(
+            transport,
+            width=1 if rides else transport.width,
+            plans=not (returns or backward or rides),
+            returns=returns,
+            rides=rides,
+        )
+
     def end(
         self,
         segment: Segment,
@@ -56,12 +84,13 @@ class TokensOfExperts:
         operation: str,
     ) -> None:
         """Exchange the outputs of a segment in sequence."""
-        del segment, operation
+        del operation
         for value, buffer in made:
             sent = self.sent(value, buffer)
             path = f"{part.action}{part.segment}/exchange/{value}"
             self.writer.allocate(buffer)
-            self.writer.all_to_all(path, EXPERT, sent, buffer, stream=COMPUTE)
+            by = self._by(segment, value, backward=False)
+            self.writer.all_to_all(path, EXPERT, sent, buffer, stream=COMPUTE, by=by)
             self.writer.free(sent)
 
     def before_backward(
@@ -74,7 +103,8 @@ class TokensOfExperts:
                 returned, came = self.gradient(value.name), f"{value.name}/gradient"
                 path = f"{part.action}{part.segment}/exchange/{came}"
                 self.writer.allocate(returned)
-                self.writer.all_to_all(path, EXPERT, came, returned, stream=COMPUTE)
+                by = self._by(segment, value.name, backward=True)
+                self.writer.all_to_all(path, EXPERT, came, returned, stream=COMPUTE, by=by)
                 found.append(returned)
         return tuple(found)
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from zsim_lab.answer.validation import Validation
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
-PIPELINES, ERROR, BEST = "pipelines", "error", "best"
+PIPELINES, ERROR, BEST, EXPERTS = "pipelines", "error", "best", "experts"
 SHIPS = (PAPER, PIPELINES)
 """Kinds of validation whose published figures ship with zsim."""
 NO_PICTURE = f"is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
 PARTS = 20
-KINDS = (NETWORK, TRAINING, MEMORY, *SHIPS, ERROR, BEST)
+KINDS = (NETWORK, TRAINING, MEMORY, *SHIPS, ERROR, BEST, EXPERTS)
 
 
 def validate(
@@ -68,7 +68,7 @@ def validate(
         return _best(data, picture, as_json=json)
     if what not in SHIPS and data is None:
         raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
-    if what == NETWORK and picture is not None:
+    if what in (NETWORK, EXPERTS) and picture is not None:
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     if left_out and data is not None:
         return _left_out(data, as_json=json)
@@ -148,6 +148,10 @@ def _validated(what: str, data: Path | None) -> "Validation":
         from zsim_lab.answer.network_validation import validate_network
 
         return validate_network(data)
+    if what == EXPERTS:
+        from zsim_lab.answer.expert_validation import validate_experts
+
+        return validate_experts(data)
     from zsim_lab.answer.run_validation import Quantity, validate_training
 
     return validate_training(data, Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY)

@@ -13,6 +13,7 @@ from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim_lab.rows import collective_rows, kernel_rows
 from zsim_lab.rows.collective_rows import Measurement
 from zsim_lab.rows.csv_rows import Cells, MeasuredError, Unmodelled
+from zsim_lab.rows.expert_tables import EXPERT_TABLES, ExpertRow
 from zsim_lab.rows.kernel_rows import KernelRow
 from zsim_lab.rows.link_rows import LINK_TABLES, TimedLinks, read_links
 from zsim_lab.rows.published import Published
@@ -86,9 +87,23 @@ def runs_of(folder: Path) -> dict[str, list[Published]]:
     return found
 
 
+def expert_rows(folder: Path) -> dict[str, tuple[list[ExpertRow], list[Unmodelled]]]:
+    """Return rows of the tables of experts in `folder`, by name: modelled, unmodelled.
+
+    Raises:
+        MistakeError: no table is there, or one cannot be read.
+    """
+    found: dict[str, tuple[list[ExpertRow], list[Unmodelled]]] = {}
+    for path in _found(folder, EXPERT_TABLES):
+        with _of(folder):
+            found[path.stem] = EXPERT_TABLES[path.stem].read(_rows(path))
+    return found
+
+
 def not_read(folder: Path) -> list[str]:
     """Return the tables in `folder` whose form no command supports."""
-    known = {*TABLES, *collective_rows.READERS, *kernel_rows.READERS, *LINK_TABLES}
+    known = {*TABLES, *EXPERT_TABLES, *LINK_TABLES}
+    known |= {*collective_rows.READERS, *kernel_rows.READERS}
     return sorted(path.name for path in folder.glob("*.csv") if path.stem not in known)
 
 

@@ -91,12 +91,12 @@ class RunTable:
         Raises:
             MeasuredError: a column is missing.
         """
-        model = _row_model(self.form["columns"])
+        model = row_model(self.form["columns"])
         found: list[Published] = []
         seen: dict[tuple[object, ...], int] = {}
         for line, cells in enumerate(rows, start=2):
             try:
-                scope = _Scope(self.form, parsed(self.file, model, cells).model_dump())
+                scope = RowScope(self.form, parsed(self.file, model, cells).model_dump())
                 run = self._run(line, scope)
                 self._need_new(line, scope, seen)
                 found.append(run)
@@ -104,17 +104,15 @@ class RunTable:
                 found.append(self._unmodelled(line, cells, error))
         return found
 
-    def _need_new(self, line: int, scope: "_Scope", seen: dict[tuple[object, ...], int]) -> None:
+    def _need_new(self, line: int, scope: "RowScope", seen: dict[tuple[object, ...], int]) -> None:
         """Raise NotModelledError if an earlier row has the same settings of `once`."""
         if names := self.form.get("once"):
             first = seen.setdefault(tuple(scope[name] for name in names), line)
             if first != line:
                 raise NotModelledError(f"the settings of line {first} again")
 
-    def _run(self, line: int, scope: "_Scope") -> Published:
-        for each in self.form.get("unmodelled", ()):
-            if scope.value(each["if"]):
-                raise NotModelledError(each["why"].format_map(scope))
+    def _run(self, line: int, scope: "RowScope") -> Published:
+        scope.need_modelled()
         run = scope.filled(self.form["run"])
         peak_gib = run.pop("peak_gib", None)
         failed = run.get("failed", False)
@@ -145,7 +143,7 @@ class RunTable:
         )
 
 
-class _Scope(dict[str, Any]):
+class RowScope(dict[str, Any]):
     """Values by name for expressions: cells, stated values, functions and names of `[let]`."""
 
     def __init__(self, form: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
@@ -164,6 +162,16 @@ class _Scope(dict[str, Any]):
             raise KeyError(name)
         self[name] = self.value(text)
         return self[name]
+
+    def need_modelled(self) -> None:
+        """Raise NotModelledError if a condition of `unmodelled` holds.
+
+        Raises:
+            NotModelledError: it does.
+        """
+        for each in self._form.get("unmodelled", ()):
+            if self.value(each["if"]):
+                raise NotModelledError(each["why"].format_map(self))
 
     def value(self, given: object) -> object:
         """Return `given`, or its value if it is an expression."""
@@ -248,7 +256,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 """Functions of expressions, in addition to `word`, `system` and `day`."""
 
 
-def _row_model(columns: Mapping[str, str]) -> type[CsvRow]:
+def row_model(columns: Mapping[str, str]) -> type[CsvRow]:
     """Return the class of rows with `columns`."""
     described: dict[str, Any] = {}
     for name, text in columns.items():
@@ -258,7 +266,7 @@ def _row_model(columns: Mapping[str, str]) -> type[CsvRow]:
     return create_model("PublishedRow", __base__=CsvRow, **described)
 
 
-def _alternatives(scope: _Scope, form: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _alternatives(scope: RowScope, form: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the scenarios of a row: with each change of `way` whose condition holds."""
     base = scope.filled(form["scenario"])
     changes = [scope.filled(each["set"]) for each in form.get("way", ()) if scope.value(each["if"])]

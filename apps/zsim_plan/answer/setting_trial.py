@@ -45,6 +45,7 @@ from zsim.files.installed import (
 from zsim.files.nearest_gpu import kernel_profile
 from zsim.files.source import with_files
 from zsim.mistake import MistakeError
+from zsim.model.expert_transport import transport_of
 from zsim.model.kernel import Kernel
 from zsim.model.model import Model, ModelError
 from zsim.prediction.closest_runs import slower_of
@@ -283,7 +284,9 @@ class Bounder:
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
         )
         busy_s = updating + busy.seconds
-        seconds = max(busy_s, exchange_s(lines, strategy, cut, between), moved)
+        transport = transport_of(model.architecture)
+        exchanged_s = exchange_s(lines, strategy, cut, between, transport=transport)
+        seconds = max(busy_s, exchanged_s, moved)
         return SettingBound(
             step_time_s=seconds,
             busy_s=busy_s,
@@ -392,7 +395,8 @@ def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> Collec
     cut = cut_of(cluster)
 
     def of(exchange: GroupCollective) -> tuple[float, float]:
-        if times is None or not exchange.domains:
+        by_library = exchange.near < 1 or exchange.far < 1
+        if times is None or not exchange.domains or by_library:
             return least_exchange_s(exchange, cut)
         return times.moving_s(
             exchange.collective, exchange.size_bytes, exchange.ranks, exchange.domains

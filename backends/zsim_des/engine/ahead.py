@@ -83,7 +83,7 @@ class Tapes:
 
     def _meeting(self, what: Enqueue) -> TapedCollective:
         (member, size_bytes), *others = what.members
-        if others or not isinstance(member, CollectiveOperation) or _is_uneven(member):
+        if others or not isinstance(member, CollectiveOperation) or _depends(member):
             raise NotAheadError
         key = (member.group, type(member), member.in_parts, size_bytes)
         kind = self._kinds.setdefault(key, len(self._kinds))
@@ -279,6 +279,9 @@ def _known_ps(instance: ProgramRun, slot: int) -> int:
     return end_ps
 
 
-def _is_uneven(member: CollectiveOperation) -> bool:
-    """Return True if ranks exchange unequal blocks, so that all of them determine the time."""
-    return isinstance(member, AllToAll) and bool(member.sent)
+def _depends(member: CollectiveOperation) -> bool:
+    """Return True if the time depends on all ranks, or kernels lose multiprocessors.
+
+    With unequal blocks, all ranks determine the time. A library takes multiprocessors on any GPU.
+    """
+    return isinstance(member, AllToAll) and (bool(member.sent) or member.by is not None)

@@ -51,7 +51,7 @@ class FusedEntries:
         """
         if operation.id in self._fusions.readers:
             last.begins = self._slot(operation.id, "begun")
-            last.is_copied = operation.id not in self._competing
+            last.share = None if operation.id in self._competing else 0
             self._held[operation.id] = last
             return [] if self._comes_late(operation.id) else [self._held.pop(operation.id)]
         if isinstance(operation, Compute) and operation.id in self._fusions.computes:
@@ -114,7 +114,8 @@ class FusedEntries:
         known = self._after(scatter.id, tuple(e for e in scatter.after if e != maker.id))
         slot = self._slot(scatter.id, "copies")
         copies = replace(last, slot=slot, is_part=True)
-        copies.is_copied = not MAKES & self._fusions.computes[maker.id].competing
+        competes = MAKES & self._fusions.computes[maker.id].competing
+        copies.share = None if competes else 0
         copies.after = After((*known.here, self._made[maker.id]), known.earlier)
         last.stream, last.members, last.parts = self._streams[maker.stream], (), (slot,)
         last.after, last.launch_ps = After((slot,), ()), 0

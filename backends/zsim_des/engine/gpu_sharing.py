@@ -67,6 +67,7 @@ class GpuSharing:
         self._share = 0 if self.has_threads else round(gpu.collective_share * PARTS)
         self._memory_bytes_per_s = gpu.memory_bytes_per_s
         self._collectives = 0
+        self._taken = 0
         self._traffic = 0
         self._kernels: list[RunningKernel] = []
         self._changed_ps = 0
@@ -81,9 +82,13 @@ class GpuSharing:
         """Return the current time in picoseconds."""
         return self._agenda.env.now
 
-    def come(self, *, takes: bool = True) -> None:
-        """Let a collective occupy its multiprocessors from now on, if it `takes` any."""
-        self._change(int(takes), 0)
+    def come(self, *, share: int | None = None) -> None:
+        """Let a collective occupy its multiprocessors from now on.
+
+        `share` is in `PARTS`; None is that of NCCL's collectives.
+        """
+        self._collectives += share != 0
+        self._change(self._share if share is None else share, 0)
 
     def carry(self, time_ps: int) -> None:
         """Let host threads that carry bytes work for `time_ps` from now on."""
@@ -101,17 +106,23 @@ class GpuSharing:
             self._change(0, parts - before)
         return parts
 
-    def leave(self, at_ps: int, parts: int, *, takes: bool = True) -> None:
+    def leave(self, at_ps: int, parts: int, *, share: int | None = None) -> None:
         """Let a collective leave at `at_ps`, now or later, and release `parts` of the bandwidth."""
-        self._agenda.at(at_ps, lambda: self._change(-int(takes), -parts))
+        taken = self._share if share is None else share
 
-    def _change(self, collectives: int, traffic: int) -> None:
+        def gone() -> None:
+            self._collectives -= share != 0
+            self._change(-taken, -parts)
+
+        self._agenda.at(at_ps, gone)
+
+    def _change(self, taken: int, traffic: int) -> None:
         if not self._kernels:  # no kernel runs that this could slow down
-            self._collectives += collectives
+            self._taken += taken
             self._traffic += traffic
             return
         self._advance()
-        self._collectives += collectives
+        self._taken += taken
         self._traffic += traffic
         self._arm()
 
@@ -127,7 +138,7 @@ class GpuSharing:
 
     def _speed(self, kernel: RunningKernel) -> int:
         """Return the units of work that `kernel` does in a picosecond."""
-        busy = PARTS - min(MOST, self._collectives * self._share)
+        busy = PARTS - min(MOST, self._taken)
         free = PARTS - min(MOST, self._traffic)
         taken = (PARTS - kernel.memory) * free + kernel.memory * busy
         return EVEN * PARTS * busy * free // (taken * len(self._kernels))

@@ -33,8 +33,9 @@ class Enqueue:
     describes traffic on the host side of the node: a copy to or from it, or a kernel on its
     threads.
     An operation can have several entries. The last one lists the slots of the others in `parts`;
-    the others have `is_part` set. Slot `begins` ends when bytes begin to flow. If `is_copied`, copy
-    engines move the bytes and use no multiprocessor.
+    the others have `is_part` set. Slot `begins` ends when bytes begin to flow. `share` are the
+    multiprocessors that a communication takes, in thousandths: 0 if copy engines move the bytes,
+    None for NCCL's share.
     """
 
     slot: int
@@ -51,7 +52,7 @@ class Enqueue:
     parts: tuple[int, ...] = ()
     is_part: bool = False
     begins: int | None = None
-    is_copied: bool = False
+    share: int | None = None
 
     @property
     def is_recorded(self) -> bool:

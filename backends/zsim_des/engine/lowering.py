@@ -34,6 +34,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Program, Schedule
 from zsim.units import PICOSECONDS_PER_SECOND
 from zsim_des.engine.fused_entries import FusedEntries
+from zsim_des.engine.gpu_sharing import PARTS
 from zsim_des.engine.instruction import (
     NOTHING,
     After,
@@ -45,6 +46,7 @@ from zsim_des.engine.instruction import (
     Lowered,
     Stop,
 )
+from zsim_des.engine.library_kernels import library_sms, uses_libraries
 from zsim_des.network.carried import Carried, access_of, carried_by
 
 
@@ -188,6 +190,7 @@ class _Lowering:
         counters = {each.counter for each in step if isinstance(each, SetScalar) and each.counter}
         self.decides = frozenset(read | counters if read else ())
         self._timed: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._has_libraries = uses_libraries(program)
         self._fused: FusedEntries | None = None
         # A watcher observes whole operations.
         fusions = Fusions.of(() if watched or measured is not None else program.step)
@@ -306,7 +309,7 @@ class _Lowering:
             tuple([self._member(member) for member in members]) if members else (),
             None,
             self._taken_ps_of(members) if self._runs and members else 0,
-            is_copied=any(map(is_in_parts, members)),
+            share=self._share_of(members),
         )
 
     def _taken_ps_of(self, members: tuple[Communication, ...]) -> int:
@@ -320,6 +323,15 @@ class _Lowering:
                 size_bytes = member.whole.size * member.wire.size_bytes
                 taken_s += times.taken_s(member.name, ranks, size_bytes)
         return round(taken_s * PICOSECONDS_PER_SECOND)
+
+    def _share_of(self, members: tuple[Communication, ...]) -> int | None:
+        """Return the multiprocessors that `members` take together; see `Enqueue`."""
+        if any(map(is_in_parts, members)):
+            return 0
+        kernels, taken = self._gpu.kernels, library_sms(members) if self._has_libraries else 0
+        if kernels is None or not taken:
+            return None
+        return min(PARTS, round(PARTS * taken / kernels.processors))
 
     def _member(self, member: Communication) -> tuple[Communication, int]:
         return member, ring_equivalent_bytes(member, self._sizes[member.group])
@@ -357,7 +369,7 @@ class _Lowering:
         if known is not None:
             return known
         time_ps, moving = operation_ps(operation, self._program, self._gpu), 0
-        if self._gpu.collective_share:
+        if self._gpu.collective_share or self._has_libraries:
             moving = moving_ps(operation, self._program, self._gpu)
         if key:
             self._timed[key] = time_ps, moving

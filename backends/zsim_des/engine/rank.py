@@ -14,6 +14,7 @@ from zsim_des.engine.arrival import Key
 from zsim_des.engine.gpu_sharing import GpuSharing, takes_from_kernels
 from zsim_des.engine.host_issue import Courses, IssueStretch, Item
 from zsim_des.engine.instruction import AllocateRequest, Choose
+from zsim_des.engine.library_kernels import uses_libraries
 from zsim_des.engine.memory_wait import AllocationService, Awaited
 from zsim_des.engine.rendezvous import Rendezvous
 from zsim_des.engine.stream import UNKNOWN, EntryBatch, Links, ProgramRun, Stream
@@ -64,7 +65,9 @@ class Rank:
         self._going: Iterator[Awaited | int] = iter(())
         self._awaited: Awaited | None = None
         self._has_ended = False
-        beside = GpuSharing(agenda, gpu) if gpu is not None and takes_from_kernels(gpu) else None
+        beside = None
+        if gpu is not None and (takes_from_kernels(gpu) or uses_libraries(rank_class.program)):
+            beside = GpuSharing(agenda, gpu)
         changes = pace is not None or durations is not None
         self.end_ps = self._end_ps if changes else None
         self._streams = [

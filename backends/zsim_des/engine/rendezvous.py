@@ -18,6 +18,7 @@ from zsim.schedule.operation import (
 from zsim_des.clock.ready_queue import Agenda
 from zsim_des.engine.arrival import ALONE, Arrival, Key, MetRanks
 from zsim_des.engine.instruction import Enqueue
+from zsim_des.engine.unequal_blocks import busiest
 from zsim_des.engine.watch import Durations
 from zsim_des.network.carried import Carried
 from zsim_des.network.fluid import Network
@@ -262,8 +263,8 @@ class Rendezvous:
         member, size_bytes = first.members[0]
         is_one = len(met) == 1 or all(len(entry.keys) == 1 for entry in met)
         if is_one and len(first.keys) == 1 and isinstance(member, CollectiveOperation):
-            size_bytes = _largest_bytes(met, 0)
-            number, latency_ps = self.ring(first.rank_class, member, size_bytes)
+            size_bytes, between_bytes = _most_bytes(met, 0)
+            number, latency_ps = self.ring(first.rank_class, member, size_bytes, between_bytes)
         else:
             number, size_bytes, latency_ps = self._together(met)
         begin_ps = max([entry.ready_ps for entry in met]) + latency_ps
@@ -322,15 +323,24 @@ class Rendezvous:
         return self._carried[key]
 
     def ring(
-        self, rank_class: RankClass, member: CollectiveOperation, size_bytes: int
+        self,
+        rank_class: RankClass,
+        member: CollectiveOperation,
+        size_bytes: int,
+        between_bytes: int | None = None,
     ) -> tuple[int, int]:
-        """Return the shape number and the latency of a collective that starts now."""
+        """Return the shape number and the latency of a collective that starts now.
+
+        With unequal blocks, the busiest domain exchanges `between_bytes` with the others.
+        """
         communicator = rank_class.communicators[member.group]
         state = self.network.state
-        key = (communicator.index, type(member), member.in_parts, size_bytes, state)
+        key = (communicator.index, member.agreed, type(member), size_bytes, between_bytes, state)
         found = self._rings.get(key)
         if found is None:
-            demand = self._links.demand(communicator, member, size_bytes, state)
+            demand = self._links.demand(
+                communicator, member, size_bytes, state=state, between_bytes=between_bytes
+            )
             loads = self._links.ring(communicator, demand)
             if demand is None:
                 latency_ps = self._links.lap_ps(communicator, state) * member.laps
@@ -357,8 +367,10 @@ class Rendezvous:
                     latency_ps = self._links.send_latency_ps(*peer, self.network.state)
                 else:
                     assert isinstance(member, CollectiveOperation)
-                    size_bytes = _largest_bytes(met, index)
-                    number, latency_ps = self.ring(entry.rank_class, member, size_bytes)
+                    size_bytes, between_bytes = _most_bytes(met, index)
+                    number, latency_ps = self.ring(
+                        entry.rank_class, member, size_bytes, between_bytes
+                    )
                     loads = tuple(dict(shape) for shape in self.network.shapes(number))
                 longest_ps = max(longest_ps, latency_ps)
                 if size_bytes:
@@ -369,17 +381,22 @@ class Rendezvous:
         return self.network.number(taken), size_bytes, longest_ps
 
 
-def _largest_bytes(met: Sequence[Arrival], index: int) -> int:
+def _most_bytes(met: Sequence[Arrival], index: int) -> tuple[int, int | None]:
     """Return the bytes of collective number `index` of entries that meet.
 
-    With unequal blocks, count the bytes of the member that sends or receives most.
+    With unequal blocks, these are the bytes of the busiest member, and the bytes that the busiest
+    domain exchanges with the others.
     """
     member, size_bytes = met[0].members[index]
     if not isinstance(member, AllToAll) or not member.sent:
-        return size_bytes
-    found = (entry.members[index][0] for entry in met)
-    largest = max(each.largest for each in found if isinstance(each, AllToAll))
-    return largest * member.wire.size_bytes
+        return size_bytes, None
+    exchanges = [
+        (entry.rank_class.index, each)
+        for entry in met
+        for each in (entry.members[index][0],)
+        if isinstance(each, AllToAll)
+    ]
+    return busiest(met[0].rank_class.communicators[member.group], exchanges)
 
 
 def _moves(met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:

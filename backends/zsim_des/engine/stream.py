@@ -240,7 +240,7 @@ class Stream:
         """Arrive at the meeting of a communication, which `_met` ends."""
         beside = self._beside
         if beside is not None:
-            beside.come(takes=not item.what.is_copied)
+            beside.come(share=item.what.share)
             beside.carry(item.what.taken_ps)
         begins, instance = item.what.begins, batch.instance
         self.entry = Arrival(
@@ -265,8 +265,8 @@ class Stream:
         self.entry = None
         if self._beside is not None:
             assert self._batch is not None
-            is_copied = self._batch.items[self._at].what.is_copied
-            self._beside.leave(end_ps, self._traffic, takes=not is_copied)
+            share = self._batch.items[self._at].what.share
+            self._beside.leave(end_ps, self._traffic, share=share)
             self._traffic = 0
         self._over(end_ps)
 

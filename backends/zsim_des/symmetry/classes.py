@@ -19,7 +19,7 @@ class CommunicatorClass:
 
     `classes` are the rank classes of their members. Each communicator has `ranks` ranks in
     `domains` NVSwitch domains. `climb_ps` is, by state, the latency once around its ring beyond the
-    domains and their NICs.
+    domains and their NICs. `seats` are the rank class and the domain of each member, in order.
     """
 
     index: int
@@ -29,6 +29,7 @@ class CommunicatorClass:
     domains: int
     climb_ps: tuple[int, ...]
     count: int
+    seats: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

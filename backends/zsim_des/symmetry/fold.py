@@ -215,7 +215,9 @@ class _Folding:
             numbers.append((class_of + len(communicators)).tolist())
             for where, count in zip(firsts, counts, strict=True):
                 members = spread.members[where]
-                classes = np.flatnonzero(np.bincount(self._index_of[members])).tolist()
+                domain = self._node[members] // self._trouble.cluster.nodes_per_domain
+                member_classes = self._index_of[members]
+                classes = np.flatnonzero(np.bincount(member_classes)).tolist()
                 made = CommunicatorClass(
                     index=len(communicators),
                     group=spread.name,
@@ -224,6 +226,7 @@ class _Folding:
                     domains=int(spread.domains[members[0]]),
                     climb_ps=tuple(int(state.laps_ps[index][where]) for state in self._states),
                     count=count,
+                    seats=tuple(zip(member_classes.tolist(), domain.tolist(), strict=True)),
                 )
                 communicators.append(made)
                 for rank_class in made.classes:

@@ -125,11 +125,16 @@ class FoldedLinkTable:
         communicator: CommunicatorClass,
         operation: CollectiveOperation,
         ring_bytes: int,
+        *,
         state: int,
+        between_bytes: int | None = None,
     ) -> LinkLoad | None:
-        """Return the loads of a collective; None if it is a plain ring."""
+        """Return the loads of a collective; None if it is a plain ring.
+
+        With unequal blocks, the busiest domain exchanges `between_bytes` with the others.
+        """
         shape = GroupShape(ranks=communicator.ranks, nodes=communicator.domains)
-        found = self._demands.of(operation, ring_bytes, shape)
+        found = self._demands.of(operation, ring_bytes, shape, between_bytes=between_bytes)
         if found is None or shape.nodes == 1:
             return found
         return replace(found, latency_ps=found.latency_ps + communicator.climb_ps[state])

@@ -27,6 +27,14 @@ ARGUMENTS: Final = {
 """Arguments of Megatron-LM that have the value of an option."""
 
 
+DISPATCHER_OPTIONS = (
+    "moe_flex_dispatcher_backend",
+    "moe_deepep_num_sms",
+    "moe_hybridep_num_sms",
+)
+"""Options of the library that exchanges tokens of experts."""
+
+
 def write(asked: ConfigQuestion) -> str:
     """Return the arguments of a setting.
 
@@ -88,9 +96,15 @@ def _experts(asked: ConfigQuestion) -> list[str]:
     """Return the arguments of expert ranks."""
     found: list[str] = []
     if (experts := asked.number("parallel.expert")) > 1:
+        kind = asked.options.get("moe_token_dispatcher_type", "alltoall")  # its own: allgather
         found += [
             f"--expert-model-parallel-size {experts}",
-            "--moe-token-dispatcher-type alltoall",  # its default is allgather
+            f"--moe-token-dispatcher-type {kind}",
+        ]
+        found += [
+            f"--{name.replace('_', '-')} {asked.options[name]}"
+            for name in DISPATCHER_OPTIONS
+            if name in asked.options
         ]
     if (shards := asked.changes.get("parallel.expert_tensor")) is not None:
         found.append(f"--expert-tensor-parallel-size {shards}")

@@ -8,6 +8,7 @@ from zsim.strategy.strategy import Strategy
 from zsim_runtimes.megatron import pipeline
 from zsim_runtimes.megatron import schedule as megatron
 from zsim_runtimes.megatron.options import Megatron
+from zsim_runtimes.megatron.token_dispatcher import DispatcherType
 from zsim_runtimes.megatron.volume import VOLUME
 
 
@@ -17,10 +18,16 @@ def need(model: Model, strategy: Strategy) -> None:
     Raises:
         ModelError: they do not, or an option needs a pipeline.
     """
+    options = strategy.options(Megatron)
+    gathers = options.moe_token_dispatcher_type is DispatcherType.ALLGATHER
+    if gathers and strategy.parallel.expert > 1:
+        raise ModelError(
+            "zero.megatron.moe_token_dispatcher_type: allgather is not modelled with expert ranks; "
+            "use alltoall or flex"
+        )
     if strategy.parallel.pipeline > 1:
         pipeline.need(kept_stages(model, strategy), strategy)
         return
-    options = strategy.options(Megatron)
     for name in options.split_options:
         value = str(getattr(options, name)).lower()
         raise ModelError(f"zero.megatron.{name}: {value} needs parallel.pipeline > 1")

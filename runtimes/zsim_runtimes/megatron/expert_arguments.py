@@ -8,6 +8,8 @@ from typing import Final
 
 from zsim.model.experts import ExpertKernels, RouterFormat, Scores
 from zsim.runtimes.trainer_files.named_arguments import Arguments
+from zsim.strategy.token_dispatch import DispatchLibrary
+from zsim_runtimes.megatron.token_dispatcher import DispatcherType
 
 COUNT = "num-experts"
 RANKS: Final = {
@@ -37,7 +39,6 @@ WITHOUT_EFFECT: Final = (
 """Arguments that change no bytes: kernels are fused in compiled blocks, and tokens balanced."""
 
 BALANCED: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
-DISPATCHERS: Final = ("allgather", "alltoall", "flex")
 LAYERS: Final = re.compile(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?")
 """`--moe-layer-freq` of first dense layers: a list in Python."""
 
@@ -120,9 +121,29 @@ def _layers(arguments: Arguments) -> None:
 
 
 def _dispatcher(arguments: Arguments) -> None:
-    """Refuse dispatchers of tokens that are not modelled, if tokens are exchanged."""
+    """Set the dispatcher of tokens, if tokens are exchanged.
+
+    Raises:
+        TrainerFileError: it is not modelled.
+    """
     name = "moe-token-dispatcher-type"
-    kind = arguments.word(name, "allgather", DISPATCHERS)
+    kind = arguments.word(name, "allgather", tuple(DispatcherType))
+    if arguments.flag("moe-enable-deepep"):  # the name before 2025-10, with flex
+        kind = DispatcherType.FLEX
+    backend = arguments.word("moe-flex-dispatcher-backend", "deepep", tuple(DispatchLibrary))
+    sms = {library: arguments.whole(f"moe-{library}-num-sms") for library in DispatchLibrary}
     ranks = arguments.origins.get("parallel.expert")
-    if kind != "alltoall" and ranks is not None and ranks.value != 1:
-        raise arguments.wrong(name, f"{kind} is not modelled with expert ranks, only alltoall")
+    if ranks is None or ranks.value == 1:
+        return
+    if kind == DispatcherType.ALLGATHER:
+        raise arguments.wrong(
+            name, "allgather is not modelled with expert ranks, only alltoall and flex"
+        )
+    if kind == DispatcherType.FLEX:
+        table = "zero.megatron"
+        arguments.set_field(f"{table}.moe_token_dispatcher_type", kind, name)
+        of = "moe-flex-dispatcher-backend"
+        arguments.set_field(f"{table}.moe_flex_dispatcher_backend", backend, of)
+        own = DispatchLibrary(backend)
+        of = f"moe-{own}-num-sms"
+        arguments.set_field(f"{table}.moe_{own}_num_sms", sms[own], of)

@@ -14,7 +14,15 @@ from zsim.strategy.cuda_graphs import CudaGraphs, GraphImpl, GraphScope
 from zsim.strategy.execution import ContextExchange, Float4, Float8, Quantizer, Recipe, TokenFusion
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 from zsim.strategy.runtime_options import Formats, KeptFormats, RuntimeOptions
+from zsim.strategy.token_dispatch import DispatchLibrary, TokenDispatch
 from zsim_runtimes.megatron.layer_split import LayerSplit, stages_in
+from zsim_runtimes.megatron.token_dispatcher import (
+    DEEPEP_SMS,
+    HYBRIDEP_SMS,
+    DispatcherType,
+    dispatch_of,
+    dispatcher_fault,
+)
 
 VIRTUAL_STAGES = "num_virtual_stages_per_pipeline_rank"
 ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
@@ -144,6 +152,10 @@ class Megatron(RuntimeOptions):
         cuda_graph_scope: with graphs of blocks, the captured parts, "attn" and "mlp"; empty or
             "full" is one graph for a block. With "local", "full_iteration" captures all of forward
             and backward (the name before 2026).
+        moe_token_dispatcher_type: with expert ranks, how tokens reach their experts: "alltoall", or
+            "flex" with a library ("allgather", Megatron-LM's default, is not modelled).
+        moe_flex_dispatcher_backend: the library of "flex": "deepep" or "hybridep".
+        moe_deepep_num_sms, moe_hybridep_num_sms: multiprocessors that its kernels occupy.
     """
 
     stages = (0, 1)
@@ -191,6 +203,10 @@ class Megatron(RuntimeOptions):
     cpu_offloading_num_layers: Whole = 0
     cuda_graph_impl: GraphImpl = GraphImpl.NONE
     cuda_graph_scope: Scopes = ()
+    moe_token_dispatcher_type: DispatcherType = DispatcherType.ALLTOALL
+    moe_flex_dispatcher_backend: DispatchLibrary = DispatchLibrary.DEEPEP
+    moe_deepep_num_sms: Count = DEEPEP_SMS
+    moe_hybridep_num_sms: Count = HYBRIDEP_SMS
 
     def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...]:
         """Return the number of layers of each virtual pipeline stage.
@@ -239,6 +255,16 @@ class Megatron(RuntimeOptions):
             attention=whole or GraphScope.ATTENTION in scopes,
             mlp=whole or GraphScope.MLP in scopes,
             joined=whole,
+        )
+
+    @property
+    def token_dispatch(self) -> TokenDispatch | None:
+        """Return the library that exchanges tokens of experts; None if NCCL does."""
+        return dispatch_of(
+            self.moe_token_dispatcher_type,
+            self.moe_flex_dispatcher_backend,
+            deepep_sms=self.moe_deepep_num_sms,
+            hybridep_sms=self.moe_hybridep_num_sms,
         )
 
     @property
@@ -302,6 +328,14 @@ class Megatron(RuntimeOptions):
         if self.main_grads_dtype is GradientFormat.BF16 and self.grad_reduce_in_fp32:
             why = "needs grad_reduce_in_fp32 = false"
             refuse([refusal("main_grads_dtype", self.main_grads_dtype, why)])
+        fault = dispatcher_fault(
+            self.moe_token_dispatcher_type,
+            self.moe_flex_dispatcher_backend,
+            deepep_sms=self.moe_deepep_num_sms,
+            hybridep_sms=self.moe_hybridep_num_sms,
+        )
+        if fault is not None:
+            refuse([refusal(*fault)])
         self._need_one_sum()
         self._need_one_split()
         self._need_capturable()

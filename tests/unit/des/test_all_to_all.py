@@ -11,6 +11,7 @@ from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
+from zsim.network.link_load import Decision
 from zsim.network.tuner import choose
 from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder
@@ -83,3 +84,17 @@ def test_with_fitted_constants_it_takes_as_long_as_the_tuner_says(nodes: int) ->
     assert chosen.algorithm == "direct"
     assert step_ps(nodes, fitted) == pytest.approx(alone_ps, rel=1e-4)
     assert step_ps(nodes, fitted, unfold=True) == step_ps(nodes, fitted)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_hierarchical_exchange_pays_two_hops_and_moves_rows_of_other_nodes_twice(
+    nodes: int,
+) -> None:
+    wide = replace(CLUSTER, nic_link=Link(bytes_per_s=400 * GB))  # the GPUs' links are the limit
+    job = Job(schedule=one(8 * nodes), model=NO_MODEL, cluster=replace(wide, nodes=nodes))
+    decision = Decision(algorithm="hierarchical", chunks=1)
+    (end_ps,) = SimBackend(decision=decision).step_ends_ps(job)
+    near_s, far_s = 7 / 8 * SIZE / (400 * GB), (nodes - 1) / nodes * SIZE / (400 * GB)
+    assert end_ps / 1e12 == pytest.approx(near_s + far_s, rel=0.02)
+    direct_s = (8 * nodes - 1) / (8 * nodes) * SIZE / (400 * GB)
+    assert step_ps(nodes, wide) / 1e12 == pytest.approx(direct_s, rel=0.02)

@@ -22,13 +22,13 @@ from zsim.model.kernel import (
     Kernel,
     KernelKind,
     OperandLayout,
-    grouped_matmul,
     matmul,
     streaming,
 )
 from zsim.model.model import Parameter, Value
 from zsim.model.segment_exchange import SWAP_EXPERTS
 from zsim.model.token_loads import balanced
+from zsim.model.transformer.expert_rows import ExpertRows
 from zsim.model.transformer.linear import column_sum, linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.size import Size
@@ -72,6 +72,7 @@ class _ExpertSteps:
         self.held = experts.count // size.shape.execution.expert
         self.loads = size.loads or balanced(size.tokens * experts.top_k, self.held)
         self.copies = self.loads.total
+        self.rows = ExpertRows(size=size, loads=self.loads, loops=self.loop)
         self.weights = self._tensor("weights", self.copies, size.wide)
 
     def exchanged(self, target: Value) -> tuple[Stretch, ...]:
@@ -135,7 +136,27 @@ class _ExpertSteps:
             read = replace(self.source, name=f"{self.name}/router/wide", dtype=dtype)
             made.append(self._cast(read))
         project = linear(replace(size, dtype=dtype), read, logits, weight, bias=bias)
+        if wide and dtype is not size.dtype and self.fused:
+            project = self._widening(project)
         return (*made, project, self._choose(logits))
+
+    def _widening(self, project: Operator) -> Operator:
+        """Return the product of a router whose operands are narrower than its output.
+
+        In backward, the source is cast for products in fp32 (`RouterGatingLinearFunction` of
+        megatron/core/transformer/moe/moe_utils.py).
+        """
+        size, count = self.size, self.shape.count
+        product = matmul(size.tokens, count, size.hidden, size.dtype, layout=OperandLayout.NT)
+        area = size.tokens * count
+        wider = area * (DType.FP32.size_bytes - size.dtype.size_bytes)
+        source = replace(self.source, name=f"{self.source.name}/wide", dtype=DType.FP32)
+        _, *rest = project.forward
+        return replace(
+            project,
+            forward=(replace(product, bytes=product.bytes + wider), *rest),
+            trains=(*self._cast(source).backward, *project.trains) if project.trains else (),
+        )
 
     def _cast(self, target: Tensor) -> Operator:
         moved = target.elements * (self.size.dtype.size_bytes + target.element_bytes)
@@ -202,13 +223,17 @@ class _ExpertSteps:
         """
         size, copies = self.size, self.copies
         moved = (size.tokens + copies) * size.hidden * size.dtype.size_bytes
+        copies_first: dict[bool, tuple[Kernel, ...]] = {
+            way: self._moves(moved, backward=way) if self.rows.permutes_first else ()
+            for way in (False, True)
+        }
         finds = self._over((copies,), size.wide, 8)  # sorts numbers of eight bytes, in two passes
         permute = Operator(
             reads=(self.source,),
             makes=self._rows("permuted", size.hidden),
             saves=(self._row_numbers,),
-            forward=(*(self._each(finds) if self.loop else (finds,)), *self._moves(moved)),
-            backward=self._moves(moved, backward=True),
+            forward=(*(self._each(finds) if self.loop else (finds,)), *copies_first[False]),
+            backward=copies_first[True],
         )
         if self.fused or self.loop:
             return (permute,)
@@ -233,10 +258,15 @@ class _ExpertSteps:
             middle: tuple[Operator, ...] = (self._weighted_gate(first, product),)
         else:
             middle = (self._curve(first, active), self._times(first, active, product))
+        up, *biases = self._grouped(permuted, first, "gate_up")
+        *down, last = self._grouped(product, output, "down")
+        arranged, back = (self.rows.arranged(backward=way) for way in (False, True))
         return (
-            *self._grouped(permuted, first, "gate_up"),
+            replace(up, forward=(*arranged, *up.forward), backward=(*up.backward, *back)),
+            *biases,
             *middle,
-            *self._grouped(product, output, "down"),
+            *down,
+            replace(last, forward=(*last.forward, *arranged), backward=(*back, *last.backward)),
         )
 
     def combine(self, target: Tensor) -> tuple[Operator, ...]:
@@ -254,8 +284,8 @@ class _ExpertSteps:
             makes=target,
             # the permutation, of another segment if tokens are exchanged, saves them as well
             saves=() if self.exchanges else (self._row_numbers,),
-            forward=self._moves(moved),
-            backward=self._moves(moved, backward=True),
+            forward=self._moves(moved) if self.rows.permutes_first else (),
+            backward=self._moves(moved, backward=True) if self.rows.permutes_first else (),
         )
         if self.fused:
             return (sums,)
@@ -375,13 +405,23 @@ class _ExpertSteps:
         weight = self._parameter(f"{part}.weight", experts, rows, columns)
         nt, nn, tn = OperandLayout
         trains = self._products(rows, columns, tn, backward=True)
+        kept = source
+        if (narrow := self.rows.narrow) is not None:  # Transformer Engine keeps the cast rows
+            stored = narrow.stored_bytes(self.rows.padded.total, columns)
+            kept = Tensor(name=f"{source.name}/cast", elements=stored, dtype=DType.INT8)
         project = Operator(
             reads=(source,),
             makes=target,
             parameters=(weight,),
-            saves=() if weight.frozen else (source, *self._offsets),
-            forward=self._products(rows, columns, nt, backward=False),
-            backward=self._products(columns, rows, nn, backward=True),
+            saves=() if weight.frozen else (kept, *self._offsets),
+            forward=(
+                *self.rows.casts(columns),
+                *self._products(rows, columns, nt, backward=False),
+            ),
+            backward=(
+                *self.rows.casts(rows, backward=True),
+                *self._products(columns, rows, nn, backward=True),
+            ),
             trains=() if weight.frozen else trains,
         )
         if not self.shape.bias:
@@ -405,7 +445,7 @@ class _ExpertSteps:
         """Return the products of all experts: one kernel, or one for each expert with tokens."""
         dtype = self.size.dtype
         if not self.loop:
-            return (grouped_matmul(self.loads, n, k, dtype, backward=backward, layout=layout),)
+            return (self.rows.product(n, k, layout, backward=backward),)
         return tuple(
             matmul(
                 *((n, k, rows) if layout is OperandLayout.TN else (rows, n, k)),

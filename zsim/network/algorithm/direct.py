@@ -139,14 +139,14 @@ class Direct(Algorithm):
         """Return the seconds of the bytes under the limits of the link and of its channels."""
         spread = 1 + SPREAD.of(profile) * terms.own["doublings"]
         link_s: Number = terms.gpu_s / (self.share(profile) * relative) * spread
-        return _both(link_s, terms.own["channel_s"] / CHANNEL.of(profile))
+        return both(link_s, terms.own["channel_s"] / CHANNEL.of(profile))
 
     def fill_s(self, profile: NetworkProfile, terms: Terms[Number]) -> Number:
         """Return the seconds to fill the pipeline of a large message."""
         return saturating(terms.link_bytes, FILL_BYTES.of(profile)) * FILL_S.of(profile)
 
 
-def _both(one: Number, other: Number) -> Number:
+def both(one: Number, other: Number) -> Number:
     """Return the time under two limits: the longer one, and more if they are similar."""
     first: Number = pow(one, SMOOTH)
     second: Number = pow(other, SMOOTH)

@@ -6,6 +6,10 @@ a pipeline, so with c chunks the slower stage is always busy, and the faster one
 its last (or first) chunk. Source: the 2-dimensional ring of Jia et al. 2018, "Highly scalable deep
 learning training system", with the pipelining of Cho et al. 2019, "BlueConnect". It is not an
 algorithm of NCCL, and is used only if forced.
+
+An all-to-all first exchanges within nodes, so that a rank has the blocks of its node for the ranks
+of its number on all nodes, then between nodes: n - 1 messages of m blocks in place of m (n - 1)
+messages (Hwang et al. 2022, "Tutel", section 3.4).
 """
 
 from dataclasses import dataclass, replace
@@ -16,6 +20,7 @@ from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes, Protocol
 from zsim.network.algorithm.algorithm import Algorithm, Request, crowding
 from zsim.network.algorithm.constant import FAR_HOP_S, LINK, NIC, SIMPLE_HOP_S
+from zsim.network.algorithm.direct import DIRECT
 from zsim.units import PICOSECONDS_PER_SECOND
 
 
@@ -64,7 +69,7 @@ def activity(
 
 
 class Hierarchical(Algorithm):
-    """Rings inside nodes and between them, in chunks."""
+    """Rings, or direct exchanges, inside nodes and between them, in chunks."""
 
     name = "hierarchical"
 
@@ -74,6 +79,14 @@ class Hierarchical(Algorithm):
         if inner.denominator != 1 or inner == 1 or outer == 1:
             return None
         match collective:
+            case Collective.ALL_TO_ALL:
+                far = Fraction(outer - 1, outer)
+                return LinkBytes(
+                    gpu_bytes=1 - 1 / inner + far,
+                    node_bytes=inner * far,
+                    near_hops=1,
+                    far_hops=1,
+                )
             case Collective.ALL_REDUCE:
                 laps = 2
             case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
@@ -101,9 +114,10 @@ class Hierarchical(Algorithm):
         near_ps, far_ps = request.near_ps, request.far_ps
         if profile is not None:
             crowd = crowding(profile, log2(max(1.0, request.shape.nodes / 2)))
+            direct = request.collective is Collective.ALL_TO_ALL
+            link = (DIRECT if direct else LINK).of(profile)
             near, far = (
-                Fraction(each).limit_denominator(10**6)
-                for each in (LINK.of(profile), NIC.of(profile) / crowd)
+                Fraction(each).limit_denominator(10**6) for each in (link, NIC.of(profile) / crowd)
             )
             near_ps = round(SIMPLE_HOP_S.of(profile) * PICOSECONDS_PER_SECOND)
             far_ps = near_ps + round(FAR_HOP_S.of(profile) * crowd * PICOSECONDS_PER_SECOND)

@@ -21,7 +21,7 @@ from zsim.network.algorithm.ring import Ring
 from zsim.network.algorithm.tree import Tree
 
 GROUP = "zsim.algorithms"
-SHIPPED: tuple[Algorithm, ...] = (Ring(), Tree(), Nvls(), Hierarchical(), Direct())
+SHIPPED: tuple[Algorithm, ...] = (Ring(), Tree(), Nvls(), Direct(), Hierarchical())
 """If two are equally fast, the tuner chooses the first."""
 
 _RING = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)

@@ -1,0 +1,127 @@
+"""No exchange of tokens of experts is faster in a run than the bounds of a search say."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from drawn_clusters import NO_MODEL
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from zsim.analysis.collective_bounds import CollectiveBounds
+from zsim.api.gpu_fleet import gpu_fleet
+from zsim.backend.backend import Job
+from zsim.closed_form.step_bounds import exchange_s
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.profile.host_launch import FREE
+from zsim.dtype import DType
+from zsim.files.installed import fitted_kernels, network_profile, topology
+from zsim.model.expert_choice import ExpertChoice
+from zsim.model.expert_transport import ExpertTransport
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.token_dispatch import DispatchLibrary
+from zsim_des import SimBackend
+from zsim_plan.answer.setting_trial import Bounder, cut_of, exchange_seconds, tried
+
+WIDTH = 512
+BATCH = {"gradient_accumulation_steps": 1}
+
+
+def cluster_of(nodes: int, *, is_rack: bool, is_fitted: bool) -> Cluster:
+    node, profile = ("gb200_nvl72", "gb200") if is_rack else ("dgx_h100", "h100")
+    found = topology(node, "fat_tree_2", nodes)
+    if not is_fitted:
+        return found
+    kernels = replace(fitted_kernels()["h100_2025"].constants, launch=FREE)
+    gpu = replace(found.gpu, kernels=kernels)
+    return replace(found, gpu=gpu, network=network_profile(profile))
+
+
+@given(
+    cluster=st.builds(
+        cluster_of,
+        st.sampled_from((1, 2, 4)),
+        is_rack=st.booleans(),
+        is_fitted=st.booleans(),
+    ),
+    experts=st.sampled_from((16, 64)),
+    top_k=st.sampled_from((1, 2, 8)),
+    groups=st.sampled_from(((1, 1), (4, 2))),
+    tokens=st.sampled_from((64, 4096)),
+    library=st.none() | st.sampled_from(DispatchLibrary),
+    half=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_no_exchange_takes_less_than_its_bound(
+    *,
+    cluster: Cluster,
+    experts: int,
+    top_k: int,
+    groups: tuple[int, int],
+    tokens: int,
+    library: DispatchLibrary | None,
+    half: bool,
+) -> None:
+    world = cluster.nodes * cluster.gpus_per_node
+    ranks = world // 2 if half else world
+    assume(experts % ranks == 0 and tokens * top_k % ranks == 0)
+    transport = None
+    if library is not None:
+        choice = ExpertChoice(experts=experts, top_k=top_k, groups=groups[0], top_groups=groups[1])
+        transport = ExpertTransport(library=library, choice=choice, width=WIDTH, num_sms=20)
+    build = ScheduleBuilder.of("exchange", other=world // ranks, expert=ranks)
+    group = build.group("expert", "expert")
+    source, target = (
+        build.buffer(name, tokens * top_k * WIDTH, dtype=DType.BF16) for name in ("a", "b")
+    )
+    build.step.allocate(source, target)
+    build.step.all_to_all("it", group, source.all, target.all, by=transport)
+    job = Job(schedule=build.schedule(), model=NO_MODEL, cluster=cluster)
+    (end_ps,) = SimBackend().step_ends_ps(job)
+    sent = 2 * tokens * top_k * WIDTH * (ranks - 1) // ranks
+    line = WireBytes(group="expert", collective="all_to_all", bytes=sent)
+    strategy = Strategy(parallel=Parallel.of({"data": world, "expert": ranks}), zero=Zero(stage=1))
+    times = None if cluster.network is None else CollectiveBounds(cluster)
+    seconds = exchange_seconds(cluster, times)
+    bound_s = exchange_s([line], strategy, cut_of(cluster), seconds, transport=transport)
+    assert bound_s > 0
+    assert end_ps / 1e12 >= bound_s * (1 - 1e-9)
+
+
+def tables_of(dispatcher: dict[str, Any], *, gpus: int, expert: int) -> dict[str, Any]:
+    return {
+        "title": "experts",
+        "model": {
+            "architecture": "llama",
+            "layers": 2,
+            "hidden_size": 256,
+            "attention_heads": 4,
+            "intermediate_size": 512,
+            "sequence_length": 1024,
+            "vocab_size": 1000,
+            "experts": {"count": 16, "top_k": 4, "intermediate_size": 64},
+        },
+        **gpu_fleet(f"{gpus}xh100").tables,
+        "train": {"precision": "bf16", "micro_batch_size": 4, "compile": True} | BATCH,
+        "parallel": {"data": gpus, "expert": expert},
+        "zero": {"stage": 1, "emulate": "megatron", "megatron": dispatcher},
+    }
+
+
+@pytest.mark.parametrize(
+    "dispatcher",
+    [
+        {"moe_token_dispatcher_type": "alltoall"},
+        {"moe_token_dispatcher_type": "flex"},
+        {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
+    ],
+    ids=["alltoall", "deepep", "hybridep"],
+)
+def test_no_step_with_expert_ranks_goes_below_its_bounds(dispatcher: dict[str, Any]) -> None:
+    tables = tables_of(dispatcher, gpus=16, expert=16)
+    bound, outcome = Bounder().bound(tables), tried(tables)
+    assert not outcome.refusal
+    assert not bound.why_not
+    assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
