@@ -4,7 +4,8 @@ Proved for every role, in the order of issue: the host has read the counts of a 
 micro-batch before it allocates rows that other ranks send; an exchange, a copy and a segment use
 rows of one micro-batch, their own; a copy has equal rows on both sides. The numbers that the host
 reads were made by the forward of one segment for that micro-batch, another segment for each layer,
-and exchanged once over the group: routing is saved, and no recomputation chooses again. Members
+and exchanged once over the group: routing is saved, and no recomputation chooses again, since
+experts of a token that differ from those of forward could not be seen in values. Members
 send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
 with numbers agree between members: block j of member i is as large as member j receives from i.
 
@@ -17,6 +18,7 @@ Cost: linear in the operations; for numbers, the square of the roles of a group 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from zsim.model.model import Model
 from zsim.network.volume import communications as communications_in
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.execution.rank_class import EqualCommunicators, communicators, rank_classes
@@ -45,9 +47,10 @@ def examine(context: Context) -> list[Finding]:
     """Find operations that use rows of another micro-batch, or blocks of different sizes."""
     found: list[Finding] = []
     schedule = context.schedule
-    if schedule.counts:
+    routes = [] if context.model is None else list(_routes(context.model))
+    if schedule.counts or routes:
         for each in context.programs:
-            found += _Rows(each.program, schedule.counts).findings()
+            found += _Rows(each.program, schedule.counts, routes).findings()
     uneven = {
         (each.program.role, group): exchanges
         for each in context.programs
@@ -62,6 +65,14 @@ def examine(context: Context) -> list[Finding]:
     return found
 
 
+def _routes(model: Model) -> Iterator[tuple[str, int]]:
+    """Yield the segments that choose the experts of rows."""
+    for unit in model.units:
+        for place, segment in enumerate(unit.segments):
+            if segment.routes:
+                yield unit.name, place
+
+
 class _SegmentNumbers(NamedTuple):
     """Numbers that a segment made, and the groups over which they were exchanged since."""
 
@@ -72,8 +83,11 @@ class _SegmentNumbers(NamedTuple):
 class _Rows:
     """Rows and counts alive in one program."""
 
-    def __init__(self, program: Program, counts: Iterable[NamedCount]) -> None:
+    def __init__(
+        self, program: Program, counts: Iterable[NamedCount], routes: Iterable[tuple[str, int]]
+    ) -> None:
         self._program = program
+        self._routes = set(routes)
         counts = tuple(counts)
         self._groups = {count.name: count.group for count in counts}
         self._padded = {count.name for count in counts if count.padded}
@@ -94,6 +108,12 @@ class _Rows:
             for operation in walk(part):
                 for why in self._faults(operation):
                     yield self._finding(operation, why)
+        routers = self._routes | set(self._routers.values())
+        for operation in walk(self._program.step):
+            if isinstance(operation, Compute) and operation.action is Action.RECOMPUTE:
+                if (operation.unit, operation.segment) in routers:
+                    why = f"recomputes the routing of {operation.unit}: routing is saved, never "
+                    yield self._finding(operation, f"{why}recomputed")
 
     def _finding(self, operation: Operation, why: str) -> Finding:
         return Finding(
