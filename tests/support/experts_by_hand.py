@@ -1,4 +1,4 @@
-"""A model with routed experts, and plans of its training on expert, data, tensor and pipeline ranks.
+"""A model with routed experts, and plans of its training on ranks of several axes.
 
 Each layer routes, copies rows for experts, runs them and adds up. Shared experts, auxiliary losses,
 biases of experts, capacities, clipping and half precision are optional. `experts_schedule` writes
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.model.routing import Drops, LoadScope
-from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD, ClipNorm
 
 HIDDEN, WIDE, WEIGHTS = 6, 4, 3
@@ -149,12 +148,6 @@ class Plan:
                 outputs=(_value(f"h{layer + 1}", HIDDEN),),
             ),
         )
-
-    def schedule(self) -> Schedule:
-        """Return the schedule."""
-        from experts_schedule import write
-
-        return write(self)
 
 
 def _value(name: str, elements: int) -> Value:

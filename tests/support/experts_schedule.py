@@ -25,7 +25,7 @@ SCALE = "loss_scale"
 Pairs = Iterable[tuple[Role, View]]
 
 
-def write(plan: Plan) -> Schedule:
+def schedule_of(plan: Plan) -> Schedule:
     """Return the schedule of a plan."""
     stages = {"pipeline": plan.stages} if plan.stages > 1 else {}
     tensor = {"tensor": plan.tensor} if plan.tensor > 1 else {}
@@ -112,7 +112,8 @@ class Stage:
         for parameter in self.plan.model().parameters:
             if self._has(parameter.name):
                 self.parameter(parameter)
-        for self.batch in range(self.plan.micro_batches):
+        for batch in range(self.plan.micro_batches):
+            self.batch, self.prefix = batch, f"mb{batch}"
             self.micro_batch()
         self.balance()
         self.update()
@@ -183,7 +184,6 @@ class Stage:
 
     def micro_batch(self) -> None:
         """Run forward and backward of a micro-batch."""
-        self.prefix = f"mb{self.batch}"
         hidden = [self.embed() if self.is_first else self.receive(f"h{self.layers.start}", -1)]
         layers: list[Layer] = []
         for layer in self.layers:
@@ -349,9 +349,7 @@ class Stage:
 class Layer:
     """A layer in a micro-batch."""
 
-    def __init__(
-        self, stage: Stage, layer: int, before: BufferHandle, after: BufferHandle
-    ) -> None:
+    def __init__(self, stage: Stage, layer: int, before: BufferHandle, after: BufferHandle) -> None:
         self.stage, self.plan = stage, stage.plan
         self.layer = layer
         self.unit = f"layer{layer}"

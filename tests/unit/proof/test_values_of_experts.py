@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from expert_edits import EDITS
 from experts_by_hand import Plan
+from experts_schedule import schedule_of
 from real_rows import trains_plainly
 
 from zsim.proof import check, prove
@@ -32,14 +33,14 @@ HARMLESS = {
 
 @pytest.mark.parametrize("plan", RIGHT, ids=str)
 def test_experts_on_any_ranks_train_as_all_experts_in_one_process_do(plan: Plan) -> None:
-    schedule = plan.schedule()
+    schedule = schedule_of(plan)
     assert trains_plainly(plan, schedule)
     assert check(schedule, plan.model()) == ()
 
 
 def test_rows_padded_to_a_capacity_need_no_counts_and_have_the_values_of_others() -> None:
     plan = Plan(padded=True)
-    schedule = plan.schedule()
+    schedule = schedule_of(plan)
     assert not any(isinstance(each, ReadCounts) for each in schedule.programs[0].step)
     assert check(schedule, plan.model()) == ()
     bare = replace(schedule, counts=(replace(schedule.counts[0], padded=False),))
@@ -48,7 +49,7 @@ def test_rows_padded_to_a_capacity_need_no_counts_and_have_the_values_of_others(
 
 def test_more_ranks_than_are_run_are_represented() -> None:
     plan = Plan(ranks=2, data=12, layers=1, micro_batches=1)
-    proof = prove(plan.schedule(), plan.model())
+    proof = prove(schedule_of(plan), plan.model())
     assert proof.findings == ()
     assert any("24 ranks by 6 classes" in each for each in proof.proved)
 
@@ -56,7 +57,7 @@ def test_more_ranks_than_are_run_are_represented() -> None:
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_is_found_if_real_rows_train_otherwise(name: str) -> None:
     plan, edit = EDITS[name]
-    schedule = edit(plan)(plan.schedule())
+    schedule = edit(plan)(schedule_of(plan))
     right = trains_plainly(plan, schedule)
     assert right is (name in HARMLESS)
     assert (check(schedule, plan.model()) == ()) is right
@@ -72,7 +73,7 @@ def test_a_segment_that_may_mix_rows_of_several_ranks_is_refused() -> None:
         )
         for unit in model.units
     )
-    (found,) = check(plan.schedule(), replace(model, units=mixing))
+    (found,) = check(schedule_of(plan), replace(model, units=mixing))
     assert found.operation == "step/mb0/layer0/2/forward"
     assert found.why == "runs on layer0/recv, rows of several sources, which it may mix"
 
@@ -89,5 +90,5 @@ def test_a_model_with_other_experts_is_refused() -> None:
         )
         for unit in model.units
     )
-    (found,) = check(plan.schedule(), replace(model, units=fewer))
+    (found,) = check(schedule_of(plan), replace(model, units=fewer))
     assert found.why == "has 4 experts of routed, the model has 2"
