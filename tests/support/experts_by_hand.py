@@ -39,7 +39,7 @@ class Plan:
     data: int = 1
     tensor: int = 1
     stages: int = 1
-    experts: int = 4
+    experts: int = 6
     layers: int = 2
     micro_batches: int = 2
     sent: int = 12
@@ -130,11 +130,12 @@ class Plan:
         routed += [kept("chosen", self.experts)]
         if self.drops is not None:
             routed.append(kept("kept", self.experts))
+        sent = routed[-1].name
         routed.append(kept("map", self.sent))
         read = (f"router{layer}", *([f"bias{layer}"] if self.bias else []))
         shared = [f"shared{layer}"] if self.shared else []
         return (
-            Segment(inputs=(before,), outputs=tuple(routed), parameters=read, routes=True),
+            Segment(inputs=(before,), outputs=tuple(routed), parameters=read, routes=sent),
             Segment(inputs=(before, mapped), outputs=(_value(rows, self.sent * WIDE),)),
             Segment(
                 inputs=(rows, f"probs{layer}"),

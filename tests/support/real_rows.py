@@ -172,8 +172,8 @@ class Ranks:
                 del memory[name]
             case Compute():
                 Kernels(self, rank, operation).run()
-            case Copy(source=source, target=target):
-                self._copy(memory, operation, source, target)
+            case Copy():
+                self._copy(rank, operation)
             case Fill(target=target, value=value):
                 held = memory[target.buffer]
                 factor = self.scalars[operation.scalar] if operation.scalar else 1
@@ -202,15 +202,24 @@ class Ranks:
         if self.memory[rank][read.source.buffer].numbers != wanted:
             raise StuckError(f"{read.id}: counts are not those of the rows")
 
-    @staticmethod
-    def _copy(memory: dict[str, Held], copy: Copy, source: View, target: View) -> None:
+    def _copy(self, rank: int, copy: Copy) -> None:
+        memory = self.memory[rank]
         share = pow(copy.divisor, -1, P)
-        held, read = memory[target.buffer], memory[source.buffer]
-        given = [each * share % P for each in read.numbers]
+        held, read = memory[copy.target.buffer], memory[copy.source.buffer]
+        given = [each * share % P for each in read.numbers[self._part(rank, copy.source)]]
+        part = self._part(rank, copy.target)
         if copy.accumulate:
-            given = plus(given, held.numbers)
-        held.numbers, held.routing = given, read.routing
+            given = plus(given, held.numbers[part])
+        held.numbers = list(held.numbers)
+        held.numbers[part], held.routing = given, read.routing
         held.bad = read.bad or (copy.accumulate and held.bad)
+
+    def _part(self, rank: int, view: View) -> slice:
+        """Return the elements of a view; all rows of a buffer of rows."""
+        buffer = self.programs[rank].by_name[view.buffer]
+        if buffer.rows is not None or view.size == buffer.elements:
+            return slice(None)
+        return slice(view.start, view.start + view.size)
 
     def _meet(self, operations: Sequence[Meeting], members: Sequence[int]) -> None:
         given = [

@@ -168,7 +168,8 @@ class Segment:
         experts: number of experts whose weights its parameters stack, if it treats each row by
             itself, with the weights of the row's expert; None for any other segment.
         drops: the rows of a segment of experts that are dropped; None if it runs all of them.
-        routes: whether it chooses the experts of rows; then it is never recomputed.
+        routes: the output with the rows that it sends to each expert, if it chooses experts; such a
+            segment is never recomputed.
         loads: if it is an auxiliary loss, the tokens over which its last input is summed; the
             gradient of its output is 1.
         split: its backward in two parts; None if it has no trained parameter, or runs as one.
@@ -203,7 +204,7 @@ class Segment:
     split: SplitBackward | None = None
     experts: int | None = None
     drops: Drops | None = None
-    routes: bool = False
+    routes: str = ""
     loads: LoadScope | None = None
     begins: SegmentExchange | None = field(init=False, repr=False, compare=False)
     ends: SegmentExchange | None = field(init=False, repr=False, compare=False)
@@ -223,6 +224,9 @@ class Segment:
         )
         object.__setattr__(self, "begins", begins)
         object.__setattr__(self, "ends", ends)
+
+        if self.routes and self.routes not in {value.name for value in self.outputs}:
+            raise ModelError(f"segment: routes {self.routes} is no output")
 
     @property
     def reads_gathered(self) -> bool:

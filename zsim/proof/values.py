@@ -95,17 +95,9 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
     if training is not None and model is None:
         model = model_of(schedule)
         assumed.append("the model, which is what the first micro-batch runs")
-    not_shown = ""
-    biases = sorted(each.name for each in schedule.contract.parameters if each.load)
-    if not schedule.contract.parameters:
-        not_shown = "the contract names no parameters"
-    elif training is None:
-        not_shown = "nothing is updated, and the contract names no strategy"
-    elif model is None:
-        not_shown = "no model is given, and forward could not be followed"
-    elif biases and context.model is None:
-        not_shown = f"no model is given, and {biases[0]} follows the load of experts"
-    elif unknown := _unknown(schedule, model):
+    not_shown = _unjudged(schedule, training, model, given=context.model is not None)
+    unknown = "" if not_shown or model is None else _unknown(schedule, model)
+    if unknown:
         why = "runs a segment that the model does not have"
         return Shown(findings=(_finding("", unknown, why),))
     try:
@@ -140,6 +132,22 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
         error_bits=outcome.error_bits,
         seed=seed,
     )
+
+
+def _unjudged(
+    schedule: Schedule, training: Training | None, model: Model | None, *, given: bool
+) -> str:
+    """Return why values cannot be compared with plain training, or ""."""
+    if not schedule.contract.parameters:
+        return "the contract names no parameters"
+    if training is None:
+        return "nothing is updated, and the contract names no strategy"
+    biases = sorted(each.name for each in schedule.contract.parameters if each.load)
+    if biases and not given:
+        return f"no model is given, and {biases[0]} follows the load of experts"
+    if model is None:
+        return "no model is given, and forward could not be followed"
+    return ""
 
 
 def _by_induction(

@@ -265,8 +265,8 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
     that differs from the one of the contract's strategy. A `float8` parameter may be gathered and
     read in 8-bit floats, a `quantized` one is kept and read in 4 bits. An `expert` parameter
     differs between ranks along `Contract.expert_axes`, instead of the tensor axis, and its elements
-    count one of these ranks. A bias of experts is frozen, and `load` names the value from whose sum it
-    is updated after every step.
+    count one of these ranks. A bias of experts is frozen; `load` names the value from whose sum
+    it is updated after every step.
     """
 
     name: str

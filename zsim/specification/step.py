@@ -2,9 +2,10 @@
 
 Forward and backward of every micro-batch on every replica, the mean of all gradients, clipping by
 their norm, the optimizer. Frozen parameters are read and stay constant; no gradient is propagated
-past the first trained segment. A bias of experts is updated from the rows that experts had, summed
-over all ranks and micro-batches, also after a step that overflows (`finalize_model_grads` of
-Megatron-LM); auxiliary losses are added to the loss. Ranks of the tensor axis run in parallel, as the model defines.
+past the first trained segment. Auxiliary losses are added to the loss. A bias of experts is updated
+from the rows of each expert, summed over all ranks and micro-batches, also after a step that
+overflows (`finalize_model_grads` of Megatron-LM). Ranks of the tensor axis run in parallel, as the
+model defines.
 
 Arrays have the lanes first, then one dimension for each axis of the mesh, then pieces. A dimension
 of size 1 holds values that are equal along that axis.
@@ -61,7 +62,7 @@ class TensorCuts:
     experts: frozenset[str] = frozenset()
     expert: tuple[int, ...] = ()
     swap: tuple[int, ...] = ()
-    kinds: RowKinds = RowKinds()
+    kinds: RowKinds = field(default_factory=RowKinds)
 
     @property
     def dimensions(self) -> int:

@@ -160,7 +160,7 @@ def test_the_memory_of_a_proof_names_the_maximum_of_rows() -> None:
     assert "memory" in families(tight)
 
 
-TRAINED = Plan(micro_batches=2, layers=2)
+TRAINED = Plan(experts=4)
 
 
 def trained(edit: Callable[[Schedule], Schedule]) -> dict[str, str]:
