@@ -319,7 +319,7 @@ EDITS: dict[str, Case] = {
     "experts computed twice": (EP4, _edit(again("/2/forward"))),
     "loss counted twice": (
         EP4,
-        _edit(lambda schedule: every(schedule, ending("/seed"), value=2.0)),
+        _edit(lambda schedule: every(schedule, ending("loss/seed"), value=2.0)),
     ),
     "ZeRO-3: experts averaged over EP only": (WHOLE22, _edit(reduced("experts", group="ep"))),
     "ZeRO-3: experts not reduced": (WHOLE, _edit(unreduced("experts"))),

@@ -1,16 +1,16 @@
-"""An oracle for training with experts: it runs a schedule, and plain training, on real rows.
+"""An oracle for training with experts: it runs a schedule on real rows, rank by rank.
 
-Each replica has tokens that choose two experts by hashed scores; some ranks and experts get none. A
-row is one number. Nothing here knows places, bindings or the proof: ranks run the operations of a
-schedule in the order of issue, and the plain loop runs token by token. Numbers are residues, and
-kernels are hashes of all that they read, linear in gradients.
+Ranks run their operations in the order of issue and meet in collectives. Nothing here knows places,
+bindings or the proof (`real_tokens` has the kernels and plain training).
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
-from experts_by_hand import HIDDEN, WEIGHTS, Plan
+from experts_by_hand import Plan
+from real_kernels import Held, Kernels, StuckError, trained_by
+from real_tokens import P, Routing, Rule, State, h, plain, plus, total
 
 from zsim.schedule.counts import RowIndex
 from zsim.schedule.operation import (
@@ -18,543 +18,321 @@ from zsim.schedule.operation import (
     Allocate,
     AllReduce,
     AllToAll,
+    Branch,
     Broadcast,
     Compute,
     Copy,
     Fill,
     Free,
     Operation,
+    ReadCounts,
+    Receive,
     Reduction,
-    Role,
+    Send,
     View,
 )
-from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule import Program, Schedule
 
-P = 2**61 - 1
-TOP = 2
-Row = int
-State = dict[str, list[int]]
-"""Parameters by name."""
-
-
-class StuckError(Exception):
-    """Blocks or rows do not fit."""
-
-
-def h(*what: object) -> int:
-    """Return a random function of its arguments."""
-    return int.from_bytes(blake2b(repr(what).encode(), digest_size=8).digest()) % P
-
-
-def total(numbers: Sequence[int]) -> int:
-    """Return a sum."""
-    return sum(numbers) % P
+Meeting = AllReduce | Broadcast | AllToAll
+Parts = tuple[Sequence[Operation], ...]
 
 
 @dataclass(frozen=True)
-class Routing:
-    """The experts of each token: copies in the order of experts, then of tokens."""
+class Overflow:
+    """A gradient that is not finite: of a parameter, on a rank, in a micro-batch."""
 
-    copies: tuple[tuple[int, int], ...]
-    experts: int
-
-    @classmethod
-    def of(
-        cls, layer: int, hidden: Sequence[int], weight: Sequence[int], experts: int
-    ) -> "Routing":
-        """Route tokens; in layer 1 only half of the experts are open."""
-        opened = range(experts // 2 if layer == 1 and experts >= 2 * TOP else experts)
-        found: list[tuple[int, int]] = []
-        for token, value in enumerate(hidden):
-            scores = sorted(opened, key=lambda each: h("score", value, tuple(weight), each))
-            found += [(each, token) for each in scores[:TOP]]
-        return cls(tuple(sorted(found)), experts)
-
-    @property
-    def chosen(self) -> list[int]:
-        """Copies of each expert."""
-        return [sum(own == each for own, _ in self.copies) for each in range(self.experts)]
-
-
-# Kernels, the same in both worlds: hashes of all that is read.
-
-
-def probability(hidden: int, weight: Sequence[int], expert: int) -> int:
-    """Return the weight of an expert for a token."""
-    return h("probability", hidden, tuple(weight), expert)
-
-
-def router_back(
-    hidden: Sequence[int], weight: Sequence[int], slopes: Sequence[tuple[int, int, int]]
-) -> tuple[list[int], list[int]]:
-    """Return gradients of tokens and of the router; slopes are (expert, token, gradient)."""
-    below = [0] * len(hidden)
-    gradient = [0] * len(weight)
-    for expert, token, slope in slopes:
-        read = (hidden[token], tuple(weight), expert)
-        below[token] = (below[token] + h("probability/x", *read) * slope) % P
-        for place in range(len(weight)):
-            more = h("probability/w", place, *read) * slope
-            gradient[place] = (gradient[place] + more) % P
-    return below, gradient
-
-
-def expert(row: int, weight: int, own: Sequence[int]) -> int:
-    """Return the output of an expert for a row, weighed."""
-    return h("expert", row, weight, tuple(own))
-
-
-def expert_back(
-    row: int, weight: int, own: Sequence[int], slope: int
-) -> tuple[int, int, list[int]]:
-    """Return gradients of the row, of its weight, and of the expert."""
-    read = (row, weight, tuple(own))
-    return (
-        h("expert/x", *read) * slope % P,
-        h("expert/p", *read) * slope % P,
-        [h("expert/w", place, *read) * slope % P for place in range(len(own))],
-    )
-
-
-def mixed(layer: int, hidden: Sequence[int]) -> list[int]:
-    """Return hidden states that depend on all tokens of the replica."""
-    return [h("mixed", layer, value, total(hidden)) for value in hidden]
-
-
-def mixed_back(layer: int, hidden: Sequence[int], slope: Sequence[int]) -> list[int]:
-    """Return the gradient of the states before they were mixed."""
-    return [
-        h("mixed/x", layer, value, total(hidden)) * (each + 7 * total(slope)) % P
-        for value, each in zip(hidden, slope, strict=True)
-    ]
-
-
-def ends(name: str, read: Sequence[int], weight: Sequence[int]) -> list[int]:
-    """Return the embedding, or the loss, of each token."""
-    return [h(name, each, own) for each, own in zip(read, weight, strict=True)]
-
-
-def ends_back(
-    name: str, read: Sequence[int], weight: Sequence[int], slope: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Return gradients of what was read, and of the parameter."""
-    pairs = list(zip(read, weight, slope, strict=True))
-    return (
-        [h(name, "x", each, own) * by % P for each, own, by in pairs],
-        [h(name, "w", each, own) * by % P for each, own, by in pairs],
-    )
-
-
-def batch(replica: int, micro_batch: int) -> list[int]:
-    """Return the data of a replica."""
-    return [h("data", replica, micro_batch, token) for token in range(HIDDEN)]
-
-
-def initial(plan: Plan) -> State:
-    """Return the parameters at the start."""
-    found = {
-        name: [h(name, place) for place in range(HIDDEN)]
-        for name in ("embed", "head", *(f"router{layer}" for layer in range(plan.layers)))
-    }
-    for layer in range(plan.layers):
-        name = f"experts{layer}"
-        found[name] = [h(name, place) for place in range(plan.experts * WEIGHTS)]
-    return found
-
-
-def updated(parameter: int, gradient: int) -> int:
-    """Return a parameter after the optimizer."""
-    return h("update", parameter, gradient)
-
-
-def plain(plan: Plan) -> State:
-    """Return the parameters after a step of plain training, token by token."""
-    state = initial(plan)
-    sums = {name: [0] * len(each) for name, each in state.items()}
-
-    def grow(name: str, gradient: Sequence[int], start: int = 0) -> None:
-        for place, each in enumerate(gradient, start):
-            sums[name][place] = (sums[name][place] + each) % P
-
-    for replica in range(plan.replicas):
-        for micro_batch in range(plan.micro_batches):
-            read = batch(replica, micro_batch)
-            hidden = [ends("embed", read, state["embed"])]
-            routes: list[Routing] = []
-            for layer in range(plan.layers):
-                before, router = hidden[-1], state[f"router{layer}"]
-                route = Routing.of(layer, before, router, plan.experts)
-                after = mixed(layer, before)
-                for own, token in route.copies:
-                    weight = probability(before[token], router, own)
-                    weights = _of_expert(state, layer, own)
-                    after[token] = (after[token] + expert(before[token], weight, weights)) % P
-                routes.append(route)
-                hidden.append(after)
-            slope, gradient = ends_back("loss", hidden[-1], state["head"], [1] * HIDDEN)
-            grow("head", gradient)
-            for layer in reversed(range(plan.layers)):
-                before, router, route = hidden[layer], state[f"router{layer}"], routes[layer]
-                below = mixed_back(layer, before, slope)
-                slopes: list[tuple[int, int, int]] = []
-                for own, token in route.copies:
-                    weight = probability(before[token], router, own)
-                    weights = _of_expert(state, layer, own)
-                    row, of_weight, of_expert = expert_back(
-                        before[token], weight, weights, slope[token]
-                    )
-                    grow(f"experts{layer}", of_expert, own * WEIGHTS)
-                    below[token] = (below[token] + row) % P
-                    slopes.append((own, token, of_weight))
-                routed, gradient = router_back(before, router, slopes)
-                grow(f"router{layer}", gradient)
-                slope = [total(pair) for pair in zip(below, routed, strict=True)]
-            _, gradient = ends_back("embed", read, state["embed"], slope)
-            grow("embed", gradient)
-    share = pow(plan.replicas * plan.micro_batches, -1, P)
-    return {
-        name: [
-            updated(each, by * share % P) for each, by in zip(state[name], sums[name], strict=True)
-        ]
-        for name in state
-    }
-
-
-def _of_expert(state: State, layer: int, own: int) -> list[int]:
-    return state[f"experts{layer}"][own * WEIGHTS : (own + 1) * WEIGHTS]
-
-
-# A schedule on ranks.
-
-
-@dataclass
-class Held:
-    """The content of a buffer on a rank: numbers, and the micro-batch of its rows."""
-
-    numbers: list[int]
-    micro_batch: int = 0
-    routing: Routing | None = None
+    rank: int
+    micro_batch: int
+    parameter: str
 
 
 @dataclass
 class Ranks:
-    """All ranks of a schedule of one role."""
+    """All ranks of a schedule."""
 
     plan: Plan
     schedule: Schedule
+    overflow: Overflow | None = None
     memory: list[dict[str, Held]] = field(init=False)
-    chosen: dict[tuple[int, int, int], list[int]] = field(
-        default_factory=dict[tuple[int, int, int], list[int]]
+    routes: dict[tuple[int, int, int], Routing] = field(
+        default_factory=dict[tuple[int, int, int], Routing]
     )
-    """Copies of each expert, by layer, micro-batch and rank."""
+    """The routing of each layer, micro-batch and rank."""
 
     def __post_init__(self) -> None:
-        self.memory = [{} for _ in range(self.schedule.mesh.size)]
-        (self.program,) = self.schedule.programs
+        mesh = self.schedule.mesh
+        self.memory = [{} for _ in range(mesh.size)]
+        self.programs: list[Program] = []
+        for rank in range(mesh.size):
+            at = mesh.coordinates(rank)
+            self.programs += [
+                program
+                for role, program in zip(self.schedule.roles, self.schedule.programs, strict=True)
+                if any(
+                    all(span.start <= at[span.axis] < span.end for span in box)
+                    for box in role.boxes
+                )
+            ]
+        assert len(self.programs) == mesh.size
+        self.rules = {
+            each.name: Rule(each.drops, each.sent // each.experts if each.padded else None)
+            for each in self.schedule.counts
+        }
+        self.scalars = {each.name: int(each.initial) for each in self.schedule.scalars}
+        self.mail: dict[tuple[str, int, int], deque[Held]] = defaultdict(deque)
+
+    def source(self, rank: int) -> int:
+        """Return the number of a rank among those of its pipeline stage."""
+        return rank % self.plan.sources
 
     def run(self) -> list[State]:
-        """Run setup and a step; return the parameters that each rank holds, by place or None.
+        """Run setup and a step; return the parameters that each rank holds.
 
         Raises:
             StuckError: ranks do not fit together.
         """
-        for operation in (*self.program.setup, *self.program.step):
-            try:
-                self._run(operation)
-            except (KeyError, IndexError, ValueError, TypeError) as error:
-                raise StuckError(f"{operation.id}: {error!r}") from error
+        try:
+            self._run()
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+            raise StuckError(repr(error)) from error
         return [
             {
-                name: held.numbers
-                for name in self.program.persistent
-                if (held := memory.get(name)) is not None
+                name: memory[name].numbers
+                for name in program.persistent
+                if program.by_name[name].layout is not None and name in memory
             }
-            for memory in self.memory
+            for memory, program in zip(self.memory, self.programs, strict=True)
         ]
 
-    def _run(self, operation: Operation) -> None:
+    def _run(self) -> None:
+        hosts = [
+            self._host(rank, (*program.setup, *program.step))
+            for rank, program in enumerate(self.programs)
+        ]
+        waits = [next(host, None) for host in hosts]
+        while any(each is not None for each in waits):
+            served = False
+            for rank, request in enumerate(waits):
+                ready = [] if request is None else self._ready(rank, request, waits)
+                for member in ready:
+                    waits[member] = next(hosts[member], None)
+                served = served or bool(ready)
+            if not served:
+                raise StuckError("ranks wait for each other")
+
+    def _host(self, rank: int, operations: Iterable[Operation]) -> Iterator[Operation]:
+        """Run the operations of a rank; yield those that need other ranks."""
+        for operation in operations:
+            if isinstance(operation, Branch):
+                assert operation.value is not None
+                decided = self.memory[rank][operation.value.buffer].numbers[0]
+                yield from self._host(rank, operation.then if decided else operation.otherwise)
+            elif isinstance(operation, Meeting | Receive):
+                yield operation
+            else:
+                self._alone(rank, operation)
+
+    def _ready(
+        self, rank: int, request: Operation, waits: Sequence[Operation | None]
+    ) -> Sequence[int]:
+        """Carry out a request if all that it needs is there; return the ranks that go on."""
+        if isinstance(request, Receive):
+            mail = self.mail[request.group, self._partner(rank, request), rank]
+            if not mail:
+                return ()
+            self.memory[rank][request.target.buffer].numbers = mail.popleft().numbers
+            return (rank,)
+        assert isinstance(request, Meeting)
+        members = self._members(request.group, rank)
+        others = [waits[member] for member in members]
+        if any(not isinstance(each, Meeting) or each.group != request.group for each in others):
+            return ()
+        meetings = [each for each in others if isinstance(each, Meeting)]
+        if len({type(each) for each in meetings}) > 1:
+            raise StuckError(f"{request.id}: members meet for different collectives")
+        self._meet(meetings, members)
+        return members
+
+    def _members(self, group: str, rank: int) -> Sequence[int]:
+        mesh = self.schedule.mesh
+        return self.schedule.group_by_name[group].members(mesh, mesh.coordinates(rank))
+
+    def _partner(self, rank: int, operation: Send | Receive) -> int:
+        members = self._members(operation.group, rank)
+        return members[(members.index(rank) + operation.offset) % len(members)]
+
+    def _alone(self, rank: int, operation: Operation) -> None:
+        """Run an operation that needs no other rank."""
+        memory, program = self.memory[rank], self.programs[rank]
         match operation:
             case Allocate(buffer=name, micro_batch=micro_batch):
-                for memory in self.memory:
-                    size = self.program.by_name[name].elements
-                    memory[name] = Held([h("garbage", name)] * size, micro_batch or 0)
+                garbage = [h("garbage", name)] * program.by_name[name].elements
+                memory[name] = Held(garbage, micro_batch or 0)
             case Free(buffer=name):
-                for memory in self.memory:
-                    del memory[name]
+                del memory[name]
             case Compute():
-                for rank in range(len(self.memory)):
-                    _Kernels(self, rank, operation).run()
-            case Copy(source=source, target=target):
-                self._copy(operation, source, target)
+                Kernels(self, rank, operation).run()
+            case Copy():
+                self._copy(rank, operation)
             case Fill(target=target, value=value):
-                for memory in self.memory:
-                    held = memory[target.buffer]
-                    held.numbers = [int(value)] * len(held.numbers)
-            case AllReduce() | Broadcast() | AllToAll():
-                self._meet(operation)
+                held = memory[target.buffer]
+                factor = self.scalars[operation.scalar] if operation.scalar else 1
+                held.numbers = [int(value) * factor] * len(held.numbers)
+                held.bad = False
+            case Send(source=source):
+                copied = Held(list(memory[source.buffer].numbers))
+                self.mail[operation.group, rank, self._partner(rank, operation)].append(copied)
+            case ReadCounts():
+                self._read(rank, operation)
             case _:
                 pass
 
-    def _copy(self, copy: Copy, source: View, target: View) -> None:
+    def _read(self, rank: int, read: ReadCounts) -> None:
+        """Compare the counts that the host reads with the rows that will arrive."""
+        count = next(each for each in self.schedule.counts if each.name == read.count)
+        members = self._members(count.group, rank)
+        own = members.index(rank)
+        wanted = [
+            rows
+            for source in members
+            for rows in self.blocks(
+                read.count, (read.layer, read.micro_batch, source), len(members)
+            )[own]
+        ]
+        if self.memory[rank][read.source.buffer].numbers != wanted:
+            raise StuckError(f"{read.id}: counts are not those of the rows")
+
+    def _copy(self, rank: int, copy: Copy) -> None:
+        memory = self.memory[rank]
         share = pow(copy.divisor, -1, P)
-        for memory in self.memory:
-            held = memory[target.buffer]
-            given = [each * share % P for each in memory[source.buffer].numbers]
-            if copy.accumulate:
-                if len(given) != len(held.numbers):
-                    raise StuckError(copy.id)
-                given = [total(pair) for pair in zip(given, held.numbers, strict=True)]
-            held.numbers = given
-            held.routing = memory[source.buffer].routing
+        held, read = memory[copy.target.buffer], memory[copy.source.buffer]
+        given = [each * share % P for each in read.numbers[self._part(rank, copy.source)]]
+        part = self._part(rank, copy.target)
+        if copy.accumulate:
+            given = plus(given, held.numbers[part])
+        held.numbers = list(held.numbers)
+        held.numbers[part], held.routing = given, read.routing
+        held.bad = read.bad or (copy.accumulate and held.bad)
 
-    def _meet(self, operation: AllReduce | Broadcast | AllToAll) -> None:
-        mesh = self.schedule.mesh
-        group = self.schedule.group_by_name[operation.group]
-        done: set[int] = set()
-        for rank in range(mesh.size):
-            if rank not in done:
-                members = group.members(mesh, mesh.coordinates(rank))
-                done |= set(members)
-                self._meet_members(operation, members)
+    def _part(self, rank: int, view: View) -> slice:
+        """Return the elements of a view; all rows of a buffer of rows."""
+        buffer = self.programs[rank].by_name[view.buffer]
+        if buffer.rows is not None or view.size == buffer.elements:
+            return slice(None)
+        return slice(view.start, view.start + view.size)
 
-    def _meet_members(
-        self, operation: AllReduce | Broadcast | AllToAll, members: Sequence[int]
-    ) -> None:
-        given = [self.memory[rank][operation.source.buffer].numbers for rank in members]
+    def _meet(self, operations: Sequence[Meeting], members: Sequence[int]) -> None:
+        given = [
+            self.memory[rank][each.source.buffer]
+            for rank, each in zip(members, operations, strict=True)
+        ]
+        numbers = [each.numbers for each in given]
         made: list[list[int]]
-        match operation:
+        match operations[0]:
             case AllReduce(reduction=reduction):
-                whole = [total(each) for each in zip(*given, strict=True)]
+                whole = [total(each) for each in zip(*numbers, strict=True)]
                 if reduction is Reduction.AVERAGE:
                     share = pow(len(members), -1, P)
                     whole = [each * share % P for each in whole]
+                if reduction is Reduction.MAX:
+                    whole = [max(each) for each in zip(*numbers, strict=True)]
                 made = [whole] * len(members)
             case Broadcast(root=root):
-                made = [given[root]] * len(members)
+                made = [numbers[root]] * len(members)
             case AllToAll():
                 blocks = [
-                    self._blocks(operation, rank, numbers, members)
-                    for rank, numbers in zip(members, given, strict=True)
+                    self._blocks(each, rank, held, members)
+                    for rank, each, held in zip(members, operations, given, strict=True)
                 ]
                 made = [
                     [row for block in blocks for row in block[place]]
                     for place in range(len(members))
                 ]
-        for rank, numbers in zip(members, made, strict=True):
-            self.memory[rank][operation.target.buffer].numbers = list(numbers)
+        bad = any(each.bad for each in given)
+        for rank, each, found in zip(members, operations, made, strict=True):
+            held = self.memory[rank][each.target.buffer]
+            held.numbers, held.bad = list(found), bad
 
     def _blocks(
-        self, operation: AllToAll, rank: int, numbers: Sequence[int], members: Sequence[int]
+        self, operation: AllToAll, rank: int, held: Held, members: Sequence[int]
     ) -> list[list[int]]:
         """Return the block of `rank` for each member."""
-        rows = self.program.by_name[operation.source.buffer].rows
+        rows = self.programs[rank].by_name[operation.source.buffer].rows
+        count = len(members)
         if rows is None:
-            size = len(numbers) // len(members)
-            sizes = [size] * len(members)
+            sizes = [len(held.numbers) // count] * count
+        elif rows.own is RowIndex.SOURCE:
+            at = (rows.layer, held.micro_batch, rank)
+            sizes = [sum(each) for each in self.blocks(rows.count, at, count)]
         else:
-            micro_batch = self.memory[rank][operation.source.buffer].micro_batch
             own = members.index(rank)
             sizes = [
-                sum(self.of_member(rows.layer, micro_batch, rank, place, len(members)))
-                if rows.own is RowIndex.SOURCE
-                else sum(self.of_member(rows.layer, micro_batch, other, own, len(members)))
-                for place, other in enumerate(members)
+                sum(self.blocks(rows.count, (rows.layer, held.micro_batch, other), count)[own])
+                for other in members
             ]
-        if sum(sizes) != len(numbers):
-            raise StuckError(f"{operation.id}: {len(numbers)} rows, {sum(sizes)} in blocks")
+        if sum(sizes) != len(held.numbers):
+            raise StuckError(f"{operation.id}: {len(held.numbers)} rows, {sum(sizes)} in blocks")
         found: list[list[int]] = []
         start = 0
         for size in sizes:
-            found.append(list(numbers[start : start + size]))
+            found.append(held.numbers[start : start + size])
             start += size
         return found
 
-    def of_member(
-        self, layer: int, micro_batch: int, source: int, member: int, members: int
-    ) -> list[int]:
-        """Return the copies of a source for each expert of a member."""
-        chosen = self.chosen[layer, micro_batch, source]
-        own = len(chosen) // members
-        return chosen[member * own : (member + 1) * own]
+    def blocks(self, count: str, at: tuple[int, int, int], members: int) -> list[list[int]]:
+        """Return the rows that a rank sends to each expert of each member.
 
+        `at` is the layer, the micro-batch and the rank.
+        """
+        sent = self.routes[at].sent(self.rules[count])
+        own = len(sent) // members
+        return [sent[place * own : (place + 1) * own] for place in range(members)]
 
-@dataclass
-class _Kernels:
-    """The kernels of an operation on one rank."""
-
-    ranks: Ranks
-    rank: int
-    compute: Compute
-
-    def of(self, role: Role) -> list[Held]:
-        """Return the operands of a role."""
-        memory = self.ranks.memory[self.rank]
-        return [memory[each.view.buffer] for each in self.compute.operands if each.role is role]
-
-    def run(self) -> None:
-        """Run the kernels."""
-        action, unit = self.compute.action, self.compute.unit
-        if action is Action.INITIALIZE:
-            self._initialize()
-        elif action is Action.LOAD:
-            self.of(Role.OUTPUT)[0].numbers = batch(self.rank, self.compute.micro_batch)
-        elif action is Action.UPDATE:
-            parameter, gradient = self.of(Role.PARAMETER)[0], self.of(Role.GRADIENT)[0]
-            pairs = zip(parameter.numbers, gradient.numbers, strict=True)
-            parameter.numbers = [updated(*pair) for pair in pairs]
-        elif unit.startswith("layer"):
-            ways: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {
-                0: (self._route, self._route_back),
-                1: (self._permute, self._permute_back),
-                2: (self._experts, self._experts_back),
-                3: (self._combine, self._combine_back),
-            }
-            ways[self.compute.segment][action is Action.BACKWARD]()
-        else:
-            self._ends(unit)
-
-    @property
-    def layer(self) -> int:
-        """The layer of the segment."""
-        return int(self.compute.unit.removeprefix("layer"))
-
-    def _initialize(self) -> None:
-        (operand,) = self.compute.operands
-        name = operand.view.buffer
-        whole = initial(self.ranks.plan)[name]
-        buffer = self.ranks.program.by_name[name]
-        start = 0
-        if buffer.shard is not None:
-            coordinates = self.ranks.schedule.mesh.coordinates(self.rank)
-            start = coordinates[buffer.shard] * buffer.elements
-        self.of(Role.PARAMETER)[0].numbers = whole[start : start + buffer.elements]
-
-    def _ends(self, unit: str) -> None:
-        read, weight = self.of(Role.INPUT)[0].numbers, self.of(Role.PARAMETER)[0].numbers
-        if self.compute.action is not Action.BACKWARD:
-            self.of(Role.OUTPUT)[0].numbers = ends(unit, read, weight)
-            return
-        slope = self.of(Role.OUTPUT_GRADIENT)[0].numbers
-        below, gradient = ends_back(unit, read, weight, (slope * HIDDEN)[:HIDDEN])
-        for each in self.of(Role.INPUT_GRADIENT):
-            each.numbers = below
-        self.of(Role.GRADIENT)[0].numbers = gradient
-
-    def _route(self) -> None:
-        hidden, weight = self.of(Role.INPUT)[0].numbers, self.of(Role.PARAMETER)[0].numbers
-        route = Routing.of(self.layer, hidden, weight, self.ranks.plan.experts)
-        probs, chosen, mapped = self.of(Role.OUTPUT)
-        probs.numbers = [probability(hidden[token], weight, own) for own, token in route.copies]
-        chosen.numbers = route.chosen
-        mapped.numbers, mapped.routing = [0], route
-        self.ranks.chosen[self.layer, self.compute.micro_batch, self.rank] = route.chosen
-
-    def _route_back(self) -> None:
-        hidden, weight = self.of(Role.INPUT)[0].numbers, self.of(Role.PARAMETER)[0].numbers
-        route = Routing.of(self.layer, hidden, weight, self.ranks.plan.experts)
-        slopes = self.of(Role.OUTPUT_GRADIENT)[0].numbers
-        of_copies = [
-            (own, token, slope) for (own, token), slope in zip(route.copies, slopes, strict=True)
-        ]
-        below, gradient = router_back(hidden, weight, of_copies)
-        self.of(Role.INPUT_GRADIENT)[0].numbers = below
-        self.of(Role.GRADIENT)[0].numbers = gradient
-
-    def _map(self, held: Held) -> Routing:
-        if held.routing is None:
-            raise StuckError(f"{self.compute.id}: reads no map")
-        return held.routing
-
-    def _permute(self) -> None:
-        hidden, mapped = self.of(Role.INPUT)
-        copies = self._map(mapped).copies
-        self.of(Role.OUTPUT)[0].numbers = [hidden.numbers[token] for _, token in copies]
-
-    def _permute_back(self) -> None:
-        hidden, mapped = self.of(Role.INPUT)
-        below = [0] * len(hidden.numbers)
-        slopes = self.of(Role.OUTPUT_GRADIENT)[0].numbers
-        for (_, token), slope in zip(self._map(mapped).copies, slopes, strict=True):
-            below[token] = (below[token] + slope) % P
-        self.of(Role.INPUT_GRADIENT)[0].numbers = below
-
-    def _combine(self) -> None:
-        hidden, back, mapped = self.of(Role.INPUT)
-        after = mixed(self.layer, hidden.numbers)
-        for (_, token), row in zip(self._map(mapped).copies, back.numbers, strict=True):
-            after[token] = (after[token] + row) % P
-        self.of(Role.OUTPUT)[0].numbers = after
-
-    def _combine_back(self) -> None:
-        hidden, _, mapped = self.of(Role.INPUT)
-        slope = self.of(Role.OUTPUT_GRADIENT)[0].numbers
-        below, back = self.of(Role.INPUT_GRADIENT)
-        below.numbers = mixed_back(self.layer, hidden.numbers, slope)
-        back.numbers = [slope[token] for _, token in self._map(mapped).copies]
-
-    def _experts_of_rows(self) -> list[int]:
-        """Return the number of the own expert of each row, in the order of the buffer."""
-        operand = next(each for each in self.compute.operands if each.role is Role.INPUT)
-        buffer = self.ranks.program.by_name[operand.view.buffer]
-        rows = buffer.rows
-        assert rows is not None
-        micro_batch = self.ranks.memory[self.rank][buffer.name].micro_batch
-        if rows.own is RowIndex.SOURCE:
-            chosen = self.ranks.chosen[rows.layer, micro_batch, self.rank]
-            return [own for own, copies in enumerate(chosen) for _ in range(copies)]
-        mesh = self.ranks.schedule.mesh
-        group = self.ranks.schedule.group_by_name["ep"]
-        members = group.members(mesh, mesh.coordinates(self.rank))
-        place = members.index(self.rank)
-        return [
-            own
-            for source in members
-            for own, copies in enumerate(
-                self.ranks.of_member(rows.layer, micro_batch, source, place, len(members))
-            )
-            for _ in range(copies)
-        ]
-
-    def _experts(self) -> None:
-        rows, weights = (each.numbers for each in self.of(Role.INPUT))
-        own = self.of(Role.PARAMETER)[0].numbers
-        self.of(Role.OUTPUT)[0].numbers = [
-            expert(row, weight, own[number * WEIGHTS : (number + 1) * WEIGHTS])
-            for row, weight, number in zip(rows, weights, self._experts_of_rows(), strict=True)
-        ]
-
-    def _experts_back(self) -> None:
-        rows, weights = (each.numbers for each in self.of(Role.INPUT))
-        own = self.of(Role.PARAMETER)[0].numbers
-        slopes = self.of(Role.OUTPUT_GRADIENT)[0].numbers
-        gradient = [0] * len(own)
-        below: list[tuple[int, int]] = []
-        for row, weight, slope, number in zip(
-            rows, weights, slopes, self._experts_of_rows(), strict=True
-        ):
-            start = number * WEIGHTS
-            *each, of_expert = expert_back(row, weight, own[start : start + WEIGHTS], slope)
-            below.append((each[0], each[1]))
-            for place, more in enumerate(of_expert, start):
-                gradient[place] = (gradient[place] + more) % P
-        self.of(Role.GRADIENT)[0].numbers = gradient
-        for place, held in enumerate(self.of(Role.INPUT_GRADIENT)):
-            held.numbers = [each[place] for each in below]
+    def rule(self, rank: int, buffer: str) -> Rule:
+        """Return the rule of the rows of a buffer."""
+        rows = self.programs[rank].by_name[buffer].rows
+        return Rule() if rows is None else self.rules[rows.count]
 
 
 def trains_plainly(plan: Plan, schedule: Schedule) -> bool:
-    """Return True if every rank ends with the parameters of plain training."""
-    wanted = plain(plan)
+    """Return True if every rank ends with the parameters of plain training.
+
+    With a loss scale, also if any gradient overflows on any rank.
+    """
+    cases: list[Overflow | None] = [None]
+    if plan.half:
+        for rank in range(schedule.mesh.size):
+            names = [*_gradients(schedule, rank)]
+            last = plan.micro_batches - 1
+            cases += [Overflow(rank, rank % (last + 1), names[rank % len(names)])]
+            cases += [Overflow(rank, last, name) for name in names if rank == 0]
+    return all(_trains(plan, schedule, overflow) for overflow in cases)
+
+
+def _gradients(schedule: Schedule, rank: int) -> Iterator[str]:
+    """Yield the parameters whose gradients a rank makes."""
+    program = Ranks(Plan(), schedule).programs[rank]
+    for operation in program.step:
+        if isinstance(operation, Compute) and operation.action is Action.BACKWARD:
+            name = trained_by(operation)
+            if name and operation.micro_batch == 0:
+                yield name
+
+
+def _trains(plan: Plan, schedule: Schedule, overflow: Overflow | None) -> bool:
+    wanted = plain(plan, overflows=overflow is not None)
+    ranks = Ranks(plan, schedule, overflow)
     try:
-        states = Ranks(plan, schedule).run()
+        states = ranks.run()
     except StuckError:
         return False
-    (program,) = schedule.programs
+    held: set[str] = set()
     for rank, state in enumerate(states):
         at = schedule.mesh.coordinates(rank)
+        held |= state.keys()
         for name, numbers in state.items():
-            buffer = program.by_name[name]
+            buffer = ranks.programs[rank].by_name[name]
             start = at[buffer.shard] * buffer.elements if buffer.shard else 0
             if numbers != wanted[name][start : start + buffer.elements]:
                 return False
-    return True
+    return held == wanted.keys()

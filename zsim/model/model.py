@@ -15,6 +15,7 @@ from zsim.dtype import DType, Quantization
 from zsim.model.architecture import Architecture
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
+from zsim.model.routing import Drops, LoadScope
 from zsim.model.segment_exchange import (
     ExchangeAxis,
     ExchangeKind,
@@ -43,6 +44,8 @@ class Parameter:
     routed `experts`, that is their number on this rank, the extent of its first dimension; 0 for
     all other parameters, such as routers and shared experts. Expert ranks hold different
     experts, and expert-tensor ranks parts of them, whatever `tensor_sharded` says.
+    A bias of experts is frozen, and names a `load`: a value with the rows of each expert. After
+    every step it is updated from the sum of this value over all ranks and micro-batches.
     """
 
     name: str
@@ -53,8 +56,11 @@ class Parameter:
     float8: bool = False
     quantized: Quantization | None = None
     experts: int = 0
+    load: str = ""
 
     def __post_init__(self) -> None:
+        if self.load and not self.frozen:
+            raise ModelError(f"parameter {self.name}: load {self.load} needs frozen")
         if self.experts and (not self.shape or self.shape[0] != self.experts):
             raise ModelError(
                 f"parameter {self.name}: experts {self.experts} must be the extent of its first "
@@ -161,6 +167,11 @@ class Segment:
             gradients of each parameter and of each input.
         experts: number of experts whose weights its parameters stack, if it treats each row by
             itself, with the weights of the row's expert; None for any other segment.
+        drops: the rows of a segment of experts that are dropped; None if it runs all of them.
+        routes: the output with the rows that it sends to each expert, if it chooses experts; such a
+            segment is never recomputed.
+        loads: if it is an auxiliary loss, the tokens over which its last input is summed; the
+            gradient of its output is 1.
         split: its backward in two parts; None if it has no trained parameter, or runs as one.
         begins: the exchange of its inputs before forward, whose adjoint follows backward.
         ends: the exchange of its outputs after forward, whose adjoint precedes backward.
@@ -192,6 +203,9 @@ class Segment:
     backward_course: tuple[AllocationEvent, ...] = ()
     split: SplitBackward | None = None
     experts: int | None = None
+    drops: Drops | None = None
+    routes: str = ""
+    loads: LoadScope | None = None
     begins: SegmentExchange | None = field(init=False, repr=False, compare=False)
     ends: SegmentExchange | None = field(init=False, repr=False, compare=False)
 
@@ -210,6 +224,9 @@ class Segment:
         )
         object.__setattr__(self, "begins", begins)
         object.__setattr__(self, "ends", ends)
+
+        if self.routes and self.routes not in {value.name for value in self.outputs}:
+            raise ModelError(f"segment: routes {self.routes} is no output")
 
     @property
     def reads_gathered(self) -> bool:
@@ -326,6 +343,7 @@ class Model:
         architecture: the shape it was built from, if any; a backend can build modules of it.
         tiles: tiles into which linear layers of its blocks are cut, each a unit.
         parameters: every parameter once, in the order of first use.
+        loads: for each bias of experts, the value from whose sum it is updated.
     """
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert", "expert_tensor"})
@@ -346,6 +364,7 @@ class Model:
     architecture: Architecture | None = None
     tiles: int = 1
     values: dict[str, Value] = field(init=False, repr=False, compare=False)
+    loads: dict[str, str] = field(init=False, repr=False, compare=False)
     frozen: frozenset[str] = field(init=False, repr=False, compare=False)
     parameters: tuple[Parameter, ...] = field(init=False, repr=False, compare=False)
 
@@ -374,7 +393,11 @@ class Model:
                 if shapes.setdefault(parameter.name, parameter) != parameter:
                     raise ModelError(f"parameter {parameter.name}: differs between units")
         frozen = frozenset(name for name, each in shapes.items() if each.frozen)
+        loads = {name: each.load for name, each in shapes.items() if each.load}
+        if missing := [name for name, load in loads.items() if load not in values]:
+            raise ModelError(f"parameter {missing[0]}: load {loads[missing[0]]} is no value")
         object.__setattr__(self, "values", values)
+        object.__setattr__(self, "loads", loads)
         object.__setattr__(self, "frozen", frozen)
         object.__setattr__(self, "parameters", tuple(shapes.values()))
         for unit in self.units:

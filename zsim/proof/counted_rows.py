@@ -4,7 +4,8 @@ Proved for every role, in the order of issue: the host has read the counts of a 
 micro-batch before it allocates rows that other ranks send; an exchange, a copy and a segment use
 rows of one micro-batch, their own; a copy has equal rows on both sides. The numbers that the host
 reads were made by the forward of one segment for that micro-batch, another segment for each layer,
-and exchanged once over the group: routing is saved, and no recomputation chooses again. Members
+and exchanged once over the group: routing is saved, and no recomputation chooses again, since
+experts of a token that differ from those of forward could not be seen in values. Members
 send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
 with numbers agree between members: block j of member i is as large as member j receives from i.
 
@@ -14,9 +15,11 @@ are not traced.
 Cost: linear in the operations; for numbers, the square of the roles of a group times its members.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import NamedTuple
 
+from zsim.model.model import Model
 from zsim.network.volume import communications as communications_in
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.execution.rank_class import EqualCommunicators, communicators, rank_classes
@@ -40,14 +43,18 @@ from zsim.schedule.program import Program
 
 INVARIANT = "counts"
 
+Routes = Mapping[tuple[str, int], int]
+"""Segments that choose the experts of rows, with the number of the output that counts the rows."""
+
 
 def examine(context: Context) -> list[Finding]:
     """Find operations that use rows of another micro-batch, or blocks of different sizes."""
     found: list[Finding] = []
     schedule = context.schedule
-    if schedule.counts:
+    routes = {} if context.model is None else _routes(context.model)
+    if schedule.counts or routes:
         for each in context.programs:
-            found += _Rows(each.program, schedule.counts).findings()
+            found += _Rows(each.program, schedule.counts, routes).findings()
     uneven = {
         (each.program.role, group): exchanges
         for each in context.programs
@@ -62,18 +69,30 @@ def examine(context: Context) -> list[Finding]:
     return found
 
 
+def _routes(model: Model) -> Routes:
+    """Return the segments that choose the experts of rows, and the output that counts these."""
+    return {
+        (unit.name, place): [value.name for value in segment.outputs].index(segment.routes)
+        for unit in model.units
+        for place, segment in enumerate(unit.segments)
+        if segment.routes
+    }
+
+
 class _SegmentNumbers(NamedTuple):
-    """Numbers that a segment made, and the groups over which they were exchanged since."""
+    """Numbers that a segment made, its output, and the groups that exchanged them since."""
 
     by: Compute
+    output: int
     exchanged: tuple[str, ...]
 
 
 class _Rows:
     """Rows and counts alive in one program."""
 
-    def __init__(self, program: Program, counts: Iterable[NamedCount]) -> None:
+    def __init__(self, program: Program, counts: Iterable[NamedCount], routes: Routes) -> None:
         self._program = program
+        self._routes = routes
         counts = tuple(counts)
         self._groups = {count.name: count.group for count in counts}
         self._padded = {count.name for count in counts if count.padded}
@@ -94,6 +113,17 @@ class _Rows:
             for operation in walk(part):
                 for why in self._faults(operation):
                     yield self._finding(operation, why)
+        yield from self._recomputed()
+
+    def _recomputed(self) -> Iterator[Finding]:
+        """Yield recomputations that choose experts again."""
+        routers = {*self._routes, *self._routers.values()}
+        for operation in walk(self._program.step) if routers else ():
+            if not isinstance(operation, Compute) or operation.action is not Action.RECOMPUTE:
+                continue
+            if (operation.unit, operation.segment) in routers:
+                why = f"recomputes the routing of {operation.unit}: routing is saved"
+                yield self._finding(operation, f"{why}, never recomputed")
 
     def _finding(self, operation: Operation, why: str) -> Finding:
         return Finding(
@@ -129,6 +159,8 @@ class _Rows:
             yield f"reads counts of micro-batch {compute.micro_batch}, which {of} made"
         if compute.action is not Action.FORWARD:
             yield f"reads counts of a {compute.action}: routing is saved, {of} chooses again"
+        if made.output != self._routes.get((compute.unit, compute.segment), made.output):
+            yield f"reads numbers that {of} made, which are not the rows that it sends"
         group = self._groups[read.count]
         if made.exchanged != (group,):
             times = " and ".join(made.exchanged) or "no group"
@@ -144,9 +176,11 @@ class _Rows:
     def _follow(self, operation: Operation) -> None:
         """Follow numbers that segments make through whole copies and exchanges."""
         if isinstance(operation, Compute):
+            outputs = count()
             for operand in operation.operands:
                 if operand.role is Role.OUTPUT:
-                    self._made[operand.view.buffer] = _SegmentNumbers(operation, ())
+                    made = _SegmentNumbers(operation, next(outputs), ())
+                    self._made[operand.view.buffer] = made
                 elif COMPUTE_ACCESS[operation.action][operand.role][1]:
                     self._made.pop(operand.view.buffer, None)
             return
@@ -158,7 +192,7 @@ class _Rows:
             if made is None or (isinstance(operation, Copy) and operation.accumulate):
                 return
             if isinstance(operation, AllToAll):
-                made = _SegmentNumbers(made.by, (*made.exchanged, operation.group))
+                made = made._replace(exchanged=(*made.exchanged, operation.group))
             self._made[operation.target.buffer] = made
 
     def _allocated(self, allocate: Allocate, rows: Rows) -> Iterator[str]:

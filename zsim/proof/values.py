@@ -17,12 +17,13 @@ from math import prod
 from operator import attrgetter
 
 from zsim.model.model import Model, Parameter
+from zsim.model.routing import LoadScope
 from zsim.proof.context import Context
 from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.constant_factors import divisors, seed_of
 from zsim.proof.execution.fewer_micro_batches import with_fewer
 from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
-from zsim.proof.execution.rows_as_places import in_places, model_in_places
+from zsim.proof.execution.rows_as_places import in_places, kinds_of, model_in_places
 from zsim.proof.execution.shortening import shortened
 from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
@@ -79,25 +80,24 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
 
 
 def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
-    schedule = in_places(context.schedule)
     model = context.model
+    try:
+        kinds = kinds_of(context.schedule, model)
+    except UnfollowedError as error:
+        return Shown(findings=(_finding("", "step", f"not followed: {error}"),))
+    schedule = in_places(context.schedule, kinds)
     broken = [*_layouts(schedule), *_parameters(schedule, model)]
     if broken:
         return Shown(findings=tuple(broken))
     training = training_of(schedule) if schedule.contract.parameters else None
-    model = None if model is None else model_in_places(schedule, model)
+    model = None if model is None else model_in_places(schedule, model, kinds)
     assumed = [] if training is None else list(training.assumed)
     if training is not None and model is None:
         model = model_of(schedule)
         assumed.append("the model, which is what the first micro-batch runs")
-    not_shown = ""
-    if not schedule.contract.parameters:
-        not_shown = "the contract names no parameters"
-    elif training is None:
-        not_shown = "nothing is updated, and the contract names no strategy"
-    elif model is None:
-        not_shown = "no model is given, and forward could not be followed"
-    elif unknown := _unknown(schedule, model):
+    not_shown = _unjudged(schedule, training, model, given=context.model is not None)
+    unknown = "" if not_shown or model is None else _unknown(schedule, model)
+    if unknown:
         why = "runs a segment that the model does not have"
         return Shown(findings=(_finding("", unknown, why),))
     try:
@@ -134,11 +134,29 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
     )
 
 
+def _unjudged(
+    schedule: Schedule, training: Training | None, model: Model | None, *, given: bool
+) -> str:
+    """Return why values cannot be compared with plain training, or ""."""
+    if not schedule.contract.parameters:
+        return "the contract names no parameters"
+    if training is None:
+        return "nothing is updated, and the contract names no strategy"
+    biases = sorted(each.name for each in schedule.contract.parameters if each.load)
+    if biases and not given:
+        return f"no model is given, and {biases[0]} follows the load of experts"
+    if model is None:
+        return "no model is given, and forward could not be followed"
+    return ""
+
+
 def _by_induction(
     schedule: Schedule, model: Model | None, training: Training | None, seed: int
 ) -> Proved | None:
     """Prove a schedule by one with fewer micro-batches or blocks; None if that is not possible."""
     if model is None or training is None or schedule.counts or any(_copies(schedule, model)):
+        return None
+    if model.loads or _sums_batches(model):  # micro-batches are not alike
         return None
     fewer = with_fewer(schedule, training)
     if fewer is not None:
@@ -147,6 +165,11 @@ def _by_induction(
         if found is not None:
             return found
     return _by_blocks(schedule, model, training, seed)
+
+
+def _sums_batches(model: Model) -> bool:
+    """Return True if an auxiliary loss depends on earlier micro-batches."""
+    return any(each.loads is LoadScope.BATCH for unit in model.units for each in unit.segments)
 
 
 def _by_blocks(schedule: Schedule, model: Model, training: Training, seed: int) -> Proved | None:
@@ -230,7 +253,8 @@ def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
 
 def _described(parameter: LogicalParameter | Parameter) -> str:
     kinds = f"{', frozen' if parameter.frozen else ''}{', of experts' if parameter.expert else ''}"
-    return f"{parameter.elements} elements{kinds}"
+    load = f", which follows {parameter.load}" if parameter.load else ""
+    return f"{parameter.elements} elements{kinds}{load}"
 
 
 def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ a role: `build.role("first", Span(axis="data", start=0, end=1))`.
 from dataclasses import dataclass, field
 
 from zsim.dtype import DType
+from zsim.model.routing import Drops
 from zsim.schedule.buffer_handle import BufferHandle
 from zsim.schedule.counts import NamedCount, RowIndex, Rows, rows_at_most
 from zsim.schedule.layout import Layout
@@ -177,11 +178,19 @@ class ScheduleBuilder(RoleBuilder):
         return name
 
     def count(
-        self, name: str, group: str, *, experts: int, sent: int, maximum: int | None = None
+        self,
+        name: str,
+        group: str,
+        *,
+        experts: int,
+        sent: int,
+        maximum: int | None = None,
+        drops: Drops | None = None,
     ) -> NamedCount:
         """Declare a count of the rows that members of `group` send to experts.
 
-        Without a maximum, rows are padded to a capacity of `sent` / `experts`.
+        Without a maximum, rows are padded to a capacity of `sent` / `experts`. `drops` are rows
+        that are not sent.
         """
         made = NamedCount(
             name=name,
@@ -190,6 +199,7 @@ class ScheduleBuilder(RoleBuilder):
             sent=sent,
             maximum=sent if maximum is None else maximum,
             padded=maximum is None,
+            drops=drops,
         )
         self.counts.append(made)
         return made

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from zsim.model.routing import Drops
+
 
 class RowIndex(StrEnum):
     """Indexes of a count: the rank that sends rows, and the expert that they are for."""
@@ -24,7 +26,7 @@ class NamedCount:
     Member j has the experts from j times `experts` / members on. Each member sends `sent` rows in
     total and receives at most `maximum`. With `padded`, it sends equal numbers of rows to all
     experts, a capacity filled with zeros; then counts do not depend on data, and the host does not
-    read them.
+    read them. With `drops`, rows beyond a capacity are dropped before they are sent.
     """
 
     name: str
@@ -33,6 +35,7 @@ class NamedCount:
     sent: int
     maximum: int
     padded: bool = False
+    drops: Drops | None = None
 
 
 class Rows(Struct, frozen=True, kw_only=True, gc=False):

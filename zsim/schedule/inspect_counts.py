@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from zsim.model.routing import Drops
 from zsim.schedule.counts import NamedCount, RowIndex, Rows, rows_at_most
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import AllToAll, ReadCounts, View
@@ -26,9 +27,24 @@ def inspect_count(mesh: Mesh, groups: Mapping[str, Group], count: NamedCount) ->
     if count.padded and (count.sent % count.experts or count.maximum != count.sent):
         needed = f"a multiple of experts {count.experts}, and maximum the same"
         raise ScheduleError(f"{where}: padded: sent {count.sent} must be {needed}")
+    if count.drops is not None:
+        _inspect_drops(where, count, count.drops)
     if count.maximum < count.sent:
         mean = f"the mean, {count.sent} rows that each member sends"
         raise ScheduleError(f"{where}: maximum {count.maximum} must be at least {mean}")
+
+
+def _inspect_drops(where: str, count: NamedCount, drops: Drops) -> None:
+    """Raise ScheduleError unless rows can be dropped beyond a capacity.
+
+    Raises:
+        ScheduleError: the capacity is below 1, or padding fills another number of rows.
+    """
+    if drops.capacity < 1:
+        raise ScheduleError(f"{where}: drops: capacity {drops.capacity} must be at least 1")
+    if count.padded and count.sent != drops.capacity * count.experts:
+        needed = f"{drops.capacity} for each of {count.experts} experts"
+        raise ScheduleError(f"{where}: padded: sent {count.sent} must be the capacity, {needed}")
 
 
 def inspect_rows(where: str, buffer: Buffer, rows: Rows, counts: Mapping[str, NamedCount]) -> None:

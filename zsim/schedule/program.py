@@ -265,7 +265,8 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
     that differs from the one of the contract's strategy. A `float8` parameter may be gathered and
     read in 8-bit floats, a `quantized` one is kept and read in 4 bits. An `expert` parameter
     differs between ranks along `Contract.expert_axes`, instead of the tensor axis, and its elements
-    count one of these ranks.
+    count one of these ranks. A bias of experts is frozen; `load` names the value from whose sum
+    it is updated after every step.
     """
 
     name: str
@@ -275,6 +276,7 @@ class LogicalParameter(Struct, frozen=True, kw_only=True):
     quantized: bool = False
     rule: Optimizer | None = None
     expert: bool = False
+    load: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

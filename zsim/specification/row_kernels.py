@@ -19,13 +19,15 @@ from zsim.specification.residues import Numbers, Random, product, scrambled, sum
 class RowKernel:
     """The kernels of one segment, over the rows of `sources` for each of some experts.
 
-    `name` is that of the segment. Places are in the order of sources, then of experts.
+    `name` is that of the segment. Places are in the order of sources, then of experts, then of the
+    `kinds` of rows that rules of dropping tell apart.
     """
 
     random: Random
     name: str
     sources: int
     experts: int
+    kinds: int = 1
 
     def forward(
         self, inputs: Sequence[Numbers], weights: Sequence[Numbers], outputs: int
@@ -63,8 +65,8 @@ class RowKernel:
         key = self._key(f"towards weight {number}", pieces, seen.ndim + 1)
         factors = scrambled(seen[..., np.newaxis], key)
         terms = product(factors, slope[..., np.newaxis])
-        apart = terms.reshape(*terms.shape[:-2], self.sources, self.experts, pieces)
-        found = summed(apart, -3)
+        apart = terms.reshape(*terms.shape[:-2], self.sources, self.experts, self.kinds, pieces)
+        found = summed(apart, (-4, -2))
         return found.reshape(*found.shape[:-2], -1)
 
     def _seen(self, way: str, inputs: Sequence[Numbers], weights: Sequence[Numbers]) -> Numbers:
@@ -75,7 +77,8 @@ class RowKernel:
             key = self._key(f"{way} weight {number}", pieces, weight.ndim + 1)
             each = weight.reshape(*weight.shape[:-1], self.experts, pieces)
             of_expert = summed(product(each, key), -1)
-            own = np.tile(of_expert, (*(1,) * (of_expert.ndim - 1), self.sources))
+            of_kinds = np.repeat(of_expert, self.kinds, axis=-1)
+            own = np.tile(of_kinds, (*(1,) * (of_kinds.ndim - 1), self.sources))
             seen = total(seen, own)
         return seen
 

@@ -2,14 +2,17 @@
 
 Forward and backward of every micro-batch on every replica, the mean of all gradients, clipping by
 their norm, the optimizer. Frozen parameters are read and stay constant; no gradient is propagated
-past the first trained segment. Ranks of the tensor axis run in parallel, as the model defines.
+past the first trained segment. Auxiliary losses are added to the loss. A bias of experts is updated
+from the rows of each expert, summed over all ranks and micro-batches, also after a step that
+overflows (`finalize_model_grads` of Megatron-LM). Ranks of the tensor axis run in parallel, as the
+model defines.
 
 Arrays have the lanes first, then one dimension for each axis of the mesh, then pieces. A dimension
 of size 1 holds values that are equal along that axis.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 from typing import assert_never
@@ -17,9 +20,11 @@ from typing import assert_never
 import numpy as np
 
 from zsim.model.model import Model, Segment, Unit
+from zsim.model.routing import LoadScope
 from zsim.model.segment_exchange import ExchangeAxis, ExchangeKind, SegmentExchange
 from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.row_kernels import RowKernel
+from zsim.specification.row_kinds import RowKinds, drop_rules
 from zsim.specification.stand_ins import clipping, digest, updated
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
@@ -41,6 +46,7 @@ class TensorCuts:
         experts: parameters that differ along the dimensions `expert`, instead of the tensor axis.
         expert: these dimensions, lanes counted; experts are equal along all other dimensions.
         swap: dimensions of the ranks that exchange tokens of experts, the slowest first.
+        kinds: kinds of rows of one source for one expert, by the rules that drop rows.
     """
 
     shape: tuple[int, ...]
@@ -56,6 +62,7 @@ class TensorCuts:
     experts: frozenset[str] = frozenset()
     expert: tuple[int, ...] = ()
     swap: tuple[int, ...] = ()
+    kinds: RowKinds = field(default_factory=RowKinds)
 
     @property
     def dimensions(self) -> int:
@@ -141,6 +148,17 @@ def spread(*operands: Numbers) -> tuple[int, ...]:
     return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
 
 
+def losses(model: Model) -> tuple[str, ...]:
+    """Return the values that training minimizes: auxiliary losses, then the loss."""
+    auxiliary = (
+        segment.outputs[-1].name
+        for unit in model.units
+        for segment in unit.segments
+        if segment.loads is not None
+    )
+    return *auxiliary, model.loss.name
+
+
 class PlainStep:
     """The step from one state, with inputs and results of every kernel in it."""
 
@@ -159,6 +177,9 @@ class PlainStep:
         self._alike: dict[str, Numbers] = {}
         self._saved_rows: dict[tuple[str, int, int], tuple[list[Numbers], list[Numbers]]] = {}
         self._parameters: dict[str, Numbers] = {}
+        self._drops = drop_rules(model) if cut.kinds.count > 1 else {}
+        self._so_far: dict[tuple[str, int], Numbers] = {}
+        self.loads: dict[str, Numbers] = {}
 
     def state(self, moments: int, updates: float) -> TrainingState:
         """Draw an arbitrary state of training."""
@@ -175,6 +196,8 @@ class PlainStep:
         """Run every micro-batch; return the sum of gradients over all replicas / `divisor`."""
         cut, found = self.cut, dict[str, Numbers]()
         self._parameters = parameters
+        self._so_far.clear()
+        self.loads.clear()
         sums: dict[tuple[str, int], Numbers] = {}
         for micro_batch in range(self.micro_batches):
             for key, made in self._micro_batch(micro_batch).items():
@@ -201,6 +224,14 @@ class PlainStep:
             return gradients
         factor = clipping(self.random, clip, self._squares(gradients), 1.0)
         return {name: product(each, factor) for name, each in gradients.items()}
+
+    def balanced(self, state: TrainingState, rules: Mapping[str, Optimizer]) -> TrainingState:
+        """Return the state after the biases of experts are updated from the loads of a step."""
+        moved = {
+            name: updated(self.random, rules[name], [load, state.parameters[name]], None)[0]
+            for name, load in self.loads.items()
+        }
+        return replace(state, parameters=state.parameters | moved)
 
     def updated(
         self, state: TrainingState, gradients: dict[str, Numbers], rules: Mapping[str, Optimizer]
@@ -249,8 +280,11 @@ class PlainStep:
         for unit in self.model.units:
             for place in range(len(unit.segments)):
                 self._forward(values, unit, place, micro_batch=micro_batch)
+        for name, load in self.model.loads.items():
+            whole = self._summed(values[load], load, LoadScope.MICRO_BATCH)
+            self.loads[name] = total(self.loads[name], whole) if name in self.loads else whole
         one = np.ones((2, *(1,) * (self.cut.dimensions - 1)), np.uint64)
-        slopes = {self.model.loss.name: one}
+        slopes = dict.fromkeys(losses(self.model), one)
         gradients: dict[tuple[str, int], Numbers] = {}
         for unit in reversed(self.model.units):
             for place in reversed(range(len(unit.segments))):
@@ -287,8 +321,33 @@ class PlainStep:
         whole = self.cut.summed(numbers, (self.cut.tensor,))
         return self._own(whole, self.cut.tensor) if self._is_cut(name) else whole
 
-    def _read(self, values: Mapping[str, Numbers], segment: Segment) -> list[Numbers]:
-        return [self._received(values[name], segment, name) for name in segment.inputs]
+    def _read(self, values: Mapping[str, Numbers], unit: Unit, place: int) -> list[Numbers]:
+        segment = unit.segments[place]
+        read = [self._received(values[name], segment, name) for name in segment.inputs]
+        if segment.loads is None:
+            return read
+        load = self._summed(read[-1], segment.inputs[-1], segment.loads)
+        if segment.loads is LoadScope.BATCH:
+            known = self._so_far.get((unit.name, place))
+            load = self._so_far[unit.name, place] = load if known is None else total(known, load)
+        return [*read[:-1], load]
+
+    def _summed(self, load: Numbers, name: str, scope: LoadScope) -> Numbers:
+        """Return the sum of the loads of experts in a micro-batch, over the ranks of a scope."""
+        cut = self.cut
+        sequence = {cut.context, cut.tensor} - {None}
+        if not (cut.tensor in cut.data or self.model.values[name].tensor_sharded):
+            sequence -= {cut.tensor}  # its ranks have copies
+        every = sequence.union(cut.data)
+        over = {LoadScope.RANK: set[int](), LoadScope.SEQUENCE: sequence}.get(scope, every)
+        return cut.summed(load, sorted(each for each in over if each is not None))
+
+    def _kept(self, numbers: Numbers, value: str) -> Numbers:
+        """Return a value, with zeros for the rows that its rule drops."""
+        rule = self._drops.get(value)
+        if rule is None:
+            return numbers
+        return product(numbers, self.cut.kinds.kept(rule, numbers.shape[-1]))
 
     def _received(self, own: Numbers, segment: Segment, name: str) -> Numbers:
         """Return the values of an input after the exchange that begins a segment."""
@@ -373,12 +432,14 @@ class PlainStep:
         self, values: dict[str, Numbers], unit: Unit, place: int, *, micro_batch: int
     ) -> None:
         segment = unit.segments[place]
-        inputs = self._read(values, segment)
+        inputs = self._read(values, unit, place)
         parameters = [self._parameters[name] for name in segment.parameters]
         if segment.experts:
             kernel = self._rows(unit, place, segment.experts)
             count = len(segment.outputs) + bool(segment.saved_bytes)
             made_rows = kernel.forward(inputs, parameters, count)
+            first = segment.inputs[0]  # all rows of a segment have one rule
+            made_rows = [self._kept(each, first) for each in made_rows]
             self._saved_rows[unit.name, place, micro_batch] = inputs, made_rows
             for value, output in zip(segment.outputs, made_rows, strict=False):
                 values[value.name] = output
@@ -392,7 +453,9 @@ class PlainStep:
         made = Application(inputs, parameters, outputs, saved)
         self.applications[unit.name, place, micro_batch] = made
         for value, output in zip(segment.outputs, outputs, strict=True):
-            values[value.name] = self._after_end(output, segment, value.name)
+            values[value.name] = self._kept(
+                self._after_end(output, segment, value.name), value.name
+            )
 
     def wanted(self, segment: Segment) -> list[str]:
         """Return the inputs of a segment that have a gradient."""
@@ -426,7 +489,7 @@ class PlainStep:
         parts = made.made = made.parts(whole)
         trained = made.trained = len(self.model.trained_of(segment))
         for value, towards in zip(wanted, parts[trained:], strict=True):
-            gradient = self._returned(towards, segment, value)
+            gradient = self._kept(self._returned(towards, segment, value), value)
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)
         return whole[..., : made.ends[trained - 1] if trained else 0]
@@ -448,7 +511,8 @@ class PlainStep:
     def _rows(self, unit: Unit, place: int, experts: int) -> RowKernel:
         """Return the kernels of a segment whose replica has the rows of one source for experts."""
         name = f"{unit.name}/{place}"
-        return RowKernel(random=self.random, name=name, sources=1, experts=experts)
+        kinds = self.cut.kinds.count
+        return RowKernel(random=self.random, name=name, sources=1, experts=experts, kinds=kinds)
 
     def _backward_of_rows(
         self, slopes: dict[str, Numbers], unit: Unit, place: int, *, micro_batch: int
@@ -467,7 +531,8 @@ class PlainStep:
             trained=[segment.parameters.index(name) for name in trained],
             wanted=len(wanted),
         )
-        for value, gradient in zip(wanted, towards, strict=True):
+        for value, towards_value in zip(wanted, towards, strict=True):
+            gradient = self._kept(towards_value, value)
             known = slopes.get(value)
             slopes[value] = gradient if known is None else total(known, gradient)
         return np.concatenate(gradients, axis=-1) if gradients else NOTHING

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from experts_by_hand import Plan
+from experts_schedule import schedule_of
 from faults.schedules import changed, moved, without
 from numbered_blocks import numbered
 from routed_by_hand import Routed
@@ -159,12 +160,12 @@ def test_the_memory_of_a_proof_names_the_maximum_of_rows() -> None:
     assert "memory" in families(tight)
 
 
-TRAINED = Plan(micro_batches=2, layers=2)
+TRAINED = Plan(experts=4)
 
 
 def trained(edit: Callable[[Schedule], Schedule]) -> dict[str, str]:
     """Return reasons of the family's findings for an edit of training with experts."""
-    schedule = edit(TRAINED.schedule())
+    schedule = edit(schedule_of(TRAINED))
     found = check(schedule, TRAINED.model(), compares=False)
     return {each.operation: each.why for each in found if each.invariant == "counts"}
 

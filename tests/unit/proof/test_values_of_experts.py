@@ -3,13 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from aimed_expert_edits import EDITS as AIMED
+from expert_changes import fields, recomputes
 from expert_edits import EDITS
+from expert_edits_of_loads import EDITS as OF_LOADS
 from experts_by_hand import Plan
+from experts_schedule import schedule_of
 from real_rows import trains_plainly
 
+from zsim.model.routing import DropRule, Drops, LoadScope
 from zsim.proof import check, prove
 from zsim.schedule.operation import ReadCounts
 
+WEIGHT, POSITION = Drops(capacity=2), Drops(capacity=2, by=DropRule.POSITION)
 RIGHT = (
     Plan(),
     Plan(whole=True),
@@ -17,6 +23,16 @@ RIGHT = (
     Plan(ranks=4, data=2, experts=8),
     Plan(ranks=3, experts=6, layers=1, micro_batches=1),
     Plan(ranks=2, data=2, whole=True, layers=1),
+    Plan(drops=WEIGHT, auxiliary=LoadScope.RANK, bias=True),
+    Plan(drops=POSITION, padded=True, bias=True),
+    Plan(tensor=2, auxiliary=LoadScope.SEQUENCE, bias=True, shared=True, clipped=True),
+    Plan(data=2, auxiliary=LoadScope.MICRO_BATCH, recomputed=True, shared=True, layers=1),
+    Plan(auxiliary=LoadScope.BATCH, micro_batches=3, layers=1),
+    Plan(whole=True, auxiliary=LoadScope.BATCH, bias=True),
+    Plan(ranks=4, experts=8, data=2, drops=WEIGHT, bias=True, clipped=True, recomputed=True),
+    Plan(half=True, clipped=True, bias=True, auxiliary=LoadScope.BATCH, layers=1),
+    Plan(stages=2, bias=True, shared=True, clipped=True, auxiliary=LoadScope.RANK),
+    Plan(stages=2, half=True, micro_batches=1, data=2),
 )
 HARMLESS = {
     "expert gradients: not reduced where EDP is 1",
@@ -30,16 +46,17 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize("plan", RIGHT, ids=str)
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("plan", RIGHT, ids=lambda plan: str(RIGHT.index(plan)))
 def test_experts_on_any_ranks_train_as_all_experts_in_one_process_do(plan: Plan) -> None:
-    schedule = plan.schedule()
+    schedule = schedule_of(plan)
     assert trains_plainly(plan, schedule)
     assert check(schedule, plan.model()) == ()
 
 
 def test_rows_padded_to_a_capacity_need_no_counts_and_have_the_values_of_others() -> None:
     plan = Plan(padded=True)
-    schedule = plan.schedule()
+    schedule = schedule_of(plan)
     assert not any(isinstance(each, ReadCounts) for each in schedule.programs[0].step)
     assert check(schedule, plan.model()) == ()
     bare = replace(schedule, counts=(replace(schedule.counts[0], padded=False),))
@@ -48,18 +65,92 @@ def test_rows_padded_to_a_capacity_need_no_counts_and_have_the_values_of_others(
 
 def test_more_ranks_than_are_run_are_represented() -> None:
     plan = Plan(ranks=2, data=12, layers=1, micro_batches=1)
-    proof = prove(plan.schedule(), plan.model())
+    proof = prove(schedule_of(plan), plan.model())
     assert proof.findings == ()
     assert any("24 ranks by 6 classes" in each for each in proof.proved)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_is_found_if_real_rows_train_otherwise(name: str) -> None:
     plan, edit = EDITS[name]
-    schedule = edit(plan)(plan.schedule())
+    schedule = edit(plan)(schedule_of(plan))
     right = trains_plainly(plan, schedule)
     assert right is (name in HARMLESS)
     assert (check(schedule, plan.model()) == ()) is right
+
+
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("name", OF_LOADS)
+def test_an_edit_of_loads_drops_or_stages_is_found_if_real_rows_train_otherwise(name: str) -> None:
+    plan, edit = OF_LOADS[name]
+    schedule = edit(schedule_of(plan))
+    right = trains_plainly(plan, schedule)
+    assert right is name.endswith("harmless")
+    assert (check(schedule, plan.model()) == ()) is right
+
+
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("name", AIMED)
+def test_no_wrong_edit_that_is_aimed_at_experts_passes(name: str) -> None:
+    plan, edit = AIMED[name]
+    schedule = edit(schedule_of(plan))
+    assert not trains_plainly(plan, schedule)
+    assert check(schedule, plan.model())
+
+
+def test_there_are_edits_of_each_fault_that_is_known() -> None:
+    wrong = [name for name in OF_LOADS if not name.endswith("harmless")]
+    assert len(EDITS) - len(HARMLESS) + len(wrong) >= 90
+    assert len(AIMED) >= 60
+
+
+def test_routing_that_is_recomputed_is_refused_although_its_values_are_equal() -> None:
+    plan = Plan(layers=1)
+    schedule = recomputes(schedule_of(plan), 0, "/1/backward")
+    assert trains_plainly(plan, schedule)
+    found = [each for each in check(schedule, plan.model()) if each.invariant == "counts"]
+    assert [each.operation for each in found] == [
+        f"step/mb{batch}/layer0/0/recompute" for batch in range(2)
+    ]
+    assert found[0].why == "recomputes the routing of layer0: routing is saved, never recomputed"
+    assert {each.invariant for each in check(schedule)} >= {"counts"}
+
+
+def test_counts_of_rows_that_are_dropped_later_are_found() -> None:
+    plan, edit = OF_LOADS["counts of chosen rows are sent"]
+    (found, *_) = check(edit(schedule_of(plan)), plan.model())
+    assert found.why == (
+        "reads numbers that layer0 in step/mb0/layer0/0/forward made, which are not the rows that "
+        "it sends"
+    )
+
+
+def test_a_loss_over_the_batch_so_far_is_not_proved_from_two_micro_batches() -> None:
+    """Megatron-LM's global auxiliary loss: every micro-batch adds the loads of those before it."""
+    plan = Plan(whole=True, padded=True, auxiliary=LoadScope.BATCH, layers=1, micro_batches=6)
+    assert check(schedule_of(plan), plan.model()) == ()
+    late = fields("mb5/layer0/so_far", accumulate=False)(schedule_of(plan))
+    (found, *_) = check(late, plan.model())
+    assert found.operation == "step/mb5/auxiliary0/0/forward"
+
+
+def test_more_rules_of_dropping_than_are_followed_are_refused() -> None:
+    plan = Plan(layers=1)
+    schedule = schedule_of(plan)
+    (count,) = schedule.counts
+    counts = [
+        replace(count, name=f"other{capacity}", drops=Drops(capacity=capacity))
+        for capacity in range(1, 6)
+    ]
+    (found,) = check(replace(schedule, counts=(count, *counts)), plan.model())
+    assert found.why == "not followed: 5 rules that drop rows, at most 4 are followed"
+
+
+def test_a_bias_of_experts_is_not_judged_without_a_model() -> None:
+    proof = prove(schedule_of(Plan(bias=True, layers=1)))
+    assert proof.findings == ()
+    assert "values: no model is given, and bias0 follows the load of experts" in proof.not_shown
 
 
 def test_a_segment_that_may_mix_rows_of_several_ranks_is_refused() -> None:
@@ -72,7 +163,7 @@ def test_a_segment_that_may_mix_rows_of_several_ranks_is_refused() -> None:
         )
         for unit in model.units
     )
-    (found,) = check(plan.schedule(), replace(model, units=mixing))
+    (found,) = check(schedule_of(plan), replace(model, units=mixing))
     assert found.operation == "step/mb0/layer0/2/forward"
     assert found.why == "runs on layer0/recv, rows of several sources, which it may mix"
 
@@ -89,5 +180,5 @@ def test_a_model_with_other_experts_is_refused() -> None:
         )
         for unit in model.units
     )
-    (found,) = check(plan.schedule(), replace(model, units=fewer))
-    assert found.why == "has 4 experts of routed, the model has 2"
+    (found,) = check(schedule_of(plan), replace(model, units=fewer))
+    assert found.why == "has 6 experts of routed, the model has 2"

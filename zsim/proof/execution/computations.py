@@ -15,7 +15,7 @@ from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.row_segments import RowSegments
 from zsim.proof.execution.split_segments import SplitSegments
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, Role, View
 from zsim.specification import stand_ins
 from zsim.specification.residues import Numbers, Random, product, share
 from zsim.specification.step import PlainStep
@@ -54,7 +54,7 @@ class Kernels:
         self.means: Mapping[str, Numbers] = {}
         self.contents = Contents(tensors, moves, plain.cut)
         self.segments = SplitSegments(self.contents, random, plain)
-        self.rows = RowSegments(tensors.schedule, plain.model, random)
+        self.rows = RowSegments(tensors.schedule, plain.model, random, plain.cut.kinds)
         trained = {
             unit.name: [plain.model.trained_of(each) for each in unit.segments]
             for unit in plain.model.units
@@ -88,10 +88,13 @@ class Kernels:
         """Return the new values of each operand; None for operands that are only read."""
         segment = self.rows.segment(compute)
         if segment is None:
-            return self._run(ranks, compute, operands, scalars, in_setup=in_setup)
-        made, gradients = self.rows.run(ranks.program, compute, segment, operands)
-        if self.follows_overflow and gradients:
-            self.measures.mark(ranks, compute, gradients)
+            made = self._run(ranks, compute, operands, scalars, in_setup=in_setup)
+        else:
+            made, gradients = self.rows.run(ranks.program, compute, segment, operands)
+            if self.follows_overflow and gradients:
+                self.measures.mark(ranks, compute, gradients)
+        if self.rows.drops and compute.action in OF_SEGMENTS:
+            return self.rows.kept(ranks.program, compute, made)
         return made
 
     def _run(

@@ -28,6 +28,7 @@ from zsim.schedule.operation import (
     Role,
     View,
 )
+from zsim.specification.step import losses
 
 ROWS = (Role.INPUT, Role.OUTPUT, Role.SAVED, Role.OUTPUT_GRADIENT, Role.INPUT_GRADIENT)
 """Roles of operands that hold rows in a segment of experts."""
@@ -43,7 +44,7 @@ class ElementLinks:
         self._segments = {unit.name: unit.segments for unit in model.units}
         self._parameters = {each.name: each.elements for each in model.parameters}
         self._experts = {each.name: each.experts for each in tensors.schedule.counts}
-        self._sloped = {model.loss.name} | {
+        self._sloped = {*losses(model)} | {
             name
             for unit in model.units
             for segment in unit.segments
@@ -66,6 +67,17 @@ class ElementLinks:
                     self._join(("shared", name), model.values[name], CONTEXT)
         for name, elements in self._parameters.items():
             self.tensors.spaces.space(("parameter", name), elements)
+        for name, load in model.loads.items():
+            self._follow(name, model.values[load])
+
+    def _follow(self, bias: str, load: Value) -> None:
+        """Cut a bias of experts and the load that it follows at the same places."""
+        if self._parameters[bias] == load.elements:
+            places = ("parameter", bias), ("value", load.name)
+            self.tensors.spaces.link((places[0], 0), (places[1], 0), load.elements)
+        else:
+            what = f"{bias} has {self._parameters[bias]} elements, its load {load.elements}"
+            self.misfits.append(("", "step", what))
 
     def _join(self, key: Key, value: Value, axis: str) -> None:
         """Add a space for the values of all ranks along an axis, each rank's in its own part."""

@@ -291,7 +291,7 @@ class Interpreter:
         run: Application | None = None
         if self.kernels.begins_backward == (compute.unit, compute.segment):
             self._need_scaled(ranks, compute)
-        if compute.action in REPLAYED:
+        if compute.action in REPLAYED and not self.kernels.rows.drops:
             run = self.kernels.plain.applications.get(
                 (compute.unit, compute.segment, compute.micro_batch)
             )

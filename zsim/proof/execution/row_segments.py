@@ -1,6 +1,10 @@
-"""Segments of experts: kernels that treat each row by itself, on rows that a rank has received."""
+"""Segments of experts: kernels that treat each row by itself, on rows that a rank has received.
+
+What a segment writes to counted rows has zeros for the rows that the count drops.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,14 +16,18 @@ from zsim.schedule.counts import NamedCount, RowIndex
 from zsim.schedule.operation import BACKWARDS, Action, Compute, Role
 from zsim.schedule.program import Program
 from zsim.schedule.schedule import Schedule
-from zsim.specification.residues import Numbers, Random
+from zsim.specification.residues import Numbers, Random, product
 from zsim.specification.row_kernels import RowKernel
+from zsim.specification.row_kinds import RowKinds
 
 
 class RowSegments:
     """Runs the segments of a model that treat each row by itself."""
 
-    def __init__(self, schedule: Schedule, model: Model, random: Random) -> None:
+    def __init__(
+        self, schedule: Schedule, model: Model, random: Random, kinds: RowKinds
+    ) -> None:
+        self._kinds = kinds
         self._counts = {count.name: count for count in schedule.counts}
         self._members = {
             count.name: schedule.group_by_name[count.group].size(schedule.mesh)
@@ -37,6 +45,22 @@ class RowSegments:
     def segment(self, compute: Compute) -> Segment | None:
         """Return the segment of experts that an operation runs; None for any other one."""
         return self._segments.get((compute.unit, compute.segment)) if self._segments else None
+
+    @property
+    def drops(self) -> bool:
+        """Return True if rows are dropped."""
+        return self._kinds.count > 1
+
+    def kept(self, program: Program, compute: Compute, made: Makes) -> Makes:
+        """Return new operands of a segment, with zeros for rows that counts drop."""
+        found = list(made)
+        for place, (operand, datum) in enumerate(zip(compute.operands, made, strict=True)):
+            rows = program.by_name[operand.view.buffer].rows
+            rule = None if rows is None else self._counts[rows.count].drops
+            if datum is not None and rule is not None:
+                keeps = self._kinds.kept(rule, datum.count)
+                found[place] = replace(datum, values=product(datum.values, keeps))
+        return found
 
     def run(
         self, program: Program, compute: Compute, segment: Segment, operands: Sequence[Datum]
@@ -110,6 +134,7 @@ class RowSegments:
             name=f"{compute.unit}/{compute.segment}",
             sources=sources,
             experts=count.experts // sources,
+            kinds=self._kinds.count,
         )
 
 

@@ -1,7 +1,8 @@
 """A schedule with named counts as one whose buffers have a place for each source and expert.
 
 All rows of a source for an expert have one place, whatever their number, so values never depend on
-a binding. Then an exchange of unequal blocks is one of equal blocks of places.
+a binding. Then an exchange of unequal blocks is one of equal blocks of places. Where rows are
+dropped, those that a rule keeps and those that it drops have separate places (`row_kinds`).
 
 This represents all rows: a row's result depends on the row, and a gradient is a sum over rows.
 """
@@ -12,30 +13,47 @@ from functools import partial
 from msgspec.structs import replace as changed
 
 from zsim.model.model import Model, Segment
+from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.schedule.changed_views import Operands, with_views
 from zsim.schedule.operation import Action, Compute, Role, View
 from zsim.schedule.schedule import Program, Schedule
+from zsim.specification.row_kinds import RowKinds, drop_rules
 
 
-def in_places(schedule: Schedule) -> Schedule:
+def kinds_of(schedule: Schedule, model: Model | None) -> RowKinds:
+    """Return the kinds of rows that the counts of a schedule and its model tell apart.
+
+    Raises:
+        UnfollowedError: too many rules drop rows.
+    """
+    rules = [] if model is None else [*drop_rules(model).values()]
+    try:
+        return RowKinds.of([*(each.drops for each in schedule.counts), *rules])
+    except ValueError as error:
+        raise UnfollowedError(str(error)) from None
+
+
+def in_places(schedule: Schedule, kinds: RowKinds) -> Schedule:
     """Return `schedule` with one element for each place of counted rows; itself without counts."""
     if not schedule.counts:
         return schedule
+    experts = {each.name: each.experts * kinds.count for each in schedule.counts}
     counts = tuple(
-        replace(each, sent=each.experts, maximum=each.experts) for each in schedule.counts
+        replace(each, sent=experts[each.name], maximum=experts[each.name], padded=False)
+        for each in schedule.counts
     )
-    experts = {each.name: each.experts for each in schedule.counts}
     programs = tuple(_in_places(each, experts) for each in schedule.programs)
     contract = replace(schedule.contract, peak_bytes=(), wire_bytes=None, host_bytes=None)
     return replace(schedule, counts=counts, programs=programs, contract=contract)
 
 
-def model_in_places(schedule: Schedule, model: Model) -> Model:
+def model_in_places(schedule: Schedule, model: Model, kinds: RowKinds) -> Model:
     """Return `model` with one element for each place of the values in counted rows of `schedule`.
 
     `schedule` is the original one or that of `in_places`; without counts, return `model` itself.
     """
     sizes = _values_in_rows(schedule, model) if schedule.counts else {}
+    sizes = {name: places * kinds.count for name, places in sizes.items()}
     if not sizes:
         return model
     units = tuple(

@@ -28,6 +28,7 @@ from zsim.proof.execution.interpreter import Interpreter
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.persistent import LaidOut, Persistent, StateDifference
 from zsim.proof.execution.representatives import tracked
+from zsim.proof.execution.rows_as_places import kinds_of
 from zsim.proof.execution.segments import Departure
 from zsim.proof.execution.tensors import Tensors
 from zsim.proof.execution.unions import Adopted
@@ -203,6 +204,7 @@ class StepProof:
                 1 + place for place, name in enumerate(axes) if name in contract.expert_axes
             ),
             swap=tuple(1 + axes.index(name) for name in self._swapping),
+            kinds=kinds_of(self.schedule, self.model),
         )
 
     @property
@@ -279,13 +281,15 @@ class StepProof:
             return plain.updated(state, plain.clipped(gradients, self.training.clip), rules)
 
         for before in self._states(state):
-            self.kernels.begin(plain, none | used)
+            self.kernels.begin(plain, none | used | plain.loads)
             begun = {**scalars, **dict.fromkeys(self.counted, before.warm_up)}
             states = before.training, before.applied(apply)
             begin = partial(self.persistent.memory, layout, states, begun)
             cases = (False, True) if self.kernels.follows_overflow else (False,)
             for overflows, memory in self.interpreter.run_outcomes(begin, cases):
                 after = before.after(gradients, apply, scale=1.0, overflows=overflows)
+                if plain.loads:
+                    after = replace(after, training=plain.balanced(after.training, rules))
                 differences += self.persistent.compare(
                     memory,
                     layout,
