@@ -9,12 +9,12 @@ and the scenario of a row. A string that starts with "= " is an expression
 - `files`, `publication`: names of the CSV files without suffix, and of the publication.
 - `judges`: files whose rows are never used in a fit. With `fits_kernels = true`, `zsim calibrate`
   fits the speed of kernels in training to the others; a list names the fitted profiles.
-  `reserved = false`: peaks are of allocated memory.
+  `reserved = false`: peaks are of allocated memory; `of_last_rank = true`: of the last rank.
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
 - `unmodelled`: conditions under which a row is not modelled, and why.
 - `scenario`, `way`: the tables of the scenario, and changes of which the first that fits ran.
 - `once`: names whose values must differ between rows; a row that repeats them is not predicted.
-- `run`: fields of `Published`.
+- `run`: fields of `Published`; `peak_gib` and `library_mib` are sizes in other units.
 """
 
 import re
@@ -40,7 +40,7 @@ from zsim_lab.rows.csv_rows import (
 )
 from zsim_lab.rows.expression import evaluated
 from zsim_lab.rows.hardware import gpu_in, memory_gb_in
-from zsim_lab.rows.published import GIB, Published
+from zsim_lab.rows.published import GIB, MIB, Published
 
 KINDS: Mapping[str, tuple[Any, Any]] = {
     "text": (str, ...),
@@ -116,7 +116,7 @@ class RunTable:
             if scope.value(each["if"]):
                 raise NotModelledError(each["why"].format_map(scope))
         run = scope.filled(self.form["run"])
-        peak_gib = run.pop("peak_gib", None)
+        peak_gib, library_mib = run.pop("peak_gib", None), run.pop("library_mib", 0)
         failed = run.get("failed", False)
         first, *fallbacks = _alternatives(scope, self.form)
         if failed:
@@ -128,6 +128,8 @@ class RunTable:
             fallbacks=tuple(fallbacks),
             peak_bytes=None if peak_gib is None else round(peak_gib * GIB),
             reserved=self.form.get("reserved", True),
+            of_last_rank=self.form.get("of_last_rank", False),
+            library_bytes=round(library_mib * MIB),
             source=scope["source"],
             **run,
         )
