@@ -218,11 +218,15 @@ def _first_word(text: str) -> str:
     return (text.lower().split() or [""])[0].strip("(),")
 
 
-def _number(pattern: str, text: str) -> int:
+def _found(pattern: str, text: str) -> re.Match[str]:
     found = re.search(pattern, text)
     if found is None:
         raise NotModelledError(f"{text}: no {pattern}")
-    return int(found.group(1))
+    return found
+
+
+def _number(pattern: str, text: str) -> int:
+    return int(_found(pattern, text).group(1))
 
 
 def _whole(value: str | float) -> int:
@@ -237,7 +241,9 @@ def _multiple(value: int, of: int) -> int:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "before": lambda mark, text: text.partition(mark)[0],
     "begins": str.startswith,
+    "decimal": lambda text: float(_found(r"[0-9.]+", text).group()),
     "first_word": _first_word,
     "gpu_in": gpu_in,
     "has": lambda pattern, text: re.search(pattern, text) is not None,

@@ -91,7 +91,17 @@ GOLDEN = {
     "overlap_param_gather": "False",
     "mem_max_allocated_GiB": "1.5",
 }
+HUB = {
+    "source": "github:Lightning-AI/litgpt/config_hub/finetune/README.md@0",
+    "dataset": "litgpt_config_hub",
+    "method": "llama-3.2-1b/qlora.yaml",
+    "model": "llama-3.2-1b",
+    "hardware": "1xA10G",
+    "micro_batch_seqs": "2",
+    "peak_memory": "5.53 GB",
+}
 ROWS = {
+    "memory_peaks": HUB,
     "dense_dgxc": DGXC,
     "dense_megatron_bridge": BRIDGE,
     "dense_mlperf": MLPERF,
@@ -253,3 +263,34 @@ def test_the_last_stage_of_plain_attention_needs_less_than_the_first() -> None:
     timed = forecast(scenario)
     assert isinstance(timed, RunForecast)
     assert timed.last_allocated_bytes == made.last_allocated_bytes
+
+
+def test_peaks_of_adapters_count_what_the_libraries_of_the_trainer_hold() -> None:
+    """The loop keeps a graph with inputs, so a run with 4-bit weights can need more memory."""
+    peaks: dict[str, int] = {}
+    for method in ("llama-3.2-1b/qlora.yaml", "llama-3.2-1b/lora.yaml"):
+        run = run_of("memory_peaks", method=method)
+        made = forecast(run.scenario, Quantity.MEMORY)
+        assert isinstance(made, RunForecast)
+        peaks[method] = predicted(run, Quantity.MEMORY, made)
+    assert run_of("memory_peaks").peak_bytes == 5_530_000_000
+    narrow, plain = peaks.values()
+    assert narrow / 5.53e9 == pytest.approx(1, abs=0.08)
+    assert narrow > plain - 2 * 1.2e9  # weights alone are 2 bytes smaller for each of 1.2e9
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"dataset": "axolotl"}, "dataset 'axolotl'"),
+        ({"method": "llama-3.2-1b/full.yaml"}, "not a run with adapters"),
+        ({"method": "gemma2b/qlora.yaml"}, "capped scores"),
+        ({"hardware": "4xA10G"}, "sharding"),
+        ({"peak_memory": "OOM"}, ""),
+    ],
+)
+def test_rows_of_other_kinds_have_a_reason(cells: dict[str, str], why: str) -> None:
+    run = run_of("memory_peaks", **cells)
+    assert why in run.reason
+    assert bool(run.reason) is bool(why)
+    assert run.failed is (cells.get("peak_memory") == "OOM")
