@@ -92,20 +92,30 @@ class Attention(StrEnum):
         return {Attention.FLASH2: 2, Attention.CUDNN: CUDNN}.get(self, 1)
 
 
+HEAD = "head"
+"""Name of the output projection among the targets of adapters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRA:
     """Low-rank adapters (Hu et al. 2021, "LoRA", section 4): B A x is added to the output W x.
 
     A has `rank` rows and B `rank` columns. Only these two are trained. `targets` are the linear
     layers of each block that have adapters; by default those of queries and values, or the layer
-    that computes both. `quantization` is the format of the frozen weights of all linear layers of
-    blocks (Dettmers et al. 2023, "QLoRA"); embeddings, norms and the head are not quantized.
+    that computes both; `HEAD` may be one. `quantization` is the format of the frozen weights of all
+    linear layers of blocks (Dettmers et al. 2023, "QLoRA"), and of the head if it `quantizes_head`;
+    embeddings and norms are not quantized. If it `keeps_inputs`, autograd keeps the input of each
+    quantized layer, as `MatMul4Bit` of bitsandbytes does before 0.43.2. If it `casts_weights`,
+    weights were quantized from fp16, so `MatMul4Bit` casts each dequantized weight to bf16.
     `dropout` is the probability that an element of the input of A is dropped, apart for each layer.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     quantization: Quantization | None = None
+    quantizes_head: bool = False
+    keeps_inputs: bool = False
+    casts_weights: bool = False
     dropout: float = 0.0
 
 
@@ -358,9 +368,13 @@ class Transformer:
         """Raise ArchitectureError unless the rank is positive and blocks have the target layers."""
         if lora.rank < 1:
             raise ArchitectureError(f"model.lora.rank: {lora.rank} must be at least 1")
+        layers = self.linear_layers if self.tied_embeddings else (*self.linear_layers, HEAD)
+        if lora.quantizes_head and (self.tied_embeddings or lora.quantization is None):
+            needs = "an untied head" if self.tied_embeddings else "model.lora.quantization"
+            raise ArchitectureError(f"model.lora.quantizes_head: true needs {needs}")
         for name in lora.targets:
-            if name not in self.linear_layers:
-                allowed = ", ".join(self.linear_layers)
+            if name not in layers:
+                allowed = ", ".join(layers)
                 raise ArchitectureError(f"model.lora.targets: {name!r} must be one of {allowed}")
 
     @property
@@ -371,6 +385,17 @@ class Transformer:
             return (*projections, "proj")
         gate = ("gate",) if self.gated else ()
         return (*projections, "proj", *gate, "up", "down")
+
+    @property
+    def quantized_inputs(self) -> int:
+        """Return the elements for each token of the inputs of a block's quantized layers.
+
+        Layers that read the same tensor count it once.
+        """
+        if self.lora is None or self.lora.quantization is None:
+            return 0
+        norms = 1 if self.parallel_residual and self.shared_norm else 2
+        return norms * self.hidden_size + self.attention_heads * self.head_width + self.wide
 
     @property
     def adapted(self) -> frozenset[str]:

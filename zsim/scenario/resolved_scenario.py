@@ -165,6 +165,9 @@ class ResolvedScenario:
                 rank=table.lora.rank,
                 targets=table.lora.targets or (),
                 quantization=table.lora.quantization,
+                quantizes_head=table.lora.quantizes_head,
+                casts_weights=table.lora.casts_weights,
+                keeps_inputs=table.lora.keeps_inputs,
                 dropout=table.lora.dropout,
             )
         if table.experts is not None:

@@ -68,6 +68,9 @@ class LoRATable(Table):
     rank: Count
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     quantization: Quantization | None = None
+    quantizes_head: Flag = False
+    keeps_inputs: Flag = False
+    casts_weights: Flag = False
     dropout: Fraction = 0.0
 
 

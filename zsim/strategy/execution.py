@@ -93,6 +93,11 @@ class Loss(StrEnum):
     """PyTorch's loss in eight chunks of tokens, given the whole logits (torchtitan #996,
     `chunked_cross_entropy_loss`, after torchtune).
     """
+    CAST_CHUNKED = "cast_chunked"
+    """PyTorch's loss in chunks of 128 tokens of each sequence, of logits that the head computes in
+    the same chunks and that are cast to fp32 (LitGPT, `chunked_cross_entropy`; `convert_output` of
+    Lightning's precision plugins casts).
+    """
     CHUNKED_HEAD = "chunked_head"
     """Eight chunks including the projection, each with its backward: the whole logits never exist
     (torchtitan of 2026, `ChunkedLossWrapper`).

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-GIB = 2**30
-"""Bytes in a gibibyte."""
+MIB, GIB = 2**20, 2**30
+"""Bytes in a mebibyte and in a gibibyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class Published:
         step_time_s: published time of an optimizer step in seconds, or None.
         peak_bytes: published peak of device memory in bytes, or None.
         reserved: True if the peak counts reserved memory, False if it counts allocated memory.
+        of_last_rank: True if the peak is that of the last rank, False if it is the largest.
+        library_bytes: bytes of libraries in PyTorch's allocator, which zsim counts outside of it.
         failed: the run ended without a result: it ran out of memory, crashed or took too long.
         fitted: a constant, or a choice of the reader, was derived from this run; it is not scored.
         source: the publication.
@@ -49,6 +51,8 @@ class Published:
     step_time_s: float | None = None
     peak_bytes: int | None = None
     reserved: bool = True
+    of_last_rank: bool = False
+    library_bytes: int = 0
     failed: bool = False
     fitted: bool = False
 

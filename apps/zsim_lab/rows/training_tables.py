@@ -9,12 +9,12 @@ and the scenario of a row. A string that starts with "= " is an expression
 - `files`, `publication`: names of the CSV files without suffix, and of the publication.
 - `judges`: files whose rows are never used in a fit. With `fits_kernels = true`, `zsim calibrate`
   fits the speed of kernels in training to the others; a list names the fitted profiles.
-  `reserved = false`: peaks are of allocated memory.
+  `reserved = false`: peaks are of allocated memory; `of_last_rank = true`: of the last rank.
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
 - `unmodelled`: conditions under which a row is not modelled, and why.
 - `scenario`, `way`: the tables of the scenario, and changes of which the first that fits ran.
 - `once`: names whose values must differ between rows; a row that repeats them is not predicted.
-- `run`: fields of `Published`.
+- `run`: fields of `Published`; `peak_gib` and `library_mib` are sizes in other units.
 """
 
 import re
@@ -40,7 +40,7 @@ from zsim_lab.rows.csv_rows import (
 )
 from zsim_lab.rows.expression import evaluated
 from zsim_lab.rows.hardware import gpu_in, memory_gb_in
-from zsim_lab.rows.published import GIB, Published
+from zsim_lab.rows.published import GIB, MIB, Published
 
 KINDS: Mapping[str, tuple[Any, Any]] = {
     "text": (str, ...),
@@ -114,7 +114,7 @@ class RunTable:
     def _run(self, line: int, scope: "RowScope") -> Published:
         scope.need_modelled()
         run = scope.filled(self.form["run"])
-        peak_gib = run.pop("peak_gib", None)
+        peak_gib, library_mib = run.pop("peak_gib", None), run.pop("library_mib", 0)
         failed = run.get("failed", False)
         first, *fallbacks = _alternatives(scope, self.form)
         if failed:
@@ -126,6 +126,8 @@ class RunTable:
             fallbacks=tuple(fallbacks),
             peak_bytes=None if peak_gib is None else round(peak_gib * GIB),
             reserved=self.form.get("reserved", True),
+            of_last_rank=self.form.get("of_last_rank", False),
+            library_bytes=round(library_mib * MIB),
             source=scope["source"],
             **run,
         )
@@ -224,11 +226,15 @@ def _first_word(text: str) -> str:
     return (text.lower().split() or [""])[0].strip("(),")
 
 
-def _number(pattern: str, text: str) -> int:
+def _found(pattern: str, text: str) -> re.Match[str]:
     found = re.search(pattern, text)
     if found is None:
         raise NotModelledError(f"{text}: no {pattern}")
-    return int(found.group(1))
+    return found
+
+
+def _number(pattern: str, text: str) -> int:
+    return int(_found(pattern, text).group(1))
 
 
 def _whole(value: str | float) -> int:
@@ -243,7 +249,9 @@ def _multiple(value: int, of: int) -> int:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "before": lambda mark, text: text.partition(mark)[0],
     "begins": str.startswith,
+    "decimal": lambda text: float(_found(r"[0-9.]+", text).group()),
     "first_word": _first_word,
     "gpu_in": gpu_in,
     "has": lambda pattern, text: re.search(pattern, text) is not None,

@@ -24,7 +24,11 @@ def predicted(run: Published, quantity: Quantity, forecast: RunForecast) -> floa
     """Return the predicted value of `run` in seconds or bytes."""
     if quantity is Quantity.STEP_TIME:
         return forecast.step_time_s
-    return forecast.needed_bytes if run.reserved else forecast.peak_allocated_bytes
+    if run.reserved:
+        return forecast.needed_bytes
+    of_last = run.of_last_rank
+    peak_bytes = forecast.last_allocated_bytes if of_last else forecast.peak_allocated_bytes
+    return peak_bytes + run.library_bytes
 
 
 def verdict(

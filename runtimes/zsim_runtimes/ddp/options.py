@@ -44,6 +44,8 @@ class DDP(RuntimeOptions):
         broadcast_buffers: fp32 elements of module buffers that rank 0 broadcasts before a forward;
             models of zsim have no buffers, so 0 by default.
         comm_hook: the registered communication hook.
+        repeat_kv: the model copies keys and values that query heads share before attention, and
+            separates the output of a joined layer (`CausalSelfAttention` of LitGPT).
     """
 
     stages = (0,)
@@ -61,6 +63,12 @@ class DDP(RuntimeOptions):
     no_sync: Flag = True
     broadcast_buffers: Whole = 0
     comm_hook: CommunicationHook = CommunicationHook.NONE
+    repeat_kv: Flag = False
+
+    @property
+    def repeats_keys(self) -> bool:
+        """True if shared keys and values are copied for each query head before attention."""
+        return self.repeat_kv
 
     @property
     def finds_unused(self) -> bool:

@@ -10,13 +10,14 @@ The schedule is that of the second and later iterations: the first one has other
 Functions named in comments are from `torch/csrc/distributed/c10d/reducer.cpp` in torch 2.13.
 """
 
+from zsim.dtype import DType
 from zsim.model.model import Model, ModelError
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
-from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Buckets, frozen_groups, numbered, one_after_the_other
-from zsim.zero.state import Holding
+from zsim.zero.state import Holding, persist_zeros
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 from zsim_runtimes.ddp.assignment import buckets_of
@@ -94,8 +95,30 @@ class DDPStep(Step):
         self.reducer = BucketReducer(self, self.options, hook_stream=HOOK)
 
     def write_setup(self) -> None:
-        """Allocate the reducer's buckets."""
+        """Allocate the reducer's buckets, and inputs of the step before that the loop holds."""
         self.reducer.write_setup()
+        self._hold_inputs()
+
+    def _hold_inputs(self) -> None:
+        """Allocate what the graph of the step before keeps until the loop replaces its logits.
+
+        `MatMul4Bit` of bitsandbytes before 0.43.2 keeps inputs as attributes of the graph, not as
+        saved tensors, so backward does not free them. The loop of LitGPT (`fit`) computes new
+        logits before it drops the old ones, which hold the graph. Here both live through the step.
+        """
+        shape = self.model.architecture
+        holds = self.strategy.train.holds_logits
+        if shape is None or shape.lora is None or not (holds and shape.lora.keeps_inputs):
+            return
+        sequences = self.model.batch.elements // (shape.sequence_length + 1)
+        tokens = sequences * shape.sequence_length
+        compute = self.strategy.train.precision.compute
+        inputs = shape.layers * shape.quantized_inputs * tokens
+        held = (("inputs", inputs, compute), ("logits", tokens * shape.vocab_size, DType.FP32))
+        self.writer.prefix = "setup"
+        for kind, elements, dtype in held:
+            name = self.writer.buffer(f"held_{kind}", elements, dtype, Kind.SAVED)
+            persist_zeros(self.writer, name, name)
 
     def begin_forward(self) -> None:
         """Broadcast the module's buffers, if the backward will synchronize."""

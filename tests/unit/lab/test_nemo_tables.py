@@ -1,13 +1,17 @@
 """Rows of NVIDIA's publications: blanks come from their recipes, and the rest has a reason."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from zsim.api.forecast import forecast
+from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
-from zsim_lab.rows.published import Published
+from zsim_lab.rows.published import MIB, Published
 from zsim_lab.rows.training_tables import TABLES
+from zsim_lab.verdict.training_verdict import predicted
 
 DGXC = {
     "source": "github:NVIDIA/dgxc-benchmarking/nemotron/README_340b.md@v25.02.02 (0)",
@@ -87,7 +91,17 @@ GOLDEN = {
     "overlap_param_gather": "False",
     "mem_max_allocated_GiB": "1.5",
 }
+HUB = {
+    "source": "github:Lightning-AI/litgpt/config_hub/finetune/README.md@0",
+    "dataset": "litgpt_config_hub",
+    "method": "llama-3.2-1b/qlora.yaml",
+    "model": "llama-3.2-1b",
+    "hardware": "1xA10G",
+    "micro_batch_seqs": "2",
+    "peak_memory": "5.53 GB",
+}
 ROWS = {
+    "memory_peaks": HUB,
     "dense_dgxc": DGXC,
     "dense_megatron_bridge": BRIDGE,
     "dense_mlperf": MLPERF,
@@ -204,3 +218,79 @@ def test_only_profiles_that_a_table_names_are_fitted_to_it() -> None:
     assert not bridge.fits("b200")
     assert sweep.fits("a100")
     assert not TABLES["dense_mlperf"].fits("b200")
+
+
+@pytest.mark.parametrize(
+    ("cells", "mib"),
+    [
+        ({}, 96),
+        ({"gpu": "A100"}, 68),
+        ({"gpu": "A100", "test": "gpt/gpt3_mcore_te_tp2_pp2_cp2"}, 20.25),
+        ({"gpu": "A100", "test": "gpt/gpt3_mcore_tp2_pp2"}, 64),
+    ],
+)
+def test_a_golden_peak_counts_the_workspaces_of_cublas(cells: dict[str, str], mib: float) -> None:
+    assert run_of("dense_megatron_goldens", **cells).library_bytes == round(mib * MIB)
+
+
+def test_a_golden_peak_is_that_of_the_last_rank() -> None:
+    run = run_of("dense_megatron_goldens", pp="4", tp="1")
+    forecast = RunForecast(
+        step_time_s=0.0,
+        peak_allocated_bytes=9,
+        peak_reserved_bytes=9,
+        usable_bytes=9,
+        fits=True,
+        last_allocated_bytes=5,
+    )
+    assert predicted(run, Quantity.MEMORY, forecast) == 5 + run.library_bytes
+    largest = replace(run, of_last_rank=False)
+    assert predicted(largest, Quantity.MEMORY, forecast) == 9 + run.library_bytes
+
+
+def test_instances_of_the_optimizer_hold_its_states_once_each() -> None:
+    test = "gpt/gpt3_mcore_te_tp2_pp1_resume_torch_dist_multi_dist_optimizer_instances"
+    cells = {"test": test, "pp": "1", "dist_opt": "True"}
+    parallel = keys(run_of("dense_megatron_goldens", **cells), "parallel")
+    assert (parallel["data"], parallel["replicate"]) == (2, 2)
+
+
+def test_the_last_stage_of_plain_attention_needs_less_than_the_first() -> None:
+    scenario = run_of("dense_megatron_goldens", tp="1", pp="4", gpu="A100").scenario
+    made = forecast(scenario, Quantity.MEMORY)
+    assert isinstance(made, RunForecast)
+    assert 0 < made.last_allocated_bytes < made.peak_allocated_bytes
+    timed = forecast(scenario)
+    assert isinstance(timed, RunForecast)
+    assert timed.last_allocated_bytes == made.last_allocated_bytes
+
+
+def test_peaks_of_adapters_count_what_the_libraries_of_the_trainer_hold() -> None:
+    """The loop keeps a graph with inputs, so a run with 4-bit weights can need more memory."""
+    peaks: dict[str, int] = {}
+    for method in ("llama-3.2-1b/qlora.yaml", "llama-3.2-1b/lora.yaml"):
+        run = run_of("memory_peaks", method=method)
+        made = forecast(run.scenario, Quantity.MEMORY)
+        assert isinstance(made, RunForecast)
+        peaks[method] = predicted(run, Quantity.MEMORY, made)
+    assert run_of("memory_peaks").peak_bytes == 5_530_000_000
+    narrow, plain = peaks.values()
+    assert narrow / 5.53e9 == pytest.approx(1, abs=0.08)
+    assert narrow > plain - 2 * 1.2e9  # weights alone are 2 bytes smaller for each of 1.2e9
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"dataset": "axolotl"}, "dataset 'axolotl'"),
+        ({"method": "llama-3.2-1b/full.yaml"}, "not a run with adapters"),
+        ({"method": "gemma2b/qlora.yaml"}, "capped scores"),
+        ({"hardware": "4xA10G"}, "sharding"),
+        ({"peak_memory": "OOM"}, ""),
+    ],
+)
+def test_rows_of_other_kinds_have_a_reason(cells: dict[str, str], why: str) -> None:
+    run = run_of("memory_peaks", **cells)
+    assert why in run.reason
+    assert bool(run.reason) is bool(why)
+    assert run.failed is (cells.get("peak_memory") == "OOM")

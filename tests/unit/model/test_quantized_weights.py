@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from zsim.dtype import DType, Quantization
-from zsim.model.architecture import Llama, LoRA
+from zsim.model.architecture import ArchitectureError, Llama, LoRA
 from zsim.model.kernel import KernelKind
 from zsim.model.model import Model, ModelError
 from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind
+from zsim.strategy.execution import Execution, Loss
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -90,6 +91,88 @@ def test_a_product_dequantizes_its_weight_in_both_directions() -> None:
             if plain.runs_backward(one):
                 assert len(other.backward) > len(one.backward) or not weights
                 assert other.backward_workspace_bytes >= one.backward_workspace_bytes
+
+
+def test_inputs_that_bitsandbytes_kept_are_saved_on_request() -> None:
+    quantized = replace(LORA, quantization=Quantization.NF4)
+    saved = [
+        sum(each.saved_bytes for unit in made(lora).units for each in unit.segments)
+        for lora in (quantized, replace(quantized, keeps_inputs=True))
+    ]
+    assert saved[1] > saved[0]
+
+
+def test_the_head_is_quantized_on_request() -> None:
+    narrow = replace(LORA, quantization=Quantization.NF4)
+    for lora, found in ((narrow, None), (replace(narrow, quantizes_head=True), Quantization.NF4)):
+        (weight,) = (each for each in made(lora).parameters if each.name == "head.weight")
+        assert weight.quantized is found
+
+
+def test_a_schedule_with_a_quantized_head_and_its_adapter_is_proved() -> None:
+    lora = replace(LORA, targets=("q", "head"), quantization=Quantization.NF4, quantizes_head=True)
+    model = made(lora)
+    names = [each.name for each in model.parameters if not each.frozen]
+    assert {"head.lora_A.weight", "head.lora_B.weight"} <= set(names)
+    assert check(make_schedule(model, strategy(DDP(), 0)), model) == ()
+
+
+@pytest.mark.parametrize(
+    ("lora", "tied", "why"),
+    [
+        (LoRA(rank=4, quantizes_head=True), False, "needs model.lora.quantization"),
+        (LoRA(rank=4, quantization=Quantization.NF4, quantizes_head=True), True, "an untied head"),
+        (LoRA(rank=4, targets=("head",)), True, "'head' must be one of q, k"),
+    ],
+)
+def test_a_head_that_cannot_be_adapted_is_refused(lora: LoRA, why: str, *, tied: bool) -> None:
+    with pytest.raises(ArchitectureError, match=why):
+        replace(SHAPE, lora=lora, tied_embeddings=tied)
+
+
+def test_weights_of_another_format_are_cast_after_they_are_dequantized() -> None:
+    narrow = replace(LORA, quantization=Quantization.NF4)
+    one, other = (made(lora).units[1] for lora in (narrow, replace(narrow, casts_weights=True)))
+    for plain, cast in zip(one.segments, other.segments, strict=True):
+        layers = sum("lora" not in each and "ln" not in each for each in plain.parameters)
+        assert len(cast.forward) - len(plain.forward) == layers
+        assert cast.forward_workspace_bytes >= plain.forward_workspace_bytes
+    assert sum(len(each.parameters) for each in one.segments) > 0
+
+
+@pytest.mark.parametrize(("groups", "widths"), [(4, 5), (2, 3)])
+def test_separated_heads_save_copies_and_the_joined_layer_if_values_are_a_view(
+    groups: int, widths: int
+) -> None:
+    """Of 4 heads: 2 rotated, and the 3 that a view of the values holds; or 3 copies."""
+    shape = replace(SHAPE, key_value_heads=groups, joined_qkv=True, lora=None)
+    plain, apart = (
+        transformer(
+            replace(shape, execution=Execution(repeats_keys=repeats)),
+            micro_batch_size=1,
+            precision=Precision.BF16,
+        ).units[1]
+        for repeats in (False, True)
+    )
+    tokens = shape.sequence_length * 2
+    joined = 64 + 2 * 64 * groups // 4
+    difference = sum(each.saved_bytes for each in apart.segments) - sum(
+        each.saved_bytes for each in plain.segments
+    )
+    assert difference == tokens * (widths * 64 - joined)
+
+
+def test_the_loop_holds_inputs_and_logits_of_the_step_before() -> None:
+    held = replace(LORA, quantization=Quantization.NF4, keeps_inputs=True)
+    model = made(held)
+    train = Train(precision=Precision.PURE_BF16, loss=Loss.CAST_CHUNKED, holds_logits=True)
+    parallel, zero = Parallel(data=2), Zero(stage=0, emulate=DDP())
+    chosen = Strategy(parallel=parallel, zero=zero, train=train)
+    program = make_schedule(model, chosen).programs[0]
+    tokens = SHAPE.sequence_length
+    assert program.by_name["held_logits"].size_bytes == 4 * tokens * SHAPE.vocab_size
+    inputs = 2 * (2 * 64 + 64 + 256)  # layers; norms, attention, MLP
+    assert program.by_name["held_inputs"].size_bytes == 2 * tokens * inputs
 
 
 def test_dropout_of_an_adapter_saves_a_mask_and_what_it_left() -> None:

@@ -14,6 +14,7 @@ from zsim.model.architecture import GPT, Architecture, Attention, Llama
 from zsim.model.model import BATCH
 from zsim.model.tensor_lifetime import AllocationEvent, AllocationTrace, LifetimeError
 from zsim.model.transformer import transformer
+from zsim.model.transformer.ends import HEAD_TOKENS
 from zsim.schedule.operation import Allocate, Free
 from zsim.schedule.schedule import Buffer, Kind, Program, ScheduleError
 from zsim.strategy.execution import Execution, Loss
@@ -75,6 +76,8 @@ def test_forward_leaves_what_is_saved_and_backward_gradients_alone(name: str, te
         (Loss.FUSED, 2, 2 + 2),
         # Logits, all logarithms, an eighth of the cast; logarithms, two eighths, the gradient.
         (Loss.CHUNKED, 2 + 4 + 4 / 8, 4 + 2 * 4 / 8 + 2),
+        # All logarithms, a quarter of the cast; all logarithms, a quarter of two gradients.
+        (Loss.CAST_CHUNKED, 4 + 4 / 4, 4 + (4 + 4) / 4),
         # Of an eighth: logits, the logarithm, its gradient, that of the cast; that of the logits.
         (Loss.CHUNKED_HEAD, (2 + 4 + 4 + 4) / 8, 2 / 8),
     ],
@@ -83,7 +86,9 @@ def test_the_head_holds_so_many_bytes_for_each_logit(
     loss: Loss, forward: float, backward: float
 ) -> None:
     """With logits by far the largest tensors, counted from what the trainers' code allocates."""
-    wide = replace(LLAMA, vocab_size=2**20, execution=Execution(loss=loss))
+    length = 4 * HEAD_TOKENS if loss is Loss.CAST_CHUNKED else LLAMA.sequence_length
+    execution = Execution(loss=loss)
+    wide = replace(LLAMA, vocab_size=2**20, sequence_length=length, execution=execution)
     model = transformer(wide, micro_batch_size=1, precision=Precision.BF16)
     (segment,) = model.units[-1].segments
     logits = wide.sequence_length * wide.vocab_size

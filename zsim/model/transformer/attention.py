@@ -70,11 +70,34 @@ def attend(
     if size.shape.attention is Attention.PLAIN:
         return (*rotary, _plain(size, turned, target, name))
     window = size.shape.window if local else None
+    if size.shape.execution.repeats_keys and size.shape.joined_qkv:
+        (joined,) = projected.values()
+        apart, read = _apart(size, joined)
+        return (apart, _flash(size, read, target, name, window=window or 0))
     copies: tuple[Operator, ...] = ()
     if size.shape.execution.repeats_keys and size.heads > size.shared_heads and len(turned) > 1:
         copies = tuple(_repeated(size, each) for each in turned[1:])
         turned = (turned[0], *(each.makes for each in copies))
     return (*rotary, *copies, _flash(size, turned, target, name, window=window or 0))
+
+
+def _apart(size: Size, joined: Tensor) -> tuple[Operator, tuple[Tensor, ...]]:
+    """Return the operator that separates queries, keys and values, and what attention reads.
+
+    Queries and keys are rotated to new tensors. If query heads share keys, keys and values have a
+    copy for each query head; else values are a view, so the whole of `joined` is read.
+    """
+    is_shared = size.heads > size.shared_heads
+    width = size.query_width * (3 if is_shared else 2)
+    made = size.rows(f"{joined.name}/apart", width)
+    shape, kind = (size.tokens, width), KernelKind.ROTARY
+    found = Operator(
+        reads=(joined,),
+        makes=made,
+        forward=(streaming(kind, shape, size.dtype, streams=2),),
+        backward=(streaming(kind, shape, size.dtype, streams=2, backward=True),),
+    )
+    return found, (made,) if is_shared else (made, joined)
 
 
 def _turned(

@@ -3,16 +3,20 @@
 from dataclasses import replace
 
 from zsim.dtype import DType
+from zsim.model.architecture import HEAD
 from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.model import BATCH, Parameter, Unit, Value
 from zsim.model.segment_exchange import GATHER_ALIKE, gather_tokens, sum_outputs
 from zsim.model.transformer.gathered_layers import rearranged
-from zsim.model.transformer.linear import linear, normalize
+from zsim.model.transformer.linear import adapted_head, linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
 from zsim.model.transformer.overlapped_layers import beside_nccl
 from zsim.model.transformer.segment import segments
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Loss
+
+HEAD_TOKENS = 128
+"""Tokens of a sequence in a chunk of the head and its loss (LitGPT, `lm_head_chunk_size`)."""
 
 LOSS_CHUNKS = 8
 """Number of chunks of tokens of a micro-batch in a chunked loss (torchtitan, `num_chunks`)."""
@@ -113,21 +117,23 @@ def head(size: Size, source: Value) -> Unit:
     normed = size.value("head/ln")
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
     norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
-    weight, bias = projection(size)
-    parameters = (*norm.parameters, weight, *(() if bias is None else (bias,)))
     first = Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,))
     statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
     last = tensor_of(statistics if size.cut else loss)
+    operators = scores(size, normed, projection(size), last)
+    own = {each.name: each for operator in operators for each in operator.parameters}
+    parameters = (*norm.parameters, *own.values())
     loss_stretch = Stretch(
         inputs=(normed.name, BATCH),
         outputs=(statistics if size.cut else loss,),
-        operators=scores(size, normed, (weight, bias), last),
+        operators=operators,
         ends=sum_outputs() if size.cut else None,
         begins=gather_tokens() if size.cut else None,
     )
     if not size.cut:
         stretches: tuple[Stretch, ...] = (joined((first, loss_stretch)),)
-        if size.shape.execution.splits and size.shape.execution.loss is not Loss.CHUNKED_HEAD:
+        is_chunked = size.shape.execution.loss in (Loss.CHUNKED_HEAD, Loss.CAST_CHUNKED)
+        if size.shape.execution.splits and not is_chunked:
             stretches = _split_loss(size, joined((first, loss_stretch)))
         return Unit(
             name="head",
@@ -176,8 +182,13 @@ def scores(
     (weight, bias), logits = projection, size.rows("head/logits", size.vocabulary)
     project = linear(size, size.whole(normed), logits, weight, bias=bias, kept=size.kept(normed))
     way = size.shape.execution.loss
+    lora = size.shape.lora
+    if lora is not None and (lora.quantizes_head or HEAD in size.shape.adapted):
+        project = adapted_head(size, project, chunk=_chunk(size, logits))
     if way is Loss.CHUNKED_HEAD:
         return _chunked_head(size, project, target)
+    if way is Loss.CAST_CHUNKED:
+        return _cast_chunks(size, project, target)
     return (_reporting(size, project), *_entropy(size, logits, target))
 
 
@@ -189,6 +200,13 @@ def _reporting(size: Size, project: Operator) -> Operator:
     area = _area(size, project.makes)
     again = streaming(KernelKind.CROSS_ENTROPY, area, size.dtype, streams=3)
     return replace(project, forward=(*project.forward, *[again] * size.shape.execution.metrics))
+
+
+def _chunk(size: Size, logits: Tensor) -> int:
+    """Return the elements of logits that exist at once in addition to the result."""
+    if size.shape.execution.loss is not Loss.CAST_CHUNKED:
+        return logits.elements
+    return logits.elements * min(HEAD_TOKENS, size.length) // size.length
 
 
 def _area(size: Size, logits: Tensor) -> tuple[int, int]:
@@ -309,6 +327,32 @@ def _chunked_head(size: Size, project: Operator, target: Tensor) -> tuple[Operat
         backward=whole.backward,
     )
     return replace(project, makes=logits), entropy
+
+
+def _cast_chunks(size: Size, project: Operator, target: Tensor) -> tuple[Operator, ...]:
+    """Return projection, cast and cross entropy by chunks of positions, and then their backward.
+
+    The caller keeps the logits of all chunks in the format of the loss, and autograd the
+    log-softmax of each. Gradients exist for one chunk at a time.
+    """
+    logits = project.makes
+    wide = replace(logits, name="head/wide", dtype=size.wide)
+    entropy = _cross_entropy(size, wide, target)
+    held = replace(wide, name="head/held")
+    chunk = _chunk(size, logits)
+    narrow = replace(logits, elements=chunk)
+    read = replace(wide, elements=chunk)
+    saves = tuple(each for each in entropy.saves if each.name != wide.name)
+    return (
+        replace(project, makes=narrow),
+        Operator(reads=(narrow,), makes=read),
+        replace(
+            entropy,
+            reads=(read,),
+            saves=(*saves, held) if size.shape.execution.holds_logits else saves,
+            backward_scratch=chunk * size.wide.size_bytes,
+        ),
+    )
 
 
 def _end(size: Size, statistics: Value, loss: Value) -> Stretch:

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from zsim.dtype import SCALE_BYTES, WEIGHTS_BLOCK, DType, Quantization
-from zsim.model.architecture import Norm
+from zsim.model.architecture import HEAD, Norm
 from zsim.model.generator import Draws
 from zsim.model.kernel import (
     FusedPart,
@@ -121,6 +121,45 @@ def _adapter(
     return (*adapter, scale, replace(added, reads=(base, scaled)))
 
 
+def adapted_head(size: Size, plain: Operator, *, chunk: int) -> Operator:
+    """Return the output projection `plain` with a weight of 4 bits and an adapter, as `size` has.
+
+    Its result is that of all tokens; the terms of the sum are `chunk` elements each.
+    """
+    lora, found = size.shape.lora, plain
+    assert lora is not None
+    weight, *rest = plain.parameters
+    (source,), target = plain.reads, plain.makes
+    if lora.quantizes_head:
+        weight = replace(weight, quantized=lora.quantization)
+        found = replace(found, parameters=(weight, *rest))
+        found = _dequantizing(size, source, found, weight)
+    if HEAD not in size.shape.adapted:
+        return found
+    drops, _ = _dropped(size, source, HEAD, lora.dropout)
+    low = size.rows(f"{HEAD}/lora_A", lora.rank)
+    rows, columns = weight.shape
+    down = size.copied(f"{HEAD}.lora_A.weight", lora.rank, columns)
+    up = size.copied(f"{HEAD}.lora_B.weight", rows, lora.rank)
+    given = drops[0].makes if drops else source
+    parts = (*drops, linear(size, given, low, down), linear(size, low, target, up))
+    area = (size.tokens, rows)
+    sums = tuple(streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=n) for n in (2, 3))
+    scaled = streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=2, backward=True)
+    terms = chunk * size.dtype.size_bytes
+    return replace(
+        found,
+        parameters=(*found.parameters, down, up),
+        saves=(*found.saves, *(tensor for each in parts for tensor in each.saves)),
+        draws=drops[0].draws if drops else None,
+        forward_scratch=found.forward_scratch + 3 * terms,
+        backward_scratch=found.backward_scratch + terms,
+        forward=(*found.forward, *(kernel for each in parts for kernel in each.forward), *sums),
+        backward=(scaled, *found.backward, *(one for each in parts for one in each.backward)),
+        trains=(*found.trains, *(kernel for each in parts for kernel in each.trains)),
+    )
+
+
 def _dropped(
     size: Size, source: Tensor, name: str, probability: float
 ) -> tuple[tuple[Operator, ...], Tensor]:
@@ -148,31 +187,36 @@ def _dequantizing(size: Size, source: Tensor, plain: Operator, weight: Parameter
     """
     if weight.quantized is None:
         return plain
-    scratch = weight.elements * size.dtype.size_bytes
+    lora = size.shape.lora
+    casts = lora is not None and lora.casts_weights
+    scratch = (1 + casts) * weight.elements * size.dtype.size_bytes
     return replace(
         plain,
-        saves=(),  # `MatMul4Bit` keeps the 4 bits alone: its weight has no gradient
+        saves=(source,) if lora is not None and lora.keeps_inputs else (),
         forward_scratch=scratch,
         backward_scratch=scratch,
-        forward=(*_dequantized(weight, size.dtype, backward=False), *plain.forward),
-        backward=(*_dequantized(weight, size.dtype, backward=True), *plain.backward),
+        forward=(*_dequantized(size, weight, backward=False), *plain.forward),
+        backward=(*_dequantized(size, weight, backward=True), *plain.backward),
     )
 
 
-def _dequantized(weight: Parameter, dtype: DType, *, backward: bool) -> tuple[Kernel, ...]:
-    """Return the kernels that make a weight in `dtype` of its 4 bits, for one product.
+def _dequantized(size: Size, weight: Parameter, *, backward: bool) -> tuple[Kernel, ...]:
+    """Return the kernels that make a weight in 16 bits of its 4 bits, for one product.
 
     `MatMul4Bit` of bitsandbytes 0.45 (`autograd/_functions.py`) does so in both directions. With
     double quantization `dequantize_4bit` makes the scales first, and adds their mean.
     """
     assert weight.quantized is not None
     elements, scales = weight.elements, -(-weight.elements // WEIGHTS_BLOCK)
+    dtype, lora = size.dtype, size.shape.lora
     read = DType.NF4.bytes_of(elements)
     stored = SCALE_BYTES * scales
     moved = [(elements, read + stored + elements * dtype.size_bytes)]
     if weight.quantized is Quantization.NF4_DOUBLE:
         moved.insert(0, (scales, weight.quantized.scale_bytes(elements) + stored))
         moved.insert(1, (scales, 2 * stored))
+    if lora is not None and lora.casts_weights:
+        moved.append((elements, 2 * elements * dtype.size_bytes))
     return tuple(
         Kernel(
             kind=KernelKind.ELEMENTWISE, flops=2 * count, bytes=size, dtype=dtype, backward=backward
