@@ -92,6 +92,8 @@ class ExpertsTable(Table):
     router_format: RouterFormat | None = None
     auxiliary_loss: Flag | None = None
     kernels: ExpertKernels | None = None
+    capacity_factor: Positive | None = None
+    pads_to_capacity: Flag | None = None
 
 
 class LatentTable(Table):

@@ -61,13 +61,13 @@ def need_count(where: str, name: str, counts: Mapping[str, NamedCount]) -> Named
 
 
 def inspect_read(read: ReadCounts, count: NamedCount, members: int) -> None:
-    """Raise ScheduleError unless the host reads a number for each source and own expert.
+    """Raise ScheduleError unless the host reads a number for each source and own, or any, expert.
 
     Raises:
         ScheduleError: it reads another number of elements.
     """
     needed = members * (count.experts // members)
-    if read.source.size != needed:
+    if read.source.size not in (needed, members * count.experts):
         what = f"{members} sources with {count.experts // members} experts need {needed}"
         raise ScheduleError(f"{read.id}: reads {read.source.size} elements, {what}")
 
