@@ -348,8 +348,8 @@ class _Program:
         kernels = self.kernels[work]
         return made if kernels is made.kernels else changed(made, kernels=kernels)
 
-    def _course(self, buffer: Buffer) -> AllocationTrace | None:
-        """Return a buffer's allocations for the numbers of rows of all buffers in them."""
+    def _course(self, buffer: Buffer, own: str) -> AllocationTrace | None:
+        """Return the allocations of `buffer`, now called `own`, for the present rows."""
         course = buffer.course
         if course is None:
             return None
@@ -364,7 +364,8 @@ class _Program:
             turns = course.turns
         else:
             turns = tuple(_resized(turn, sizes) for turn in course.turns if _stays(turn, sizes))
-        names = tuple(self.now[name].name if name in self.now else name for name in course.buffers)
+        now = {name: made.name for name, made in self.now.items()} | {buffer.name: own}
+        names = tuple(now.get(name, name) for name in course.buffers)
         return replace(course, buffers=names, turns=turns)
 
     def _allocate(self, allocate: Allocate) -> Allocate:
@@ -380,7 +381,7 @@ class _Program:
             name=name,
             elements=rows * buffer.rows.width,
             rows=None,
-            course=self._course(buffer),
+            course=self._course(buffer, name),
         )
         self.made[name] = self.now[buffer.name] = own
         count = self.sizes.counts[buffer.rows.count]
@@ -402,10 +403,10 @@ class _Program:
         course = buffer.course
         if course is None or not any(name in self.batch for name in course.buffers):
             return allocate
-        name, made = buffer.name, self._course(buffer)
+        name = buffer.name
         if any(each in self.varying for each in course.buffers):
             name += f"/mb{max(self.batch.get(each, 0) for each in course.buffers)}"
-        own = changed(buffer, name=name, course=made)
+        own = changed(buffer, name=name, course=self._course(buffer, name))
         self.made[name] = self.now[buffer.name] = own
         return changed(allocate, buffer=name)
 

@@ -150,8 +150,14 @@ class _ExpertSteps:
 
     def _count(self) -> Operator:
         """Return the numbers of copies for each expert, sums of the map over tokens."""
-        experts = self.shape.count
-        kernel = self._over((self.size.tokens, experts), DType.INT8, 1)
+        size, experts = self.size, self.shape.count
+        kernel = Kernel(
+            kind=KernelKind.ELEMENTWISE,
+            flops=size.tokens * experts,
+            bytes=size.tokens * experts,  # a byte for each element of the map
+            dtype=size.dtype,
+            shape=(size.tokens, experts),
+        )
         counts = self._tensor("counts", experts, DType.INT64)
         return Operator(reads=(), makes=counts, forward=(kernel,))
 
