@@ -15,7 +15,7 @@ from zsim.model.kernel import Kernel
 from zsim.model.kernel import bound as bound_kernel
 from zsim.model.tensor_lifetime import AllocationEvent, AllocationTrace
 from zsim.model.token_loads import TokenLoads, loads_of
-from zsim.schedule.binding import Balanced, Binding, CountPlace, by_member
+from zsim.schedule.binding import Balanced, Binding, CountPlace, by_member, routed
 from zsim.schedule.changed_views import Operands, with_views
 from zsim.schedule.counts import NamedCount, RowIndex, Rows
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh, Span
@@ -157,7 +157,7 @@ class _Sizes:
         count = self.counts[name]
         members = self.members(count)
         place = CountPlace(micro_batch, layer, group, members)
-        found = self._binding_of(count).counts(count, place)
+        found = routed(self._binding_of(count), count, place)
         if own is RowIndex.SOURCE:
             return replace(loads_of(found[member].tolist()), name=name)
         held = count.experts // members
@@ -170,7 +170,7 @@ class _Sizes:
         members = self.members(count)
         place = CountPlace(micro_batch, layer, group, members)
         binding = self._binding_of(count)
-        found = by_member(binding.counts(count, place), members).tolist()
+        found = by_member(routed(binding, count, place), members).tolist()
         alike = [binding.alike(member) for member in range(members)]
         most: dict[tuple[int, int], int] = {}
         for source, row in enumerate(found):
@@ -261,6 +261,7 @@ class _Program:
     now: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     batch: dict[str, int] = field(default_factory=dict[str, int])
     varying: set[str] = field(default_factory=set[str])
+    resized: set[str] = field(default_factory=set[str])
     views: dict[tuple[str, str], View] = field(default_factory=dict[tuple[str, str], View])
     operands: Operands = field(default_factory=dict[tuple[object, ...], tuple[Operand, ...]])
     kernels: dict[tuple[object, ...], tuple[Kernel, ...]] = field(
@@ -274,7 +275,7 @@ class _Program:
         step = tuple(map(self._operation, self.source.step))
         buffers: list[Buffer] = []
         for buffer in self.source.buffers:
-            if buffer.rows is None and buffer.name not in self.made:
+            if buffer.rows is None and buffer.name not in self.resized:
                 buffers.append(buffer)
         return replace(
             self.source,
@@ -406,6 +407,7 @@ class _Program:
         name = buffer.name
         if any(each in self.varying for each in course.buffers):
             name += f"/mb{max(self.batch.get(each, 0) for each in course.buffers)}"
+        self.resized.add(buffer.name)
         own = changed(buffer, name=name, course=self._course(buffer, name))
         self.made[name] = self.now[buffer.name] = own
         return changed(allocate, buffer=name)

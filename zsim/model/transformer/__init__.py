@@ -81,8 +81,8 @@ def transformer(
         tokens=size.tokens,
         tensor=tensor,
         expert=shape.execution.expert,
-        forward_flops=tensor * _products(forward),
-        backward_flops=tensor * _products(backward),
+        forward_flops=tensor * _products(size, forward),
+        backward_flops=tensor * _products(size, backward),
         attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
         masked_flops=tensor * sum(each.flops - each.causal_flops for each in (*forward, *backward)),
         architecture=shape,
@@ -110,9 +110,16 @@ def _routing(size: Size, units: Sequence[Unit], most: float) -> Routing | None:
     )
 
 
-def _products(kernels: Sequence[Kernel]) -> int:
-    """Return the FLOPs of matrix products."""
-    return sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
+def _products(size: Size, kernels: Sequence[Kernel]) -> int:
+    """Return the FLOPs of matrix products, without rows that fill experts up to a capacity."""
+    products = [kernel for kernel in kernels if kernel.kind.multiplies_matrices]
+    experts = size.shape.experts
+    if experts is None or not experts.pads_to_capacity:
+        return sum(kernel.flops for kernel in products)
+    tokens = size.own_tokens
+    routed = sum(kernel.flops for kernel in products if kernel.loads is not None)
+    real = routed * tokens * experts.top_k // experts.copies(tokens)
+    return sum(kernel.flops for kernel in products if kernel.loads is None) + real
 
 
 def _blocks(size: Size, source: Value) -> Iterator[Unit]:
