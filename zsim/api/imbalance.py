@@ -9,7 +9,7 @@ from zsim.schedule.binding import Balanced, Ratio
 MORE = 0.1
 """Additional copies of tokens of the busiest rank, in multiples of the mean."""
 
-OPERATIONS_MAX = 40_000
+OPERATIONS_MAX = 60_000
 """Maximum operations of a schedule that is simulated a second time, in about a second."""
 
 

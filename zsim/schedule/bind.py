@@ -15,7 +15,7 @@ from zsim.model.kernel import Kernel
 from zsim.model.kernel import bound as bound_kernel
 from zsim.model.tensor_lifetime import AllocationEvent, AllocationTrace
 from zsim.model.token_loads import TokenLoads, loads_of
-from zsim.schedule.binding import Balanced, Binding, CountPlace, by_member, routed
+from zsim.schedule.binding import Balanced, Binding, CountPlace, Counts, by_member, routed
 from zsim.schedule.changed_views import Operands, with_views
 from zsim.schedule.counts import NamedCount, RowIndex, Rows
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh, Span
@@ -99,6 +99,9 @@ def _kept_promises(contract: Contract) -> Contract:
     return replace(contract, peak_bytes=(), wire_bytes=None, host_bytes=None)
 
 
+Where = tuple[str, int, int, int]
+"""A count, a layer, a micro-batch, and the number of a group of experts."""
+
 Seat = tuple[int, int]
 """The number of a group, and a member of it."""
 
@@ -115,7 +118,7 @@ class _Sizes:
         self._binding = binding
         self._numbers: dict[str, dict[tuple[int, ...], int]] = {name: {} for name in self.counts}
         self.blocks, self.loads = cache(self._blocks), cache(self._loads)
-        self.equal = cache(self._equal)
+        self.equal, self.numbers = cache(self._equal), cache(self._rows_at)
 
     def group(self, count: NamedCount) -> Group:
         """Return the group of a count."""
@@ -145,6 +148,17 @@ class _Sizes:
         """Return the binding of a count: numbers of padded rows are equal under any."""
         return Balanced() if count.padded else self._binding
 
+    def where(self, name: str, layer: int, micro_batch: int, group: int) -> Where:
+        """Return the first place with the same numbers, if they are equal in all places."""
+        uniform = self._binding_of(self.counts[name]).alike(0) is not None
+        return (name, 0, 0, 0) if uniform else (name, layer, micro_batch, group)
+
+    def _rows_at(self, name: str, layer: int, micro_batch: int, group: int) -> Counts:
+        """Return the rows from each source to each expert."""
+        count = self.counts[name]
+        place = CountPlace(micro_batch, layer, group, self.members(count))
+        return routed(self._binding_of(count), count, place)
+
     def _equal(self, name: str, layer: int, micro_batch: int, group: int) -> bool:
         """Return True if all members send equal numbers of rows to all members."""
         blocks = self.blocks(name, layer, micro_batch, group)
@@ -156,8 +170,7 @@ class _Sizes:
         """Return the rows of each expert that a member sends, or receives for its own experts."""
         count = self.counts[name]
         members = self.members(count)
-        place = CountPlace(micro_batch, layer, group, members)
-        found = routed(self._binding_of(count), count, place)
+        found = self.numbers(name, layer, micro_batch, group)
         if own is RowIndex.SOURCE:
             return replace(loads_of(found[member].tolist()), name=name)
         held = count.experts // members
@@ -168,9 +181,8 @@ class _Sizes:
         """Return rows by source and target; members with equal counts have their maximum."""
         count = self.counts[name]
         members = self.members(count)
-        place = CountPlace(micro_batch, layer, group, members)
         binding = self._binding_of(count)
-        found = by_member(routed(binding, count, place), members).tolist()
+        found = by_member(self.numbers(name, layer, micro_batch, group), members).tolist()
         alike = [binding.alike(member) for member in range(members)]
         most: dict[tuple[int, int], int] = {}
         for source, row in enumerate(found):
@@ -300,7 +312,8 @@ class _Program:
     def _blocks(self, rows: Rows, micro_batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """Return the rows that the rank sends to each member and receives, and those it keeps."""
         group, member = self.seats[rows.count]
-        blocks = self.sizes.blocks(rows.count, rows.layer, micro_batch, group)
+        where = self.sizes.where(rows.count, rows.layer, micro_batch, group)
+        blocks = self.sizes.blocks(*where)
         return blocks[member], tuple(row[member] for row in blocks), blocks[member][member]
 
     def _rows(self, rows: Rows, micro_batch: int) -> int:
@@ -340,7 +353,7 @@ class _Program:
         own = RowIndex.EXPERT if RowIndex.EXPERT in found else RowIndex.SOURCE
         rows, micro_batch = found[own]
         group, member = self.seats[rows.count]
-        key = rows.count, rows.layer, micro_batch, group, member, own
+        key = *self.sizes.where(rows.count, rows.layer, micro_batch, group), member, own
         loads = self.sizes.loads(*key)
         work = (id(compute.kernels), *key)
         if work not in self.kernels:
@@ -430,7 +443,7 @@ class _Program:
             sent, received = received, sent
         width, micro_batch = rows.width, self.batch[exchange.source.buffer]
         group, _ = self.seats[rows.count]
-        if self.sizes.equal(rows.count, rows.layer, micro_batch, group):
+        if self.sizes.equal(*self.sizes.where(rows.count, rows.layer, micro_batch, group)):
             return changed(
                 exchange, source=self._view(exchange.source), target=self._view(exchange.target)
             )
