@@ -35,6 +35,7 @@ from zsim.workers.memory_bound import unbounded_memory
 
 if TYPE_CHECKING:
     from zsim.analysis.remedies import Remedy
+    from zsim.api.imbalance import Imbalance
     from zsim.api.proof_result import ProofResult
     from zsim.proof.finding import Finding
 
@@ -140,6 +141,7 @@ def run(
         healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
         look_for_remedies=lambda trace: how.remedies(loaded, trace),
         look_for_band=lambda: how.band_s(source, job),
+        look_for_imbalance=lambda: how.imbalance(source, job),
     )
 
 
@@ -288,6 +290,14 @@ class _BackendChoice:
         """Return the band of the step time in seconds; None if the backend does not predict."""
         predicts = load_backend(self.name).traits.predicts
         return step_time_band_s(job, self.backend(source)) if predicts else None
+
+    def imbalance(self, source: Source, job: Job) -> "Imbalance | None":
+        """Return the run with a busier rank; None without counts, or if nothing is predicted."""
+        if job.named is None or not load_backend(self.name).traits.predicts:
+            return None
+        from zsim.api.imbalance import imbalance_of
+
+        return imbalance_of(job, self.backend(source))
 
     def _with(self, settings: Mapping[str, object], progress: Progress | None) -> Backend:
         with mistakes(BackendError):

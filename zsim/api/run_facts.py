@@ -25,6 +25,7 @@ from zsim.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from zsim.analysis.remedies import Remedy
+    from zsim.api.imbalance import Imbalance
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 ON_DEVICE = "live_bytes_peak/all"
@@ -56,6 +57,7 @@ class RunOutcome:
     fitted: tuple[str, ...]
     training: TrainingBudget | None = None
     flaky: Flaky | None = None
+    imbalance: "Imbalance | None" = None
 
 
 def run_object(outcome: RunOutcome) -> dict[str, object]:
@@ -102,6 +104,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "seed": trace.seed,
         "steps": trace.steps,
         "wall_time_s": outcome.wall_time_s,
+        **({} if outcome.imbalance is None else {"imbalance": asdict(outcome.imbalance)}),
         **({} if outcome.training is None else {"training": outcome.training.to_dict()}),
     }
 
@@ -129,6 +132,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             ("step time", _step_time(found)),
             *_band(outcome.step_time_band_s),
             *_disturbance_cost(outcome),
+            *_imbalance(outcome),
             *_exposed(found),
             *_on_host(found),
             *_host(found),
@@ -162,6 +166,12 @@ def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
         return []
     fast, slow = map(format_seconds, band_s)
     return [("by congestion", f"{fast} to {slow} a step, as the fabric is more or less congested")]
+
+
+def _imbalance(outcome: RunOutcome) -> list[tuple[str, str]]:
+    """Return the step time if more tokens reach one rank of experts, if there are any."""
+    found = outcome.imbalance
+    return [] if found is None else [("imbalance", found.text(outcome.summary.step_time_s))]
 
 
 def _error(outcome: RunOutcome) -> list[tuple[str, str]]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from zsim.analysis.remedies import Remedy
+    from zsim.api.imbalance import Imbalance
     from zsim.api.scenario import LoadedScenario
     from zsim.backend.backend import Job
     from zsim.trace.trace import Trace
@@ -56,6 +57,7 @@ class RunResult(AnswerInFacts):
             scenario; None if it has none.
         look_for_remedies: function that finds changes that make the run fit.
         look_for_band: function that simulates the fastest and the slowest fabric.
+        look_for_imbalance: function that simulates a busier rank of experts.
         training: days, cost and energy of a whole training; None if its tokens are not given.
     """
 
@@ -68,6 +70,12 @@ class RunResult(AnswerInFacts):
     look_for_remedies: "Callable[[Trace], tuple[Remedy, ...] | None]"
     look_for_band: "Callable[[], tuple[float, float] | None]"
     training: TrainingBudget | None = None
+    look_for_imbalance: "Callable[[], Imbalance | None]" = lambda: None
+
+    @cached_property
+    def imbalance(self) -> "Imbalance | None":
+        """Step time with a busier rank of experts; None without them, or if it does not fit."""
+        return self.look_for_imbalance() if self.fits else None
 
     @cached_property
     def summary(self) -> Summary:
@@ -302,6 +310,7 @@ class RunResult(AnswerInFacts):
             remedies=self.remedies,
             fitted=fitted_for(self.job.cluster) if predicts(self.backend) else (),
             training=self.training,
+            imbalance=self.imbalance,
         )
 
     def facts(self) -> list[tuple[str, str]]:

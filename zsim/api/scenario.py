@@ -209,7 +209,14 @@ class LoadedScenario:
 
         if self.document.model is None:
             raise MistakeError(f"{self.name}: model: missing; a plan needs it")
-        return PlanResult(title=self.title, plan=plan(self.schedule, self.document.model))
+        schedule = self.schedule
+        if schedule.counts:
+            from zsim.backend.document import DocumentError
+            from zsim.mistake import mistakes
+
+            with mistakes(DocumentError, prefix=f"{self.name}: "):
+                schedule = self.document.bound()[1].schedule
+        return PlanResult(title=self.title, plan=plan(schedule, self.document.model))
 
     def write_schedule(self, path: str | PathLike[str]) -> None:
         """Write the schedule to `path` as JSON; `load` reads it, with an identical run.

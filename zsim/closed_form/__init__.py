@@ -13,7 +13,7 @@ from dataclasses import replace
 from zsim.closed_form import offloaded
 from zsim.closed_form.by_model import kept_stages
 from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.exchanged_tokens import tokens_of_experts
+from zsim.closed_form.exchanged_tokens import counts_on_host, tokens_of_experts
 from zsim.closed_form.tensor import sequence, shared_sequence, tensor
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage
@@ -56,15 +56,19 @@ def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Ho
         ModelError: the units do not fill the stages.
     """
     if volume.host is None:
-        return (offloaded.host_bytes(model, strategy),)
+        return (_added(offloaded.host_bytes(model, strategy), [counts_on_host(model, strategy)]),)
     kept = volume.checkpoints or offloaded.checkpoint_bytes
     if strategy.parallel.pipeline == 1:
-        return (_added(volume.host(model, strategy), [kept(model, strategy)]),)
+        others = [kept(model, strategy), counts_on_host(model, strategy)]
+        return (_added(volume.host(model, strategy), others),)
     return tuple(
         replace(
             _added(
                 volume.host(stage.model, strategy),
-                [kept(chunk.model, strategy) for chunk in stage.chunks],
+                [
+                    counts_on_host(stage.model, strategy),
+                    *(kept(chunk.model, strategy) for chunk in stage.chunks),
+                ],
             ),
             role=stage.name,
         )

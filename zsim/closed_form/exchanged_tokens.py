@@ -2,24 +2,44 @@
 
 from zsim.closed_form.checkpoint import recomputed
 from zsim.model.model import Model
-from zsim.schedule.schedule import WireBytes
+from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.strategy import Strategy
 
 
 def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume of exchanges: of a rank's blocks, all but its own are sent.
 
-    They are sent in forward and in recomputation, and their gradients in backward.
+    They are sent in forward and in recomputation, and their gradients in backward. Counts of copies
+    are gathered in forward.
     """
     ranks, again = strategy.parallel.expert, recomputed(model, strategy)
-    sent = 0
+    sent = counted = 0
     for unit in model.units if ranks > 1 else ():
         for segment in unit.segments:
             if not segment.swaps:
                 continue
             forward = 1 + (unit.name in again and segment.sums_output(again=True))
             for value in segment.outputs:
+                if value == segment.counts:
+                    counted += value.size_bytes
+                    continue
                 goes_back = value.requires_gradient and model.runs_backward(segment)
-                sent += (forward + goes_back) * (value.size_bytes // ranks)
+                block = -(-value.elements // ranks) * value.dtype.size_bytes
+                sent += (forward + goes_back) * block
     times = strategy.train.gradient_accumulation_steps * (ranks - 1)
-    return [WireBytes(group="expert", collective="all_to_all", bytes=times * sent)]
+    return [
+        WireBytes(group="expert", collective="all_to_all", bytes=times * sent),
+        WireBytes(group="expert", collective="all_gather", bytes=times * counted),
+    ]
+
+
+def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
+    """Return the bytes of counts that are copied to host memory: those of all ranks and experts."""
+    found = sum(
+        segment.counts.size_bytes
+        for unit in model.units
+        for segment in unit.segments
+        if segment.counts is not None
+    )
+    times = strategy.train.gradient_accumulation_steps * strategy.parallel.expert
+    return HostBytes(to_host=times * found, from_host=0)

@@ -335,6 +335,7 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
         MistakeError: a file cannot be read.
         ScenarioError: the content of a file cannot be used.
     """
+    from zsim.scenario.counts_file import with_counts
     from zsim.scenario.hugging_face import configured, with_usual_length
     from zsim.scenario.model_catalogue import named
 
@@ -348,6 +349,8 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
         if not is_given:
             scenario, source = with_usual_length(scenario, text)
             ignored.append(f"{path}: model.sequence_length: not given, {source}")
+    if (path := scenario.experts.counts) is not None:
+        scenario = with_counts(scenario, path, _config_text(name, "experts.counts", path))
     while (key := scenario.zero.file_key) is not None:  # a file may name another one
         path = getattr(scenario.zero, key)
         text = _config_text(name, f"zero.{key}", path)

@@ -6,6 +6,7 @@ Field names of the papers are in the comments of the readers in `zsim.scenario`.
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from math import ceil
 
 from zsim.model.architecture_error import ArchitectureError
 
@@ -76,6 +77,10 @@ class Experts:
         auxiliary_loss: the loss has a term for the balance of tokens over experts. It changes the
             work of routers, and no parameters.
         kernels: implementation of the products of experts.
+        capacity_factor: limit of the copies from one rank to one expert, in multiples of their
+            mean; copies beyond it are dropped. None for no limit.
+        pads_to_capacity: copies to each expert are filled up to this limit, so that their number
+            does not depend on data (`moe_pad_expert_input_to_capacity` of Megatron-LM).
     """
 
     count: int
@@ -96,6 +101,8 @@ class Experts:
     router_format: RouterFormat = RouterFormat.COMPUTE
     auxiliary_loss: bool = True
     kernels: ExpertKernels = ExpertKernels.GROUPED
+    capacity_factor: float | None = None
+    pads_to_capacity: bool = False
 
     def __post_init__(self) -> None:
         names = ("count", "top_k", "intermediate_size", "every", "groups", "top_groups")
@@ -117,12 +124,33 @@ class Experts:
                 f"model.experts.top_k: {self.top_k} must be at most the {open_to} experts to "
                 "choose from"
             )
+        factor = self.capacity_factor
+        if factor is not None and not 1 <= factor <= self.count:
+            raise ArchitectureError(
+                f"model.experts.capacity_factor: {factor:g} must be from 1, the mean, to "
+                f"{self.count}, the experts"
+            )
+        if self.pads_to_capacity and factor is None:
+            raise ArchitectureError("model.experts.pads_to_capacity: true needs capacity_factor")
         if self.scaling <= 0:
             raise ArchitectureError(f"model.experts.scaling: {self.scaling} must be more than 0")
         if self.shared_gate and not self.shared_intermediate_size:
             raise ArchitectureError(
                 "model.experts.shared_gate: true needs shared_intermediate_size"
             )
+
+    def capacity(self, tokens: int) -> int:
+        """Return the limit of copies from a rank with `tokens` to one expert; 0 for no limit."""
+        # get_capacity of Megatron-LM (megatron/core/transformer/moe/moe_utils.py)
+        if self.capacity_factor is None:
+            return 0
+        return ceil(tokens * self.top_k / self.count * self.capacity_factor)
+
+    def copies(self, tokens: int) -> int:
+        """Return the copies of `tokens` that a rank sends to experts, with padding if any."""
+        if self.pads_to_capacity:
+            return self.count * self.capacity(tokens)
+        return tokens * self.top_k
 
     def serves(self, layer: int) -> bool:
         """Return True if block `layer`, counted from 0, has experts instead of an MLP."""

@@ -25,6 +25,7 @@ from zsim.model.segment_exchange import (
     sums_gradients,
 )
 from zsim.model.tensor_lifetime import AllocationEvent
+from zsim.model.token_loads import Routing
 
 
 class ModelError(ValueError):
@@ -87,13 +88,19 @@ class Value:
     otherwise they hold copies. A segment that reduces its outputs scatters such an output. A
     segment that reduces the gradients of its inputs gathers such an input, and scatters the
     gradient. A segment that gathers its inputs keeps its own part of the gradient instead.
+
+    A value with `copies` has that many rows, copies of tokens for experts, if tokens are balanced;
+    otherwise their number depends on the data.
     """
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"copies"})
 
     name: str
     elements: int
     dtype: DType
     requires_gradient: bool = True
     tensor_sharded: bool = False
+    copies: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -250,6 +257,18 @@ class Segment:
         return self.ends is not None and self.ends.kind is ExchangeKind.SWAP
 
     @property
+    def counts(self) -> Value | None:
+        """Return the output with the counts of exchanged rows, if any, which no segment reads.
+
+        It is not exchanged in blocks: ranks gather it.
+        """
+        if not self.swaps:
+            return None
+        return next(
+            (each for each in self.outputs if not (each.copies or each.requires_gradient)), None
+        )
+
+    @property
     def sums_gradients(self) -> bool:
         """Return True if its input gradients are partial sums over the tensor axis."""
         return sums_gradients(self.begins)
@@ -342,6 +361,7 @@ class Model:
         masked_flops: the part of these that causal masking skips: half, or less with a window.
         architecture: the shape it was built from, if any; a backend can build modules of it.
         tiles: tiles into which linear layers of its blocks are cut, each a unit.
+        routing: copies of tokens that expert ranks exchange; None if they exchange none.
         parameters: every parameter once, in the order of first use.
         loads: for each bias of experts, the value from whose sum it is updated.
     """
@@ -363,6 +383,7 @@ class Model:
     masked_flops: int = 0
     architecture: Architecture | None = None
     tiles: int = 1
+    routing: Routing | None = None
     values: dict[str, Value] = field(init=False, repr=False, compare=False)
     loads: dict[str, str] = field(init=False, repr=False, compare=False)
     frozen: frozenset[str] = field(init=False, repr=False, compare=False)

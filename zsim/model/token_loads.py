@@ -14,6 +14,27 @@ ROUTED = "routed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Copies of tokens that each rank sends to the experts of all ranks in a block.
+
+    Attributes:
+        experts: experts of a block, over all ranks.
+        sent: copies that a rank sends in a micro-batch, `capacity` x `experts` if they are padded.
+        maximum: copies that a rank receives at most.
+        capacity: copies from one rank to one expert at most, others are dropped; 0 for no limit.
+        padded: copies to each expert are filled up to the capacity.
+        layers: names of the units with experts, in order.
+    """
+
+    experts: int
+    sent: int
+    maximum: int
+    capacity: int = 0
+    padded: bool = False
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoads:
     """Token copies of each expert of a rank, by the name of their counts.
 

@@ -28,6 +28,7 @@ from zsim.schedule.access import COMPUTE_ACCESS, accesses, viewed
 from zsim.schedule.counts import NamedCount, RowIndex, Rows
 from zsim.schedule.operation import (
     Action,
+    AllGather,
     Allocate,
     AllToAll,
     Compute,
@@ -187,11 +188,11 @@ class _Rows:
         for access in accesses(operation):
             if access.writes:
                 self._made.pop(access.view.buffer, None)
-        if isinstance(operation, Copy | AllToAll):
+        if isinstance(operation, Copy | AllToAll | AllGather):
             made = self._made.get(operation.source.buffer)
             if made is None or (isinstance(operation, Copy) and operation.accumulate):
                 return
-            if isinstance(operation, AllToAll):
+            if isinstance(operation, AllToAll | AllGather):
                 made = made._replace(exchanged=(*made.exchanged, operation.group))
             self._made[operation.target.buffer] = made
 

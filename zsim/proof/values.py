@@ -90,7 +90,7 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
     if broken:
         return Shown(findings=tuple(broken))
     training = training_of(schedule) if schedule.contract.parameters else None
-    model = None if model is None else model_in_places(schedule, model, kinds)
+    model = None if model is None else model_in_places(context.schedule, model, kinds)
     assumed = [] if training is None else list(training.assumed)
     if training is not None and model is None:
         model = model_of(schedule)

@@ -1,8 +1,8 @@
 """Volume: a step sends the promised bytes.
 
 Proved for every role: the ring-equivalent bytes of one step, summed over its operations by group
-and collective with scalars separate, equal the promise as integers, and so do the bytes copied
-from device to host and back. A contract that names its strategy must promise its loss divisor and,
+and collective with scalars separate, equal the promise as integers (counted rows have the numbers
+of a balance), and so do the bytes copied from device to host and back. A contract that names its strategy must promise its loss divisor and,
 if the model is given, the volume and host traffic of the closed forms. Without a promise nothing
 is checked. A branch counts with its list `otherwise`.
 
@@ -17,10 +17,11 @@ from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.runtimes.registry import file_bytes, host_bytes, wire_bytes
+from zsim.schedule.communication import AllToAll, Communication
 from zsim.schedule.host_traffic import file_bytes as moved_by
 from zsim.schedule.host_traffic import host_bytes as copied_by
 from zsim.schedule.program_index import Numbered
-from zsim.schedule.schedule import HostBytes
+from zsim.schedule.schedule import HostBytes, Schedule
 
 INVARIANT = "volume"
 Line = tuple[str, str, bool]
@@ -100,7 +101,7 @@ def _wire(context: Context, each: NumberedProgram, promised: Counter[Line]) -> I
         if counted is not None and number not in counted:
             continue
         for member in communications(step.operations[number]):
-            size = ring_equivalent_bytes(member, counts[member.group])
+            size = _sent(schedule, each, member, counts[member.group])
             if size:
                 line = (member.group, member.name, is_scalar(member))
                 sent[line] += size
@@ -120,6 +121,17 @@ def _wire(context: Context, each: NumberedProgram, promised: Counter[Line]) -> I
                     f"{len(senders.get(line, ()))} operations in all",
                 ),
             )
+
+
+def _sent(schedule: Schedule, each: NumberedProgram, member: Communication, ranks: int) -> int:
+    """Return the ring-equivalent bytes of a communication; counted rows are those of a balance."""
+    if schedule.counts and isinstance(member, AllToAll):
+        rows = each.program.by_name[member.source.buffer].rows
+        if rows is not None:
+            (count,) = (one for one in schedule.counts if one.name == rows.count)
+            block = -(-count.sent * rows.width // ranks)
+            return (ranks - 1) * block * member.wire.size_bytes
+    return ring_equivalent_bytes(member, ranks)
 
 
 def _host(context: Context, each: NumberedProgram, promised: HostBytes) -> Iterator[Finding]:

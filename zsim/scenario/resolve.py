@@ -10,7 +10,7 @@ from zsim.cluster.cluster import Cluster, ClusterError, Gpu
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import KernelProfile, KernelProfileError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
-from zsim.config_error import line
+from zsim.config_error import ConfigError, line
 from zsim.limits import limits
 from zsim.model.equal_units import EQUAL_UNITS
 from zsim.model.narrow_products import format_of
@@ -32,6 +32,7 @@ from zsim.scenario.tables import (
     TrainTable,
     ZeroTable,
 )
+from zsim.schedule.binding import AnyBinding
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -127,6 +128,8 @@ def resolve(
     with wrong:
         _need_hardware(strategy, cluster)
     with wrong:
+        binding = _binding(scenario, strategy)
+    with wrong:
         faults, neighbours = injected(scenario.fault, scenario.neighbour, cluster, strategy.ranks)
     wrong.refuse()
     return ResolvedScenario(
@@ -142,7 +145,26 @@ def resolve(
         neighbours=neighbours,
         flaky=flaky_of(scenario.fault, scenario.neighbour),
         decision=decision,
+        binding=binding,
+        most_tokens=scenario.experts.maximum,
     )
+
+
+def _binding(scenario: Scenario, strategy: Strategy) -> AnyBinding:
+    """Return the numbers of copies of tokens for experts.
+
+    Raises:
+        ScenarioError: keys contradict each other, or no tokens are exchanged.
+    """
+    table = scenario.experts
+    if table.given_key is not None and strategy.parallel.expert == 1:
+        value = getattr(table, table.given_key)
+        shown = f"{value:g} " if isinstance(value, int | float) else ""
+        raise ScenarioError(f"experts.{table.given_key}: {shown}needs parallel.expert above 1")
+    try:
+        return table.binding
+    except ConfigError as error:
+        raise ScenarioError(str(error)) from None
 
 
 HOST_TIMES = ("host_per_segment", "host_per_unit", "host_per_collective")

@@ -22,6 +22,8 @@ from zsim.model.transformer import transformer
 from zsim.network.link_load import Decision
 from zsim.runtimes.registry import make_schedule
 from zsim.scenario.tables import ModelTable, ScenarioError
+from zsim.schedule.bind import bound
+from zsim.schedule.binding import AnyBinding, Balanced, BindingError
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Execution
@@ -55,6 +57,8 @@ class ResolvedScenario:
         decision: the forced algorithm and settings of collectives; None if nothing is set.
         pinned: how pinned host memory is allocated.
         setup: how the model is built before the first step.
+        binding: numbers of copies of tokens for experts.
+        most_tokens: maximum of the copies that a rank receives, in multiples of the mean.
     """
 
     shape: ModelTable
@@ -69,11 +73,14 @@ class ResolvedScenario:
     decision: Decision | None = None
     pinned: Discipline = Discipline.CACHING
     setup: HostSetup = HostSetup.SHARDED
+    binding: AnyBinding = Balanced()
+    most_tokens: float = 2.0
 
     @property
     def schedule_key(self) -> Hashable:
         """All inputs of model and schedule: equal keys give equal schedules."""
-        return self.shape, self.strategy, self.micro_batch_size, self.allocator, self.pinned
+        memory = self.micro_batch_size, self.allocator, self.pinned
+        return self.shape, self.strategy, *memory, self.binding, self.most_tokens
 
     def make_model(self) -> Model:
         """Return the model, as one rank of the tensor axis sees it.
@@ -103,12 +110,31 @@ class ResolvedScenario:
         model = self.make_model()
         self._need_bounded(model)
         made = make_schedule(model, self.strategy)
-        return Job(
+        job = Job(
             schedule=handed_out(made, self.allocator, self.pinned),
             model=model,
             cluster=self._cluster_of(model),
             steps=self.steps,
             setup=self.setup,
+        )
+        return job if not made.counts else self._bound(job)
+
+    def _bound(self, job: Job) -> Job:
+        """Return a job whose named counts have the numbers of the binding.
+
+        Raises:
+            ScenarioError: the binding does not fit the schedule.
+        """
+        try:
+            found = bound(job.schedule, self.binding)
+        except BindingError as error:
+            raise ScenarioError(f"experts.{str(error).removeprefix('binding.')}") from None
+        return replace(
+            job,
+            schedule=found.schedule,
+            named=job.schedule,
+            binding=self.binding,
+            excess=found.excess,
         )
 
     def _cluster_of(self, model: Model) -> Cluster:
@@ -148,6 +174,7 @@ class ResolvedScenario:
             sequence=strategy.cuts_tokens,
             keeps_gathered=strategy.keeps_gathered,
             in_place_loss=strategy.in_place_loss,
+            most_tokens=self.most_tokens,
         )
         return in_blocks(model) if strategy.parallel.pipeline > 1 else model
 

@@ -25,6 +25,7 @@ from zsim.model.architecture import (
 from zsim.model.experts import ExpertKernels, RouterFormat, Scores
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.runtimes.lookup import file_keys
+from zsim.scenario.expert_counts import ExpertCountsTable
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.activations import Activations
@@ -95,6 +96,8 @@ class ExpertsTable(Table):
     router_format: RouterFormat | None = None
     auxiliary_loss: Flag | None = None
     kernels: ExpertKernels | None = None
+    capacity_factor: Positive | None = None
+    pads_to_capacity: Flag | None = None
 
 
 class LatentTable(Table):
@@ -313,6 +316,7 @@ class Scenario(Table):
     model: ModelTable
     cluster: ClusterTable
     parallel: ParallelTable = ParallelTable()
+    experts: ExpertCountsTable = ExpertCountsTable()
     zero: ZeroTable
     activations: Activations = Activations()
     offload: Offload = Offload()

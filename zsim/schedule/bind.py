@@ -5,13 +5,17 @@ of the largest of them, at most one row more in each block than in the binding. 
 rows differ between micro-batches becomes one buffer for each of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from msgspec.structs import replace as changed
 
-from zsim.schedule.binding import Balanced, Binding, CountPlace, by_member
+from zsim.model.kernel import Kernel
+from zsim.model.kernel import bound as bound_kernel
+from zsim.model.tensor_lifetime import AllocationEvent, AllocationTrace
+from zsim.model.token_loads import TokenLoads, loads_of
+from zsim.schedule.binding import Balanced, Binding, CountPlace, Counts, by_member, routed
 from zsim.schedule.changed_views import Operands, with_views
 from zsim.schedule.counts import NamedCount, RowIndex, Rows
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh, Span
@@ -19,6 +23,7 @@ from zsim.schedule.operation import (
     Allocate,
     AllToAll,
     Branch,
+    Compute,
     Free,
     Operand,
     Operation,
@@ -94,6 +99,9 @@ def _kept_promises(contract: Contract) -> Contract:
     return replace(contract, peak_bytes=(), wire_bytes=None, host_bytes=None)
 
 
+Where = tuple[str, int, int, int]
+"""A count, a layer, a micro-batch, and the number of a group of experts."""
+
 Seat = tuple[int, int]
 """The number of a group, and a member of it."""
 
@@ -109,7 +117,8 @@ class _Sizes:
         self.counts = {count.name: count for count in schedule.counts}
         self._binding = binding
         self._numbers: dict[str, dict[tuple[int, ...], int]] = {name: {} for name in self.counts}
-        self.blocks = cache(self._blocks)
+        self.blocks, self.loads = cache(self._blocks), cache(self._loads)
+        self.equal, self.numbers = cache(self._equal), cache(self._rows_at)
 
     def group(self, count: NamedCount) -> Group:
         """Return the group of a count."""
@@ -139,13 +148,41 @@ class _Sizes:
         """Return the binding of a count: numbers of padded rows are equal under any."""
         return Balanced() if count.padded else self._binding
 
+    def where(self, name: str, layer: int, micro_batch: int, group: int) -> Where:
+        """Return the first place with the same numbers, if they are equal in all places."""
+        uniform = self._binding_of(self.counts[name]).alike(0) is not None
+        return (name, 0, 0, 0) if uniform else (name, layer, micro_batch, group)
+
+    def _rows_at(self, name: str, layer: int, micro_batch: int, group: int) -> Counts:
+        """Return the rows from each source to each expert."""
+        count = self.counts[name]
+        place = CountPlace(micro_batch, layer, group, self.members(count))
+        return routed(self._binding_of(count), count, place)
+
+    def _equal(self, name: str, layer: int, micro_batch: int, group: int) -> bool:
+        """Return True if all members send equal numbers of rows to all members."""
+        blocks = self.blocks(name, layer, micro_batch, group)
+        return len({rows for row in blocks for rows in row}) == 1
+
+    def _loads(
+        self, name: str, layer: int, micro_batch: int, group: int, member: int, own: RowIndex
+    ) -> TokenLoads:
+        """Return the rows of each expert that a member sends, or receives for its own experts."""
+        count = self.counts[name]
+        members = self.members(count)
+        found = self.numbers(name, layer, micro_batch, group)
+        if own is RowIndex.SOURCE:
+            return replace(loads_of(found[member].tolist()), name=name)
+        held = count.experts // members
+        mine = found[:, member * held : (member + 1) * held].sum(axis=0)
+        return replace(loads_of(mine.tolist()), name=name)
+
     def _blocks(self, name: str, layer: int, micro_batch: int, group: int) -> Blocks:
         """Return rows by source and target; members with equal counts have their maximum."""
         count = self.counts[name]
         members = self.members(count)
-        place = CountPlace(micro_batch, layer, group, members)
         binding = self._binding_of(count)
-        found = by_member(binding.counts(count, place), members).tolist()
+        found = by_member(self.numbers(name, layer, micro_batch, group), members).tolist()
         alike = [binding.alike(member) for member in range(members)]
         most: dict[tuple[int, int], int] = {}
         for source, row in enumerate(found):
@@ -204,6 +241,25 @@ def _split(mesh: Mesh, places: list[tuple[int, ...]], depth: int) -> Iterator[Bo
             yield (*own, *box)
 
 
+Sizes = Mapping[int, tuple[int, int]]
+"""For numbers of buffers with counted rows, their rows and those of balanced counts."""
+
+
+def _stays(turn: AllocationEvent, sizes: Sizes) -> bool:
+    """Return False for a tensor without rows."""
+    return turn[0] not in sizes or sizes[turn[0]][0] > 0
+
+
+def _resized(turn: AllocationEvent, sizes: Sizes) -> AllocationEvent:
+    """Return the turn of a tensor whose bytes are in proportion to its rows, at least one."""
+    number, tensor, size = turn
+    if number not in sizes or not size:
+        return turn
+    rows, mean = sizes[number]
+    most = max(1, abs(size) * rows // mean)
+    return number, tensor, most if size > 0 else -most
+
+
 @dataclass(slots=True)
 class _Program:
     """A program with the numbers of one place for each count."""
@@ -217,8 +273,12 @@ class _Program:
     now: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     batch: dict[str, int] = field(default_factory=dict[str, int])
     varying: set[str] = field(default_factory=set[str])
+    resized: set[str] = field(default_factory=set[str])
     views: dict[tuple[str, str], View] = field(default_factory=dict[tuple[str, str], View])
     operands: Operands = field(default_factory=dict[tuple[object, ...], tuple[Operand, ...]])
+    kernels: dict[tuple[object, ...], tuple[Kernel, ...]] = field(
+        default_factory=dict[tuple[object, ...], tuple[Kernel, ...]]
+    )
 
     def program(self, role: str) -> Program:
         """Return the program under the name of its role."""
@@ -227,7 +287,7 @@ class _Program:
         step = tuple(map(self._operation, self.source.step))
         buffers: list[Buffer] = []
         for buffer in self.source.buffers:
-            if buffer.rows is None:
+            if buffer.rows is None and buffer.name not in self.resized:
                 buffers.append(buffer)
         return replace(
             self.source,
@@ -252,7 +312,8 @@ class _Program:
     def _blocks(self, rows: Rows, micro_batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """Return the rows that the rank sends to each member and receives, and those it keeps."""
         group, member = self.seats[rows.count]
-        blocks = self.sizes.blocks(rows.count, rows.layer, micro_batch, group)
+        where = self.sizes.where(rows.count, rows.layer, micro_batch, group)
+        blocks = self.sizes.blocks(*where)
         return blocks[member], tuple(row[member] for row in blocks), blocks[member][member]
 
     def _rows(self, rows: Rows, micro_batch: int) -> int:
@@ -268,6 +329,10 @@ class _Program:
                 return operation if own is None else changed(operation, buffer=own.name)
             case AllToAll():
                 return self._exchange(operation)
+            case Compute():
+                made = with_views(operation, self._view, self.operands)
+                assert isinstance(made, Compute)
+                return self._work(operation, made)
             case Together(members=members):
                 return changed(operation, members=tuple(map(self._operation, members)))
             case Branch(then=then, otherwise=otherwise):
@@ -276,16 +341,63 @@ class _Program:
             case _:
                 return with_views(operation, self._view, self.operands)
 
+    def _work(self, compute: Compute, made: Compute) -> Compute:
+        """Return `made` with the work of the rows that `compute` uses."""
+        found: dict[RowIndex, tuple[Rows, int]] = {}
+        for operand in compute.operands:
+            rows = self.source.by_name[operand.view.buffer].rows
+            if rows is not None and operand.view.buffer in self.batch:
+                found.setdefault(rows.own, (rows, self.batch[operand.view.buffer]))
+        if not found or not any(kernel.loads for kernel in compute.kernels):
+            return made
+        own = RowIndex.EXPERT if RowIndex.EXPERT in found else RowIndex.SOURCE
+        rows, micro_batch = found[own]
+        group, member = self.seats[rows.count]
+        key = *self.sizes.where(rows.count, rows.layer, micro_batch, group), member, own
+        loads = self.sizes.loads(*key)
+        work = (id(compute.kernels), *key)
+        if work not in self.kernels:
+            kernels = tuple(bound_kernel(kernel, loads) for kernel in compute.kernels)
+            self.kernels[work] = compute.kernels if kernels == compute.kernels else kernels
+        kernels = self.kernels[work]
+        return made if kernels is made.kernels else changed(made, kernels=kernels)
+
+    def _course(self, buffer: Buffer, own: str) -> AllocationTrace | None:
+        """Return the allocations of `buffer`, now called `own`, for the present rows."""
+        course = buffer.course
+        if course is None:
+            return None
+        sizes: dict[int, tuple[int, int]] = {}
+        for number in range(len(course.buffers) + 1):
+            name = course.name(number, buffer.name)
+            rows = self.source.by_name[name].rows if name else None
+            if rows is not None:
+                batch = self.batch[name]
+                sizes[number] = self._rows(rows, batch), self.sizes.counts[rows.count].sent
+        if all(rows == mean for rows, mean in sizes.values()):
+            turns = course.turns
+        else:
+            turns = tuple(_resized(turn, sizes) for turn in course.turns if _stays(turn, sizes))
+        now = {name: made.name for name, made in self.now.items()} | {buffer.name: own}
+        names = tuple(now.get(name, name) for name in course.buffers)
+        return replace(course, buffers=names, turns=turns)
+
     def _allocate(self, allocate: Allocate) -> Allocate:
         buffer = self.source.by_name[allocate.buffer]
         if buffer.rows is None:
-            return allocate
+            return self._with_course(allocate, buffer)
         micro_batch = allocate.micro_batch or 0
         rows = self._rows(buffer.rows, micro_batch)
         name = buffer.name + f"/mb{micro_batch}" * (buffer.name in self.varying)
-        own = changed(buffer, name=name, elements=rows * buffer.rows.width, rows=None)
-        self.made[name] = self.now[buffer.name] = own
         self.batch[buffer.name] = micro_batch
+        own = changed(
+            buffer,
+            name=name,
+            elements=rows * buffer.rows.width,
+            rows=None,
+            course=self._course(buffer, name),
+        )
+        self.made[name] = self.now[buffer.name] = own
         count = self.sizes.counts[buffer.rows.count]
         if buffer.rows.own is RowIndex.EXPERT and rows > count.maximum:
             self.excess.append(
@@ -299,6 +411,19 @@ class _Program:
                 )
             )
         return changed(allocate, buffer=name, micro_batch=None)
+
+    def _with_course(self, allocate: Allocate, buffer: Buffer) -> Allocate:
+        """Return the allocation of a buffer that may have allocations of counted rows."""
+        course = buffer.course
+        if course is None or not any(name in self.batch for name in course.buffers):
+            return allocate
+        name = buffer.name
+        if any(each in self.varying for each in course.buffers):
+            name += f"/mb{max(self.batch.get(each, 0) for each in course.buffers)}"
+        self.resized.add(buffer.name)
+        own = changed(buffer, name=name, course=self._course(buffer, name))
+        self.made[name] = self.now[buffer.name] = own
+        return changed(allocate, buffer=name)
 
     def _view(self, view: View) -> View:
         own = self.now.get(view.buffer)
@@ -316,7 +441,12 @@ class _Program:
         sent, received, kept = self._blocks(rows, self.batch[exchange.source.buffer])
         if rows.own is RowIndex.EXPERT:  # rows go back to their sources
             sent, received = received, sent
-        width = rows.width
+        width, micro_batch = rows.width, self.batch[exchange.source.buffer]
+        group, _ = self.seats[rows.count]
+        if self.sizes.equal(*self.sizes.where(rows.count, rows.layer, micro_batch, group)):
+            return changed(
+                exchange, source=self._view(exchange.source), target=self._view(exchange.target)
+            )
         return changed(
             exchange,
             source=self._view(exchange.source),

@@ -262,6 +262,19 @@ def _popularity(order: NDArray[np.int64], members: int, busiest: float) -> NDArr
     return shares(high)
 
 
+def routed(binding: Binding, count: NamedCount, place: CountPlace) -> Counts:
+    """Return the rows of a binding without those that exceed the capacity of an expert.
+
+    Each source drops its own, whatever others send (`topk_routing_with_score_function` of
+    megatron/core/transformer/moe/moe_utils.py).
+
+    Raises:
+        BindingError: the binding does not fit the count.
+    """
+    found = binding.counts(count, place)
+    return np.minimum(found, count.capacity) if count.capacity else found
+
+
 def by_member(counts: Counts, members: int) -> Counts:
     """Return the rows from each source to each member."""
     found: Counts = counts.reshape(len(counts), members, -1).sum(axis=2)

@@ -6,6 +6,7 @@ layer, never a number. A binding (`zsim.schedule.binding`) gives the numbers.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -24,16 +25,20 @@ class NamedCount:
     """Rows that each member of `group` sends to each of `experts`, by layer and micro-batch.
 
     Member j has the experts from j times `experts` / members on. Each member sends `sent` rows in
-    total and receives at most `maximum`. With `padded`, it sends equal numbers of rows to all
+    total and receives at most `maximum`. With a `capacity`, it sends at most so many to an expert,
+    and drops others. With `padded`, it sends equal numbers of rows to all
     experts, a capacity filled with zeros; then counts do not depend on data, and the host does not
     read them. With `drops`, rows beyond a capacity are dropped before they are sent.
     """
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"capacity"})
 
     name: str
     group: str
     experts: int
     sent: int
     maximum: int
+    capacity: int = 0
     padded: bool = False
     drops: Drops | None = None
 

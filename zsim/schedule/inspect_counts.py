@@ -24,6 +24,11 @@ def inspect_count(mesh: Mesh, groups: Mapping[str, Group], count: NamedCount) ->
         raise ScheduleError(f"{where}: experts {count.experts} {needed}")
     if count.sent < 0:
         raise ScheduleError(f"{where}: sent {count.sent} must be at least 0")
+    if count.capacity < 0:
+        raise ScheduleError(f"{where}: capacity {count.capacity} must be at least 0, for no limit")
+    if count.capacity and count.capacity * count.experts < count.sent:
+        mean = f"{-(-count.sent // count.experts)}, the mean of an expert"
+        raise ScheduleError(f"{where}: capacity {count.capacity} must be at least {mean}")
     if count.padded and (count.sent % count.experts or count.maximum != count.sent):
         needed = f"a multiple of experts {count.experts}, and maximum the same"
         raise ScheduleError(f"{where}: padded: sent {count.sent} must be {needed}")
@@ -77,13 +82,13 @@ def need_count(where: str, name: str, counts: Mapping[str, NamedCount]) -> Named
 
 
 def inspect_read(read: ReadCounts, count: NamedCount, members: int) -> None:
-    """Raise ScheduleError unless the host reads a number for each source and own expert.
+    """Raise ScheduleError unless the host reads a number for each source and own, or any, expert.
 
     Raises:
         ScheduleError: it reads another number of elements.
     """
     needed = members * (count.experts // members)
-    if read.source.size != needed:
+    if read.source.size not in (needed, members * count.experts):
         what = f"{members} sources with {count.experts // members} experts need {needed}"
         raise ScheduleError(f"{read.id}: reads {read.source.size} elements, {what}")
 

@@ -10,6 +10,7 @@ from zsim.limits import go_on
 from zsim.model.model import ModelError
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.buffer_handle import BufferHandle
+from zsim.schedule.counts import Rows
 from zsim.schedule.mesh import Box, Group
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.operation_list import COMPUTE, OperationList
@@ -44,7 +45,8 @@ class ScheduleWriter(OperationList):
 
     It counts the bytes in use of each pool, so that the schedule can promise its peak: a free
     returns memory at once, whatever its mode. `groups` holds groups needed in addition to those
-    along axes. Operations whose prefix is in `captured` are in a CUDA graph.
+    along axes. Operations whose prefix is in `captured` are in a CUDA graph. Counted rows are
+    allocated for `micro_batch`.
     """
 
     def __init__(self, role: str = ROLE, box: Box = ()) -> None:
@@ -59,6 +61,7 @@ class ScheduleWriter(OperationList):
         self.slot_pools: list[Pool] = []
         self.groups: list[Group] = []
         self.captured: tuple[str, ...] = ()
+        self.micro_batch = 0
         self._sizes: dict[str, tuple[str, int]] = {}
 
     def buffer(
@@ -74,6 +77,7 @@ class ScheduleWriter(OperationList):
         layout: str | None = None,
         shard: str | None = None,
         course: AllocationTrace | None = None,
+        rows: Rows | None = None,
     ) -> str:
         """Declare a buffer once; later declarations of the name are the same buffer."""
         if name not in self.buffers:
@@ -88,6 +92,7 @@ class ScheduleWriter(OperationList):
                 layout=layout,
                 shard=shard,
                 course=course,
+                rows=rows,
             )
         return name
 
@@ -125,7 +130,10 @@ class ScheduleWriter(OperationList):
         return operation.id
 
     def allocate(self, *buffers: BufferHandle | str, micro_batch: int | None = None) -> None:
-        """Allocate memory for each buffer; `micro_batch` selects the numbers of counted rows."""
+        """Allocate memory for each buffer; `micro_batch` selects the numbers of counted rows.
+
+        By default it is the current one.
+        """
         for each in buffers:
             name = each if isinstance(each, str) else each.name
             assert name not in self.alive, f"{self.prefix}: {name} is alive"
@@ -138,7 +146,10 @@ class ScheduleWriter(OperationList):
             if alive >= self.peak_bytes.get(pool, 0):
                 self.peak_bytes[pool] = alive
             path = f"{self.prefix}/allocate/{name}"
-            self.add(Allocate(id=path, buffer=name, micro_batch=micro_batch))
+            batch = micro_batch
+            if batch is None and self.buffers[name].rows is not None:
+                batch = self.micro_batch
+            self.add(Allocate(id=path, buffer=name, micro_batch=batch))
 
     def _size_of(self, name: str) -> tuple[str, int]:
         """Return the pool of a buffer, and its bytes, and keep both."""

@@ -497,7 +497,8 @@ class PlainStep:
     def _after_end(self, output: Numbers, segment: Segment, value: str) -> Numbers:
         """Return an output after the exchange that ends a segment."""
         if segment.swaps:
-            return self._swapped(output)
+            counts = segment.counts
+            return output if counts and counts.name == value else self._swapped(output)
         return self._sum(output, value) if segment.sums else output
 
     def _before_end(self, slope: Numbers, segment: Segment, value: str) -> Numbers:

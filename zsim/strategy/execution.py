@@ -184,6 +184,7 @@ class Execution:
         expert: ranks that the experts of a block are distributed over. Copies of tokens are sent to
             the ranks of their experts, and results are sent back.
         dispatch: the library that does so; None for NCCL's all-to-all.
+        whole_experts: with a tensor axis, each of its ranks routes its own tokens to whole experts.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).
         loss: implementation of the loss.
@@ -214,7 +215,7 @@ class Execution:
             al. 2021, section 5.1.3).
     """
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert", "whole_experts"})
 
     operations: bool = False
     early_stop: bool = False
@@ -232,6 +233,7 @@ class Execution:
     exchange: ContextExchange = ContextExchange.ALL_GATHER
     expert: int = 1
     dispatch: TokenDispatch | None = None
+    whole_experts: bool = False
     merges: bool = False
     loss: Loss = Loss.TORCH
     metrics: int = 0

@@ -343,6 +343,9 @@ class Strategy(Table):
             exchange=self.parallel.exchange(runtime),
             expert=self.parallel.expert,
             dispatch=self._dispatch,
+            whole_experts=self.parallel.tensor > 1
+            and self.has_expert_order
+            and self.expert_tensor == 1,
             merges=runtime is not None and runtime.merges_context,
             splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,
             loss=self.train.loss,

@@ -47,6 +47,8 @@ from zsim.zero.names import (
 )
 from zsim.zero.sequence import token_streams
 from zsim.zero.state import scalars
+from zsim.zero.token_exchange import count_streams
+from zsim.zero.token_rows import count_of
 
 POOLS = (
     Pool(name=POOL, discipline=Discipline.CACHING),
@@ -159,11 +161,17 @@ def assemble(
             *groups_of(strategy, mesh),
             *dict.fromkeys(g for each in writers for g in each.groups),
         ),
-        streams=(*streams, *context_streams(strategy), *token_streams(strategy)),
+        streams=(
+            *streams,
+            *context_streams(strategy),
+            *token_streams(strategy),
+            *(name for name in count_streams(model) if name not in streams),
+        ),
         host_threads=tuple(each for each in streams if each == CPU),
         pools=_pools(writers, {pool for _, pool, _ in peaks}),
         layouts=layouts,
         scalars=scalars(strategy),
+        counts=() if model.routing is None else (count_of(model.routing),),
         generators=generators_of(model, mesh),
         programs=programs,
         contract=Contract(

@@ -60,15 +60,23 @@ class ForwardBackward:
         self.checkpoints = checkpoints or Checkpoints(
             writer, model, strategy, CheckpointStore(writer, model, strategy)
         )
-        self.micro_batch = 0
         self.gradient_slot = ""  # suffix of the buffers of parameter gradients
         self.elsewhere = dict[str, View]()  # whole parameters kept outside their bucket
         self.exchanges = ExchangeWeaver(writer, model, strategy)
-        self.tokens = self.exchanges.tokens
+        self.tokens, self.rows = self.exchanges.tokens, self.exchanges.experts.rows
         self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
         self._views: dict[VisitKey, dict[str, View]] = {}
         self._of_parameters: dict[tuple[VisitKey, tuple[str, ...]], list[Operand]] = {}
+
+    @property
+    def micro_batch(self) -> int:
+        """The current micro-batch, for which counted rows are allocated."""
+        return self._micro_batch
+
+    @micro_batch.setter
+    def micro_batch(self, number: int) -> None:
+        self._micro_batch = self.writer.micro_batch = number
 
     def load(self) -> None:
         """Load a micro-batch of data."""
@@ -264,8 +272,9 @@ class ForwardBackward:
         """Return the buffer to which a backward writes the gradient of an input."""
         own, axis = self._contribution(value.name), self.exchanges.changing(segment, value.name)
         if self.exchanges.contributes(segment, value.name):
+            elements, rows = self.rows.of_value(value)
             own = self.writer.buffer(
-                own, value.elements, value.dtype, Kind.WORKSPACE, produced=axis is None
+                own, elements, value.dtype, Kind.WORKSPACE, produced=axis is None, rows=rows
             )
         return own if axis is None else axis.made_by_backward(segment, value.name, own)
 
@@ -316,30 +325,35 @@ class ForwardBackward:
 
     def _value(self, instance: ValueInstance) -> str:
         value = self.model.values[instance.value]
+        elements, rows = self.rows.of_value(value)
         return self.writer.buffer(
             instance.buffer,
-            value.elements,
+            elements,
             value.dtype,
             Kind.WORKSPACE,
-            produced=instance.value not in self.tokens.scattered | self.exchanges.experts.swapped,
+            produced=instance.value not in self.tokens.scattered | self.rows.swapped,
+            rows=rows,
         )
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
         """Return the buffer a segment needs only while it runs; an empty string if none."""
         saved = self._saved(visit, part) if self._segment(visit, part).saved_bytes else ""
         return workspace_buffer(
-            self.writer, self.model, visit, part, saved=saved, operands=operands
+            self.writer, self.model, visit, part, saved=saved, operands=operands, rows=self.rows
         )
 
     def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:
         segment = self._segment(visit, part)
-        dtype = self.strategy.train.precision.compute
+        dtype, unit = self.strategy.train.precision.compute, self.model.units[visit.unit].name
+        size = -(-segment.saved_bytes // dtype.size_bytes)
+        elements, rows = self.rows.of_segment(unit, part.segment, size)
         return self.writer.buffer(
-            f"{self.model.units[visit.unit].name}/saved{part.segment}{self._slot}",
-            -(-segment.saved_bytes // dtype.size_bytes),
+            f"{unit}/saved{part.segment}{self._slot}",
+            elements,
             dtype,
             Kind.SAVED,
             produced=True,
+            rows=rows,
         )
 
     def _view(self, instance: ValueInstance) -> View:
@@ -364,13 +378,13 @@ class ForwardBackward:
 
     def _made(self, instance: ValueInstance) -> str:
         value = self._value(instance)
-        if instance.value in self.exchanges.experts.swapped:
+        if instance.value in self.rows.swapped:
             return self.exchanges.experts.sent(instance.value, value)
         is_cut = instance.value in self.tokens.scattered
         return self.tokens.summands(instance.value, value) if is_cut else value
 
     def _gradient(self, value: Value) -> str:
-        if value.name in self.exchanges.experts.swapped:
+        if value.name in self.rows.swapped:
             return self.exchanges.experts.gradient(value.name)
         is_cut = value.name in self.tokens.scattered
         return self.tokens.gradient(value.name) if is_cut else f"{value.name}/gradient"

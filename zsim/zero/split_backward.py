@@ -184,4 +184,4 @@ class SplitForwardBackward(SlotForwardBackward):
         alone = sum(each.split is not None for each in unit.segments) == 1
         last = of[-1] if first or alone else ""
         name = f"{unit.name}/workspace{part.segment}/{part.action}"
-        return course_buffer(self.writer, name, size, course, last=last)
+        return course_buffer(self.writer, name, (size, None), course, last=last)

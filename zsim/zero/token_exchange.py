@@ -6,6 +6,11 @@ segment's backward the gradient is exchanged in the same manner, which returns e
 rank. All of this runs on the compute stream, because the next kernel needs it at once. The result
 is kept for backward if the reader keeps its inputs, so it is exchanged again only in recomputation.
 
+The first exchange of a block has counted rows. Before it, all ranks gather the counts of copies for
+each expert and copy them to host memory, and the host waits for them (`preprocess` and
+`_maybe_dtoh_and_synchronize` of MoEAlltoAllTokenDispatcher, megatron/core/transformer/moe). Counts
+are kept: recomputation, whose router chooses the same experts, and backward do not read them again.
+
 A library may exchange tokens in place of NCCL (`transport_of`). It plans the first exchange of a
 layer for all others, and sends weights of tokens with the tokens.
 """
@@ -15,29 +20,34 @@ from dataclasses import replace
 
 from zsim.model.expert_transport import ExpertTransport, transport_of
 from zsim.model.model import Model, ModelError, Segment
+from zsim.schedule.operation import Action
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.schedule.schedule_writer import HOST_POOL, TO_HOST, ScheduleWriter
 from zsim.zero.names import EXPERT
+from zsim.zero.token_rows import TokenRows
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
+
+COUNTS_ON_HOST = "expert_counts"
+"""Pinned host memory for the counts of a block, until the host has read them."""
+
+
+def count_streams(model: Model) -> tuple[str, ...]:
+    """Return the stream of copies of counts to host memory; empty if the host reads none."""
+    routing = model.routing
+    return () if routing is None or routing.padded else (TO_HOST,)
 
 
 class TokensOfExperts:
     """Writes these exchanges to `writer`, and names the buffers of blocks that are sent.
 
-    `swapped` are the values that segments end in exchanging.
+    `rows` are the rows of exchanged values.
     """
 
     def __init__(self, writer: ScheduleWriter, model: Model) -> None:
         self.writer = writer
         self.model = model
-        self.swapped = frozenset(
-            value.name
-            for unit in model.units
-            for segment in unit.segments
-            if segment.swaps
-            for value in segment.outputs
-        )
+        self.rows = TokenRows(model)
         self._transport = transport_of(model.architecture)
         self._returned = frozenset(
             value.name
@@ -49,15 +59,17 @@ class TokensOfExperts:
     def sent(self, value: str, buffer: str) -> str:
         """Return the buffer of the blocks of `buffer`, which is a `value`, before the exchange."""
         own = self.model.values[value]
+        elements, rows = self.rows.of_value(own, sent=True)
         return self.writer.buffer(
-            f"{buffer}/sent", own.elements, own.dtype, Kind.WORKSPACE, produced=True
+            f"{buffer}/sent", elements, own.dtype, Kind.WORKSPACE, produced=True, rows=rows
         )
 
     def gradient(self, value: str) -> str:
         """Return the buffer of the gradient of the blocks that this rank has sent."""
         own = self.model.values[value]
+        elements, rows = self.rows.of_value(own, sent=True)
         return self.writer.buffer(
-            f"{value}/gradient/returned", own.elements, own.dtype, Kind.WORKSPACE
+            f"{value}/gradient/returned", elements, own.dtype, Kind.WORKSPACE, rows=rows
         )
 
     def _by(self, segment: Segment, value: str, *, backward: bool) -> ExpertTransport | None:
@@ -83,15 +95,47 @@ class TokensOfExperts:
         made: Sequence[tuple[str, str]],
         operation: str,
     ) -> None:
-        """Exchange the outputs of a segment in sequence."""
+        """Exchange the outputs of a segment in sequence; first gather their counts."""
         del operation
+        counts = None if segment.counts is None else segment.counts.name
         for value, buffer in made:
+            if value == counts and part.action is Action.FORWARD:
+                self._read_counts(part, value, buffer)
+        for value, buffer in made:
+            if value == counts:
+                continue
             sent = self.sent(value, buffer)
             path = f"{part.action}{part.segment}/exchange/{value}"
             self.writer.allocate(buffer)
             by = self._by(segment, value, backward=False)
             self.writer.all_to_all(path, EXPERT, sent, buffer, stream=COMPUTE, by=by)
             self.writer.free(sent)
+
+    def _read_counts(self, part: SegmentVisit, value: str, buffer: str) -> None:
+        """Gather counts on all ranks, and read them on the host."""
+        writer, count = self.writer, self.rows.count
+        assert count is not None
+        made = self.sent(value, buffer)
+        ranks, dtype = self.model.expert, self.model.values[value].dtype
+        elements = count.experts * ranks
+        every = writer.buffer(f"{buffer}/every", elements, dtype, Kind.WORKSPACE)
+        on_host = writer.buffer(
+            COUNTS_ON_HOST, elements, dtype, Kind.WORKSPACE, pool=HOST_POOL, home=TO_HOST
+        )
+        path = f"{part.action}{part.segment}/counts"
+        writer.allocate(every, on_host)
+        gathered = writer.all_gather(f"{path}/gather", EXPERT, made, every, stream=COMPUTE)
+        copied = writer.copy(f"{path}/copy", every, on_host, stream=TO_HOST, after=(gathered,))
+        writer.read_counts(
+            f"{path}/read",
+            copied,
+            on_host,
+            count.name,
+            layer=self.rows.layer(value),
+            micro_batch=writer.micro_batch,
+        )
+        writer.free(every, uses=(copied,))
+        writer.free(on_host)
 
     def before_backward(
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]

@@ -12,6 +12,7 @@ from zsim.schedule.operation import Action, Operand, Role
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.names import SYMMETRIC
+from zsim.zero.token_rows import Sized, TokenRows
 from zsim.zero.visit_order import SegmentVisit, UnitVisit
 
 
@@ -23,6 +24,7 @@ def workspace_buffer(
     *,
     saved: str,
     operands: Iterable[Operand],
+    rows: TokenRows,
 ) -> str:
     """Return the workspace buffer of a segment in the direction of its visit; "" if it needs none.
 
@@ -38,18 +40,20 @@ def workspace_buffer(
     course = AllocationTrace(buffers=buffers, turns=turns) if turns else None
     last = saved if not backward else buffers[-1] if segment.inputs else ""
     name = f"{unit.name}/workspace{part.segment}/{'backward' if backward else 'forward'}"
-    return course_buffer(writer, name, size_bytes, course, last=last)
+    sized = rows.of_segment(unit.name, part.segment, size_bytes)
+    return course_buffer(writer, name, sized, course, last=last)
 
 
 def course_buffer(
     writer: ScheduleWriter,
     name: str,
-    size_bytes: int,
+    sized: Sized,
     course: AllocationTrace | None,
     *,
     last: str,
 ) -> str:
     """Return a buffer with trace `course`; if empty, return "" and give `last` the trace."""
+    size_bytes, rows = sized
     if not size_bytes:
         if last and writer.buffers[last].produced:
             writer.buffers[last] = replace(writer.buffers[last], course=course)
@@ -58,7 +62,9 @@ def course_buffer(
         own = f"{name}/{number}" if number else name
         if own not in writer.buffers:
             kind = Kind.WORKSPACE
-            writer.buffer(own, size_bytes, DType.INT8, kind, produced=True, course=course)
+            writer.buffer(
+                own, size_bytes, DType.INT8, kind, produced=True, course=course, rows=rows
+            )
         if writer.buffers[own].course == course:
             return own
     raise AssertionError(name)

@@ -34,6 +34,7 @@ WITHOUT_EFFECT: Final = (
     "moe-router-fusion",
     "moe-router-bias-update-rate",
     "moe-router-force-load-balancing",
+    "moe-token-drop-policy",
     "moe-per-layer-logging",
 )
 """Arguments that change no bytes: kernels are fused in compiled blocks, and tokens balanced."""
@@ -62,6 +63,7 @@ def set_experts(arguments: Arguments) -> None:
         _set(arguments, field, arguments.whole(name), name)
     for name, field in FLAGS.items():
         _set(arguments, field, arguments.flag(name) or None, name)
+    _capacity(arguments)
     _router(arguments)
     grouped = "moe-grouped-gemm"
     kernels = ExpertKernels.GROUPED if arguments.flag(grouped) else ExpertKernels.LOOP
@@ -105,6 +107,18 @@ def _router(arguments: Arguments) -> None:
     name = "moe-router-load-balancing-type"
     kind = arguments.word(name, "aux_loss", BALANCED)
     _set(arguments, "auxiliary_loss", kind != "none" and coefficient > 0, name)
+
+
+def _capacity(arguments: Arguments) -> None:
+    """Set the limit of tokens of an expert; a negative factor is no limit, as upstream."""
+    name, pads = "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity"
+    factor = arguments.number(name, -1.0)
+    if factor < 0:
+        return
+    if factor < 1:
+        raise arguments.wrong(name, f"{factor:g} must be at least 1, the mean of an expert")
+    _set(arguments, "capacity_factor", factor, name)
+    _set(arguments, "pads_to_capacity", arguments.flag(pads) or None, pads)
 
 
 def _layers(arguments: Arguments) -> None:

@@ -167,7 +167,9 @@ class OffloadedPasses(ForwardBackward):
         saved = self._name(visit.unit, part.segment)
         if saved not in self.writer.buffers or not self._came_back(visit, part, saved):
             return super()._workspace(visit, part, operands)
-        return workspace_buffer(self.writer, self.model, visit, part, saved="", operands=operands)
+        return workspace_buffer(
+            self.writer, self.model, visit, part, saved="", operands=operands, rows=self.rows
+        )
 
 
 def is_stored(writer: ScheduleWriter, name: str, strategy: Strategy) -> bool:

@@ -19,10 +19,13 @@ from zsim.model.model import Model, ModelError
 from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
+from zsim.schedule.bind import bound
+from zsim.schedule.binding import Balanced
+from zsim.schedule.counts import RowIndex
 from zsim.schedule.operation import AllToAll, Operation, walk
-from zsim.schedule.operation import Copy as CopyOperation
+from zsim.schedule.program import ScheduleError
 from zsim.schedule.replace import replace as but
-from zsim.schedule.schedule import Kind, Schedule
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -114,7 +117,7 @@ def test_a_layer_exchanges_tokens_and_weights_there_and_results_back() -> None:
     schedule, _ = made()
     found = Counter(
         (each.id.split("/")[1], each.source.size, each.wire.value)
-        for each in exchanges(schedule)
+        for each in exchanges(bound(schedule, Balanced()).schedule)
         if "/mb1/block1/" in each.id
     )
     copies = 4 * 2  # tokens of a rank, two experts each
@@ -132,22 +135,9 @@ def test_a_recomputed_layer_sends_its_tokens_again_but_no_result_that_nobody_rea
     assert found == {"forward": 2 * 2 * 3, "backward": 2 * 2 * (3 + 3)}
 
 
-def left_out(name: str) -> Callable[[Operation], Iterable[Operation]]:
-    """Return a change that copies the blocks in place of an exchange."""
-
-    def change(each: Operation) -> Iterable[Operation]:
-        if each.id != name or not isinstance(each, AllToAll):
-            return (each,)
-        copy = CopyOperation(
-            id=each.id,
-            stream=each.stream,
-            after=each.after,
-            source=each.source,
-            target=each.target,
-        )
-        return (copy,)
-
-    return change
+def without(name: str) -> Callable[[Operation], Iterable[Operation]]:
+    """Return a change that leaves out an operation."""
+    return lambda each: () if each.id == name else (each,)
 
 
 @pytest.mark.parametrize(
@@ -164,28 +154,46 @@ def left_out(name: str) -> Callable[[Operation], Iterable[Operation]]:
 def test_an_exchange_that_is_left_out_or_over_other_ranks_is_found(name: str) -> None:
     schedule, model = made()
     assert name in {each.id for each in exchanges(schedule)}
-    assert "values" in families(edited(schedule, left_out(name)), model)
-    elsewhere = edited(
-        schedule,
-        lambda each: (but(each, group="expert_data"),) if each.id == name else (each,),
-    )
-    assert "values" in families(elsewhere, model)
+    assert "values" in families(edited(schedule, without(name)), model)
+    with pytest.raises(ScheduleError, match="group expert_data, but routed is of expert"):
+        edited(
+            schedule,
+            lambda each: (but(each, group="expert_data"),) if each.id == name else (each,),
+        )
 
 
-def test_tokens_of_another_layer_are_found() -> None:
+def test_counts_that_the_host_does_not_read_are_found() -> None:
     schedule, model = made()
+    name = "step/forward/mb1/block0/forward1/counts/read"
+    assert "counts" in families(edited(schedule, without(name)), model)
+
+
+@pytest.mark.parametrize(("layer", "micro_batch"), [(0, 1), (1, 0)])
+def test_counts_of_another_micro_batch_or_layer_are_found(layer: int, micro_batch: int) -> None:
+    schedule, model = made()
+    name = "step/forward/mb1/block1/forward1/counts/read"
+
+    def change(each: Operation) -> Iterable[Operation]:
+        other = {"layer": layer, "micro_batch": micro_batch}
+        return (but(each, **other),) if each.id == name else (each,)
+
+    assert "counts" in families(edited(schedule, change), model)
+
+
+def test_blocks_of_another_layer_are_refused() -> None:
+    schedule, _ = made()
     first = "step/backward/mb0/block0/backward1/exchange/block0/experts/permuted/gradient"
     second = "step/backward/mb0/block0/backward2/exchange/block0/experts/fc2/gradient"
     by_id = {each.id: each for each in exchanges(schedule)}
-    faulty = edited(
-        schedule,
-        lambda each: (
-            (but(each, source=by_id[second].source),)
-            if each.id == first and isinstance(each, AllToAll)
-            else (each,)
-        ),
-    )
-    assert families(faulty, model) & {"values", "lifetime"}
+    with pytest.raises(ScheduleError, match="both buffers hold rows by own source"):
+        edited(
+            schedule,
+            lambda each: (
+                (but(each, source=by_id[second].source),)
+                if each.id == first and isinstance(each, AllToAll)
+                else (each,)
+            ),
+        )
 
 
 @pytest.mark.parametrize(
@@ -209,10 +217,11 @@ def test_bytes_and_parameters_of_published_models_are_those_of_their_formulas(
     )
     strategy = strategy_of(data=ranks, expert=ranks).but({"train.gradient_accumulation_steps": 1})
     model = model_of(strategy, shape)
-    (volume,) = tokens_of_experts(model, strategy)
+    volume, counts = tokens_of_experts(model, strategy)
     tokens = 4096 * top_k * hidden * 2 * (ranks - 1) // ranks
     weights = 4096 * top_k * 4 * (ranks - 1) // ranks
     assert volume.bytes == 4 * tokens + 2 * weights
+    assert counts.bytes == (ranks - 1) * 8 * count  # a 64-bit number for each expert
     assert round(tokens / 1e6, 1) == sent
     experts = sum(each.elements for each in model.parameters if each.expert)
     assert experts == count // ranks * 3 * hidden * wide
@@ -221,17 +230,28 @@ def test_bytes_and_parameters_of_published_models_are_those_of_their_formulas(
     assert model.parameter_count == whole.parameter_count
 
 
-def test_buffers_that_are_sent_and_received_have_as_many_elements() -> None:
+def test_received_tokens_have_memory_for_twice_the_mean() -> None:
     schedule, _ = made()
     (program,) = schedule.programs
-    sizes = {each.name: each.elements for each in program.buffers}
+    assert [(each.sent, each.maximum) for each in schedule.counts] == [(8, 16)]
     for each in exchanges(schedule):
-        assert sizes[each.source.buffer] == sizes[each.target.buffer]
-        assert program.by_name[each.source.buffer].kind is Kind.WORKSPACE
+        one, other = (program.by_name[view.buffer] for view in (each.source, each.target))
+        assert one.rows is not None
+        assert other.rows is not None
+        sizes = {each.own: each.width for each in (one.rows, other.rows)}
+        assert sizes.keys() == {RowIndex.SOURCE, RowIndex.EXPERT}
+        assert {one.elements, other.elements} == {8 * one.rows.width, 16 * one.rows.width}
+
+
+def test_copies_that_expert_ranks_do_not_divide_are_proved() -> None:
+    strategy = strategy_of(data=4, expert=4)
+    model = model_of(strategy, replace(SHAPE, sequence_length=3))
+    assert check(make_schedule(model, strategy), model) == ()
 
 
 def test_ranks_that_represent_others_take_as_long_as_all_of_them() -> None:
     schedule, model = made()
+    schedule = bound(schedule, Balanced()).schedule
     job = Job(schedule=schedule, model=model, cluster=cluster(schedule.mesh.size), steps=2)
     assert SimBackend().step_ends_ps(job) == SimBackend(unfold=True).step_ends_ps(job)
 
@@ -244,11 +264,6 @@ def test_ranks_that_represent_others_take_as_long_as_all_of_them() -> None:
             replace(SHAPE, experts=replace(EXPERTS, count=6)),
             {"expert": 4},
             "expert: 4 must divide the 6 experts",
-        ),
-        (
-            replace(SHAPE, sequence_length=3),
-            {"expert": 4},
-            "expert: 4 must divide the 6 copies of tokens of a micro-batch",
         ),
         (SHAPE, {"expert": 2, "expert_tensor": 2}, "expert_tensor: 2 must be 1: parts of experts"),
     ],

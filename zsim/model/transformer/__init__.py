@@ -14,7 +14,7 @@ from zsim.dtype import DType
 from zsim.model.architecture import Activation, Architecture, NormPlacement, QKNorm
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, ModelError, Unit, Value
-from zsim.model.token_loads import TokenLoads
+from zsim.model.token_loads import Routing, TokenLoads
 from zsim.model.transformer.block import block, like
 from zsim.model.transformer.ends import embedding, head
 from zsim.model.transformer.further_tokens import further_tokens, with_losses
@@ -22,7 +22,7 @@ from zsim.model.transformer.size import Size
 from zsim.model.transformer.tiling import tiled_block
 from zsim.strategy.precision import Precision
 
-UNDIVIDED = ("experts", "latent", "sinks", "mtp_layers")
+UNDIVIDED = ("latent", "sinks", "mtp_layers")
 """Parts of a shape that no tensor axis divides."""
 
 
@@ -36,11 +36,15 @@ def transformer(
     keeps_gathered: bool = False,
     in_place_loss: bool = False,
     loads: TokenLoads | None = None,
+    most_tokens: float = 2.0,
 ) -> Model:
     """Return the model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
     The vocabulary is padded to a multiple of `tensor`, as in Megatron-LM. `Size` describes the
     other arguments; `sequence` has no effect without a tensor axis.
+
+    A rank receives at most `most_tokens` times the mean of the copies of tokens for its experts,
+    unless experts have a capacity.
 
     Raises:
         ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
@@ -77,20 +81,45 @@ def transformer(
         tokens=size.tokens,
         tensor=tensor,
         expert=shape.execution.expert,
-        forward_flops=tensor * _products(forward),
-        backward_flops=tensor * _products(backward),
+        forward_flops=tensor * _products(size, forward),
+        backward_flops=tensor * _products(size, backward),
         attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
         masked_flops=tensor * sum(each.flops - each.causal_flops for each in (*forward, *backward)),
         architecture=shape,
         tiles=shape.execution.tiles,
+        routing=_routing(size, units, most_tokens),
     )
     _need_matching(shape, model)
     return model
 
 
-def _products(kernels: Sequence[Kernel]) -> int:
-    """Return the FLOPs of matrix products."""
-    return sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
+def _routing(size: Size, units: Sequence[Unit], most: float) -> Routing | None:
+    """Return the copies of tokens that expert ranks exchange; None if they exchange none."""
+    experts, tokens = size.shape.experts, size.own_tokens
+    if experts is None or size.shape.execution.expert == 1:
+        return None
+    sent, capacity = experts.copies(tokens), experts.capacity(tokens)
+    maximum = experts.count * capacity if capacity else max(sent, round(most * sent))
+    return Routing(
+        experts=experts.count,
+        sent=sent,
+        maximum=maximum,
+        capacity=capacity,
+        padded=experts.pads_to_capacity,
+        layers=tuple(each.name for each in units if any(part.swaps for part in each.segments)),
+    )
+
+
+def _products(size: Size, kernels: Sequence[Kernel]) -> int:
+    """Return the FLOPs of matrix products, without rows that fill experts up to a capacity."""
+    products = [kernel for kernel in kernels if kernel.kind.multiplies_matrices]
+    experts = size.shape.experts
+    if experts is None or not experts.pads_to_capacity:
+        return sum(kernel.flops for kernel in products)
+    tokens = size.own_tokens
+    routed = sum(kernel.flops for kernel in products if kernel.loads is not None)
+    real = routed * tokens * experts.top_k // experts.copies(tokens)
+    return sum(kernel.flops for kernel in products if kernel.loads is None) + real
 
 
 def _blocks(size: Size, source: Value) -> Iterator[Unit]:
@@ -165,21 +194,26 @@ def _units(size: Size, batch: Value) -> list[Unit]:
     return [*units, *further, with_losses(size, head(size, source), further)]
 
 
-def _need_experts(shape: Architecture, *, size_of_batch: int) -> None:
-    """Raise ModelError unless expert ranks divide the experts, and the copies of their tokens."""
+def _need_experts(shape: Architecture, *, tensor: int, sequence: bool) -> None:
+    """Raise ModelError unless expert ranks divide the experts, and tensor ranks have own tokens."""
     ranks, experts = shape.execution.expert, shape.experts
+    if experts is not None and tensor > 1:
+        if not (sequence and shape.execution.whole_experts):
+            raise ModelError(
+                f"model.experts: not modelled with tensor {tensor} unless tokens are sharded and "
+                "experts whole; say sequence_parallel and parallel.expert_tensor 1"
+            )
+        if experts.shared_intermediate_size % tensor:
+            raise ModelError(
+                f"parallel.tensor: {tensor} must divide shared_intermediate_size "
+                f"{experts.shared_intermediate_size}"
+            )
     if ranks == 1:
         return
     if experts is None:
         raise ModelError(f"parallel.expert: {ranks} needs a model with experts")
     if experts.count % ranks:
         raise ModelError(f"parallel.expert: {ranks} must divide the {experts.count} experts")
-    copies = size_of_batch // shape.execution.context * experts.top_k
-    if copies % ranks:
-        raise ModelError(
-            f"parallel.expert: {ranks} must divide the {copies} copies of tokens of a micro-batch, "
-            "which are exchanged in equal blocks"
-        )
 
 
 def _need_dividing(
@@ -198,7 +232,7 @@ def _need_dividing(
         ):
             if differs:
                 raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
-    _need_experts(shape, size_of_batch=micro_batch_size * shape.sequence_length)
+    _need_experts(shape, tensor=tensor, sequence=sequence)
     for name in UNDIVIDED:
         if tensor > 1 and getattr(shape, name):
             raise ModelError(f"model.{name}: not modelled with tensor {tensor}, allowed is 1")

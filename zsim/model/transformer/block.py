@@ -49,17 +49,20 @@ def block(
         stretches = one_after_the_other(size, name, source, local=local, routed=routed)
     parameters = parameters_of(stretches)
     if not size.cut:
-        stretches = _between_exchanges(stretches)
+        stretches = between_exchanges(stretches)
     made = segments(rearranged(size, stretches), (source,), size.shape.execution)
     if size.shape.execution.early_stop:
         made = until_saved(made)
     return Unit(name=name, parameters=parameters, segments=made)
 
 
-def _between_exchanges(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
+def between_exchanges(
+    stretches: Sequence[Stretch], later: Sequence[str] = ()
+) -> tuple[Stretch, ...]:
     """Join the stretches between exchanges of keys and values, or of tokens of experts.
 
-    All outputs of a stretch that ends in such an exchange take part in it, so it is not joined.
+    Values in `later` are read after all of them. All outputs of a stretch that ends in such an
+    exchange take part in it, so it is not joined.
     """
     parts: list[list[Stretch]] = [[]]
     for each in stretches:
@@ -68,7 +71,11 @@ def _between_exchanges(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
         parts[-1].append(each)
     return tuple(
         joined(
-            part, [name for later in parts[place + 1 :] for each in later for name in each.inputs]
+            part,
+            [
+                *(name for rest in parts[place + 1 :] for each in rest for name in each.inputs),
+                *later,
+            ],
         )
         for place, part in enumerate(parts)
     )

@@ -10,14 +10,13 @@ from dataclasses import replace
 
 from zsim.model.kernel import KernelKind, streaming
 from zsim.model.model import BATCH, Unit, Value
-from zsim.model.transformer.block import one_after_the_other
+from zsim.model.transformer.block import between_exchanges, one_after_the_other
 from zsim.model.transformer.ends import TOKENS, projection, scores
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import (
     Operator,
     Stretch,
     Tensor,
-    joined,
     parameters_of,
     tensor_of,
 )
@@ -51,11 +50,11 @@ def _unit(size: Size, name: str, source: Value, batch: Value) -> Unit:
         *block,
         _loss(size, name, output, loss),
     )
-    whole = joined(stretches, (output.name, loss.name))
+    parts = between_exchanges(stretches, (output.name, loss.name))
     return Unit(
         name=name,
         parameters=parameters_of(stretches),
-        segments=segments((whole,), (source, batch), size.shape.execution),
+        segments=segments(parts, (source, batch), size.shape.execution),
         checkpoint=False,
     )
 

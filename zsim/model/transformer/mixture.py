@@ -39,15 +39,12 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
     experts = size.shape.experts
     assert experts is not None
     steps = _ExpertSteps(size, experts, source, name)
-    routed = tensor_of(target)
+    before, read = steps.shared_apart()
     if steps.exchanges:
-        return steps.exchanged(target)
-    shared: tuple[Operator, ...] = ()
-    if experts.shared_intermediate_size:
-        routed = size.rows(f"{name}/routed", size.hidden)
-        shared = steps.shared(routed, tensor_of(target))
+        return (*before, *steps.exchanged(target, read))
+    routed, shared = steps.with_shared(target)
     stretch = Stretch(
-        inputs=(source.name,),
+        inputs=(source.name, *(value.name for value in read)),
         outputs=(target,),
         operators=(
             *steps.route(),
@@ -57,41 +54,78 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
             *shared,
         ),
     )
-    return (stretch,)
+    return (*before, stretch)
 
 
 class _ExpertSteps:
     """The steps of experts; each returns its operators."""
 
     def __init__(self, size: Size, experts: Experts, source: Value, name: str) -> None:
-        self.size, self.shape, self.name = size, experts, name
+        self.whole, self.size = size, size.of_own_tokens
+        self.shape, self.name, self.read = experts, name, source
+        size = self.size
         self.source = size.whole(source)
         self.fused = size.shape.execution.compiled
         self.loop = experts.kernels is ExpertKernels.LOOP
         self.exchanges = size.shape.execution.expert > 1
         self.held = experts.count // size.shape.execution.expert
-        self.loads = size.loads or balanced(size.tokens * experts.top_k, self.held)
+        self.loads = size.loads or balanced(experts.copies(size.tokens), self.held)
         self.copies = self.loads.total
         self.rows = ExpertRows(size=size, loads=self.loads, loops=self.loop)
         self.weights = self._tensor("weights", self.copies, size.wide)
 
-    def exchanged(self, target: Value) -> tuple[Stretch, ...]:
-        """Return the experts of other ranks: routing, the experts of this rank, and the sums."""
-        size, made = self.size, tensor_of(target)
-        routed = made
-        shared: tuple[Operator, ...] = ()
-        if self.shape.shared_intermediate_size:
-            routed = size.rows(f"{self.name}/routed", size.hidden)
-            shared = self.shared(routed, made)
+    @property
+    def apart(self) -> bool:
+        """Return True if ranks of the tensor axis hold parts of shared experts."""
+        return self.whole.cut and self.shape.shared_intermediate_size > 0
+
+    def with_shared(self, target: Value) -> tuple[Tensor, tuple[Operator, ...]]:
+        """Return the outputs of routed experts, and the steps that add those of shared ones."""
+        if not self.shape.shared_intermediate_size:
+            return tensor_of(target), ()
+        routed = self.size.rows(f"{self.name}/routed", self.size.hidden)
+        made = self._wide("down", self.size.hidden)
+        steps = () if self.apart else self.shared(self.size, self.source, self.source, made)
+        return routed, (*steps, *self._added(made, routed, tensor_of(target)))
+
+    def shared_apart(self) -> tuple[tuple[Stretch, ...], tuple[Value, ...]]:
+        """Return shared experts in parts, between a gather and a sum of tokens, and their output.
+
+        Both are empty if there are none, or if each rank holds them whole.
+        """
+        if not self.apart:
+            return (), ()
+        size, read = self.whole, self.read
+        made = size.value(f"{self.name}/shared/down")
+        stretch = Stretch(
+            inputs=(read.name,),
+            outputs=(made,),
+            operators=self.shared(
+                size, size.whole(read), size.kept_in_block(read), size.whole(made)
+            ),
+            begins=size.token_gather,
+            ends=size.token_sum,
+        )
+        return (stretch,), (made,)
+
+    def exchanged(self, target: Value, read: tuple[Value, ...]) -> tuple[Stretch, ...]:
+        """Return the experts of other ranks: routing, the experts of this rank, and the sums.
+
+        The sums also `read` the outputs of shared experts that ranks hold parts of.
+        """
+        size = self.size
+        routed, shared = self.with_shared(target)
+        reads_source = shared and (not read or self.shape.shared_gate)
         output = self._rows("fc2", size.hidden)
         weigh = () if self.fused else (self._weigh(output, self._weighted),)
-        sent = _value(self._rows("permuted", size.hidden)), _value(self._ordered)
-        back = _value(output if self.fused else self._weighted)
+        sent = self._counted(self._rows("permuted", size.hidden)), self._counted(self._ordered)
+        back = self._counted(output if self.fused else self._weighted)
+        counts = () if self.shape.pads_to_capacity else (self._count(),)
         return (
             Stretch(
                 inputs=(self.source.name,),
-                outputs=sent,
-                operators=(*self.route(), *self.permute()),
+                outputs=(*sent, *(_value(each.makes) for each in counts)),
+                operators=(*self.route(), *counts, *self.permute()),
                 ends=SWAP_EXPERTS,
             ),
             Stretch(
@@ -101,11 +135,32 @@ class _ExpertSteps:
                 ends=SWAP_EXPERTS,
             ),
             Stretch(
-                inputs=(back.name, *((self.source.name,) if shared else ())),
+                inputs=(
+                    back.name,
+                    *((self.source.name,) if reads_source else ()),
+                    *(value.name for value in read),
+                ),
                 outputs=(target,),
                 operators=(*self._returned(routed), *shared),
             ),
         )
+
+    def _counted(self, tensor: Tensor) -> Value:
+        """Return the value of rows whose number depends on the data."""
+        return replace(_value(tensor), copies=self.copies)
+
+    def _count(self) -> Operator:
+        """Return the numbers of copies for each expert, sums of the map over tokens."""
+        size, experts = self.size, self.shape.count
+        kernel = Kernel(
+            kind=KernelKind.ELEMENTWISE,
+            flops=size.tokens * experts,
+            bytes=size.tokens * experts,  # a byte for each element of the map
+            dtype=size.dtype,
+            shape=(size.tokens, experts),
+        )
+        counts = self._tensor("counts", experts, DType.INT64)
+        return Operator(reads=(), makes=counts, forward=(kernel,))
 
     @property
     def _ordered(self) -> Tensor:
@@ -317,18 +372,22 @@ class _ExpertSteps:
             backward=(*back, *back),
         )
 
-    def shared(self, routed: Tensor, target: Tensor) -> tuple[Operator, ...]:
-        """Return the MLP that all tokens run through, added to the `routed` outputs."""
-        size, name = self.size, f"{self.name}.shared"
-        wide = self.shape.shared_intermediate_size
-        gate, up, active, product = (
-            self._wide(each, wide) for each in ("gate", "up", "active", "product")
-        )
-        made = self._wide("down", size.hidden)
-        weight = size.copied(f"{name}.down.weight", size.hidden, wide)
+    def shared(
+        self, size: Size, source: Tensor, kept: Tensor, target: Tensor
+    ) -> tuple[Operator, ...]:
+        """Return the MLP that all tokens run through, on all tokens of `size`.
+
+        It reads `source`, which it saves as `kept`.
+        """
+        name, wide = f"{self.name}.shared", self.shape.shared_intermediate_size // size.tensor
+
+        def rows(part: str) -> Tensor:
+            return size.rows(f"{self.name}/shared/{part}", wide)
+
+        gate, up, product = rows("gate"), rows("up"), rows("product")
         made_by = [
-            linear(size, self.source, each, size.copied(f"{name}.{part}.weight", wide, size.hidden))
-            for part, each in (("gate", gate), ("up", up))
+            linear(size, source, each, size.part(weight, wide, size.hidden), kept=kept)
+            for weight, each in ((f"{name}.gate.weight", gate), (f"{name}.up.weight", up))
         ]
         area, kind = (size.tokens, wide), KernelKind.ELEMENTWISE
         if self.fused:
@@ -342,7 +401,7 @@ class _ExpertSteps:
                 )
             )
         else:
-            curve = KernelKind.ACTIVATION
+            curve, active = KernelKind.ACTIVATION, rows("active")
             made_by += [
                 Operator(
                     reads=(gate,),
@@ -359,19 +418,23 @@ class _ExpertSteps:
                     backward=(streaming(kind, area, size.dtype, streams=3, backward=True),) * 2,
                 ),
             ]
-        made_by.append(linear(size, product, made, weight))
-        gated = made
+        weight = size.part(f"{name}.down.weight", size.hidden, wide)
+        return (*made_by, linear(size, product, target, weight))
+
+    def _added(self, made: Tensor, routed: Tensor, target: Tensor) -> tuple[Operator, ...]:
+        """Return the sum of routed experts and of shared ones, which may have a gate."""
+        size, gated = self.size, made
+        gates: tuple[Operator, ...] = ()
         if self.shape.shared_gate:
             gates, gated = self._gates(made)
-            made_by += gates
-        rows = (size.tokens, size.hidden)
+        rows, kind = (size.tokens, size.hidden), KernelKind.ELEMENTWISE
         added = Operator(
             reads=(routed, gated),
             makes=target,
             shares_gradient=True,
             forward=(streaming(kind, rows, size.dtype, streams=3),),
         )
-        return (*made_by, added)
+        return (*gates, added)
 
     def _gates(self, made: Tensor) -> tuple[tuple[Operator, ...], Tensor]:
         """Return the product of the shared MLP's output with a gate for each token."""

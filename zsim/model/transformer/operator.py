@@ -165,6 +165,8 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
     if first.exchanges:
         inputs.remove(first.inputs[-1])
         inputs.append(first.inputs[-1])
+    if stretches[-1].swaps:
+        later = {*later, *(value.name for value in stretches[-1].outputs)}
     outputs = tuple(value for name, value in made.items() if name in later)
     return Stretch(
         inputs=tuple(inputs),

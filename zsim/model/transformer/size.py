@@ -48,6 +48,15 @@ class Size:
         return self.tokens // self.tensor if self.sequence else self.tokens
 
     @property
+    def of_own_tokens(self) -> "Size":
+        """The size of a rank that has its own tokens alone, as one sequence, and no tensor axis."""
+        if not self.cut:
+            return self
+        length = self.own_tokens * self.shape.execution.context
+        shape = replace(self.shape, sequence_length=length)
+        return replace(self, shape=shape, sequences=1, tensor=1, sequence=False)
+
+    @property
     def length(self) -> int:
         """Tokens of a sequence on this rank."""
         return self.shape.sequence_length // self.shape.execution.context

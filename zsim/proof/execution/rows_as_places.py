@@ -7,6 +7,7 @@ dropped, those that a rule keeps and those that it drops have separate places (`
 This represents all rows: a row's result depends on the row, and a gradient is a sum over rows.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +16,17 @@ from msgspec.structs import replace as changed
 from zsim.model.model import Model, Segment
 from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.schedule.changed_views import Operands, with_views
-from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.schedule.operation import (
+    Action,
+    Allocate,
+    Branch,
+    Compute,
+    HostWait,
+    Operation,
+    ReadCounts,
+    Role,
+    View,
+)
 from zsim.schedule.schedule import Program, Schedule
 from zsim.specification.row_kinds import RowKinds, drop_rules
 
@@ -34,7 +45,11 @@ def kinds_of(schedule: Schedule, model: Model | None) -> RowKinds:
 
 
 def in_places(schedule: Schedule, kinds: RowKinds) -> Schedule:
-    """Return `schedule` with one element for each place of counted rows; itself without counts."""
+    """Return `schedule` with one element for each place of counted rows; itself without counts.
+
+    If plain training has expert ranks as well (`expert_axes`), exchanges of places are those of the
+    model. Then nothing depends on counts, so the result has none.
+    """
     if not schedule.counts:
         return schedule
     experts = {each.name: each.experts * kinds.count for each in schedule.counts}
@@ -44,13 +59,42 @@ def in_places(schedule: Schedule, kinds: RowKinds) -> Schedule:
     )
     programs = tuple(_in_places(each, experts) for each in schedule.programs)
     contract = replace(schedule.contract, peak_bytes=(), wire_bytes=None, host_bytes=None)
+    if schedule.contract.expert_axes:
+        counts, programs = (), tuple(map(_without_counts, programs))
     return replace(schedule, counts=counts, programs=programs, contract=contract)
+
+
+def _without_counts(program: Program) -> Program:
+    """Return a program whose buffers of places are plain ones, and whose host reads no counts."""
+    buffers = tuple(
+        each if each.rows is None else changed(each, rows=None) for each in program.buffers
+    )
+    setup, step = (tuple(_plain(part)) for part in (program.setup, program.step))
+    return replace(program, buffers=buffers, setup=setup, step=step)
+
+
+def _plain(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield operations without counts; waits for counts become plain waits."""
+    for each in operations:
+        match each:
+            case Allocate() if each.micro_batch is not None:
+                yield changed(each, micro_batch=None)
+            case ReadCounts():
+                yield HostWait(id=each.id, operation=each.operation)
+            case Branch():
+                yield changed(
+                    each,
+                    then=tuple(_plain(each.then)),
+                    otherwise=tuple(_plain(each.otherwise)),
+                )
+            case _:
+                yield each
 
 
 def model_in_places(schedule: Schedule, model: Model, kinds: RowKinds) -> Model:
     """Return `model` with one element for each place of the values in counted rows of `schedule`.
 
-    `schedule` is the original one or that of `in_places`; without counts, return `model` itself.
+    `schedule` is the original one; without counts, return `model` itself.
     """
     sizes = _values_in_rows(schedule, model) if schedule.counts else {}
     sizes = {name: places * kinds.count for name, places in sizes.items()}
