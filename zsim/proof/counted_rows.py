@@ -4,8 +4,9 @@ Proved for every role, in the order of issue: the host has read the counts of a 
 micro-batch before it allocates rows that other ranks send; an exchange, a copy and a segment use
 rows of one micro-batch, their own; a copy has equal rows on both sides. The numbers that the host
 reads were made by the forward of one segment for that micro-batch, another segment for each layer,
-and exchanged once over the group: routing is saved, and no recomputation chooses again, since
-experts of a token that differ from those of forward could not be seen in values. Members
+and exchanged once over the group. Routing is saved: no recomputation chooses again, since experts
+of a token that differ from those of forward could not be seen in values, unless the contract says
+`repeats_routing`. Members
 send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
 with numbers agree between members: block j of member i is as large as member j receives from i.
 
@@ -55,7 +56,9 @@ def examine(context: Context) -> list[Finding]:
     routes = {} if context.model is None else _routes(context.model)
     if schedule.counts or routes:
         for each in context.programs:
-            found += _Rows(each.program, schedule.counts, routes).findings()
+            rows = _Rows(each.program, schedule.counts, routes)
+            found += rows.findings()
+            found += () if schedule.contract.repeats_routing else rows.recomputed()
     uneven = {
         (each.program.role, group): exchanges
         for each in context.programs
@@ -114,10 +117,9 @@ class _Rows:
             for operation in walk(part):
                 for why in self._faults(operation):
                     yield self._finding(operation, why)
-        yield from self._recomputed()
 
-    def _recomputed(self) -> Iterator[Finding]:
-        """Yield recomputations that choose experts again."""
+    def recomputed(self) -> Iterator[Finding]:
+        """Yield recomputations that choose experts again; `findings` comes first."""
         routers = {*self._routes, *self._routers.values()}
         for operation in walk(self._program.step) if routers else ():
             if not isinstance(operation, Compute) or operation.action is not Action.RECOMPUTE:

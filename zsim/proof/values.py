@@ -92,6 +92,8 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
     training = training_of(schedule) if schedule.contract.parameters else None
     model = None if model is None else model_in_places(context.schedule, model, kinds)
     assumed = [] if training is None else list(training.assumed)
+    if schedule.contract.repeats_routing:
+        assumed.append("routers that recomputation runs again, which choose the same experts")
     if training is not None and model is None:
         model = model_of(schedule)
         assumed.append("the model, which is what the first micro-batch runs")

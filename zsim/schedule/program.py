@@ -321,7 +321,9 @@ class Contract:
     promises the peak of each pool, as (role, pool, bytes). `wire_bytes` promises the volume that a
     step sends, for every role that it names or for all, `host_bytes` the volume copied between
     device and host, and `file_bytes` the volume read and written on NVMe. A branch counts with its
-    list `otherwise`. None and empty fields promise nothing.
+    list `otherwise`. None and empty fields promise nothing. If `repeats_routing`, recomputation
+    runs the routers of experts again, which are assumed to choose as in forward; else the experts
+    of tokens are saved.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()
@@ -329,6 +331,7 @@ class Contract:
     loss_divisor: int = 1
     data_axes: tuple[str, ...] = ("data",)
     expert_axes: tuple[str, ...] = ()
+    repeats_routing: bool = False
     peak_bytes: tuple[tuple[str, str, int], ...] = ()
     wire_bytes: tuple[WireBytes, ...] | None = None
     host_bytes: tuple[HostBytes, ...] | None = None

@@ -27,6 +27,7 @@ from zsim.schedule.schedule_writer import (
     POOL,
     ScheduleWriter,
 )
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
 from zsim.zero.key_exchange import context_streams
 from zsim.zero.names import (
@@ -180,11 +181,24 @@ def assemble(
             loss_divisor=strategy.replicas * strategy.train.gradient_accumulation_steps,
             data_axes=_inside(mesh, (REPLICATE, DATA)),
             expert_axes=_inside(mesh, (EXPERT, EXPERT_TENSOR)),
+            repeats_routing=_repeats_routing(model, strategy),
             peak_bytes=tuple((role, pool, peak) for role, pool, peak in peaks if peak is not None),
             wire_bytes=wire_bytes(model, strategy, volume),
             host_bytes=host_bytes(model, strategy, volume),
             file_bytes=file_bytes(model, strategy, volume),
         ),
+    )
+
+
+def _repeats_routing(model: Model, strategy: Strategy) -> bool:
+    """Return True if recomputation runs a router again, as full recomputation of a block does."""
+    # CheckpointFunction of Megatron-LM core_v0.15.0 (megatron/core/tensor_parallel/random.py) runs
+    # the whole block again, with the generators of forward
+    return strategy.activations.checkpointing is Checkpointing.FULL and any(
+        segment.runs_again and (segment.routes or segment.counts is not None)
+        for unit in model.units
+        if unit.checkpoint
+        for segment in unit.segments
     )
 
 
