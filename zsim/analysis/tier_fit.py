@@ -21,7 +21,7 @@ from zsim.memory import (
 from zsim.memory.host_setup import HostSetup, built_bytes
 from zsim.memory.ledger import memory_ledger
 from zsim.schedule.issue_order import SETUP
-from zsim.schedule.schedule import Place, Pool, Program
+from zsim.schedule.schedule import Kind, Place, Pool, Program
 from zsim.trace.trace import LedgerEntry, Reservation, Trace
 from zsim.units import format_bytes
 
@@ -62,6 +62,11 @@ class TierUse:
     def fits(self) -> bool:
         """Return True if the capacity suffices or is unknown."""
         return self.capacity_bytes is None or self.needed_bytes <= self.capacity_bytes
+
+    @property
+    def is_noticed(self) -> bool:
+        """Return True unless it fits and holds only numbers that the host reads, such as counts."""
+        return not self.fits or any(name != Kind.WORKSPACE for name, _ in self.consumers)
 
     @property
     def name(self) -> str:

@@ -142,7 +142,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
         if outcome.training is not None:
             lines += outcome.training.facts()
     lines.append(("memory", _memory(found)))
-    lines += [(each.name, each.text()) for each in found.tiers]
+    lines += [(each.name, each.text()) for each in found.tiers if each.is_noticed]
     if found.drive_life is not None and predicts(trace.backend):
         lines.append(("written to drives", found.drive_life.text()))
     if predicts(trace.backend) and outcome.job.cluster.gpu.overheads.total_bytes(1):
@@ -317,8 +317,10 @@ def _less_memory(job: Job, found: Summary) -> Iterator[str]:
         return
     if strategy.activations.checkpointing is not Checkpointing.FULL:
         yield "activations.checkpointing=full"
-    if strategy.zero.stage < STAGES[-1]:
-        yield f"zero.stage={STAGES[-1]}"
+    runtime = strategy.zero.emulate
+    stages = STAGES if runtime is None else runtime.stages
+    if strategy.zero.stage < max(stages):
+        yield f"zero.stage={max(stages)}"
 
 
 def _reserved(outcome: RunOutcome) -> str:

@@ -272,6 +272,16 @@ def test_a_run_that_may_not_fit_says_what_is_left_and_what_takes_less_memory() -
     assert said == {True, False}
 
 
+def test_settings_that_take_less_memory_are_of_the_runtime() -> None:
+    changes = {"model.layers": 12, "zero": {"stage": 0, "emulate": "megatron"}}
+    for memory in range(20, 60, 2):
+        found = zsim.run("tiny", {**changes, "cluster.gpu_memory": f"{memory} MB"}, check=False)
+        if line := dict(found.facts()).get("to be sure"):
+            assert "zero.stage=1 or more GPUs" in line
+            return
+    pytest.fail("no run that may not fit")
+
+
 def test_every_sweep_with_runs_that_did_not_fit_has_those_that_did() -> None:
     """Else memory near the limit would never have been enough."""
     ran = {each.group for each in memory_outcomes() if each.ran}
