@@ -83,6 +83,8 @@ class RuntimeOptions(Table):
         trains_narrow: True if bf16 parameters can be updated directly (`pure_bf16`).
         has_experts: True if experts are distributed over expert ranks.
         shards_experts: True if several ranks may hold parts of the same experts.
+        cuts_latent: True if latent attention is modelled with a tensor axis: each rank compresses its
+            own tokens.
         has_context: True if its context parallelism is modeled here; a search tries context degrees
             only for these runtimes.
         context_exchange: default exchange of keys and values among ranks that share a sequence.
@@ -112,6 +114,7 @@ class RuntimeOptions(Table):
     trains_narrow: ClassVar[bool] = False
     has_experts: ClassVar[bool] = False
     shards_experts: ClassVar[bool] = True
+    cuts_latent: ClassVar[bool] = False
     has_context: ClassVar[bool] = False
     context_exchange: ClassVar[ContextExchange] = ContextExchange.ALL_GATHER
     merges_context: ClassVar[bool] = False

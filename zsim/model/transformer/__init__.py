@@ -22,7 +22,7 @@ from zsim.model.transformer.size import Size
 from zsim.model.transformer.tiling import tiled_block
 from zsim.strategy.precision import Precision
 
-UNDIVIDED = ("latent", "sinks", "mtp_layers")
+UNDIVIDED = ("sinks", "mtp_layers")
 """Parts of a shape that no tensor axis divides."""
 
 
@@ -228,7 +228,7 @@ def _need_dividing(
             ("norm_placement", shape.norm_placement is not NormPlacement.BEFORE),
             ("shared_norm", shape.shared_norm),
             ("activation", shape.activation is Activation.XIELU),
-            *((name, getattr(shape, name)) for name in UNDIVIDED),
+            *((name, getattr(shape, name)) for name in ("latent", *UNDIVIDED)),
         ):
             if differs:
                 raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
@@ -236,6 +236,9 @@ def _need_dividing(
     for name in UNDIVIDED:
         if tensor > 1 and getattr(shape, name):
             raise ModelError(f"model.{name}: not modelled with tensor {tensor}, allowed is 1")
+    if shape.latent is not None and tensor > 1 and not shape.execution.cuts_latent:
+        why = f"not modelled with tensor {tensor} for this runtime"
+        raise ModelError(f"model.latent: {why}; say parallel.tensor 1")
     if shape.lora is not None and tensor > 1:
         raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
     if shape.activation is Activation.XIELU and tensor > 1:

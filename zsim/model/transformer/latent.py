@@ -2,6 +2,11 @@
 
 The layers and their saved tensors follow `DeepseekV3Attention` (transformers 5). The
 values stay a view of the layer that expands keys and values, so its whole output is saved.
+
+Ranks of a tensor axis hold parts of the heads: of the layers that expand, and of the projection of
+the output. Each compresses its own tokens with copies of the other layers, and gathers the
+compressed tokens of all (`MLASelfAttention` of Megatron-LM core_v0.15.0,
+megatron/core/transformer/multi_latent_attention.py, whose down projections are `duplicated`).
 """
 
 from collections.abc import Sequence
@@ -20,72 +25,173 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
     """Return latent attention of the block `name`."""
     latent = size.shape.latent
     assert latent is not None
-    heads, read = size.heads, size.whole(source)
-    queries = size.rows(f"{name}/queries", heads * latent.head_size)
-    keys = size.rows(f"{name}/keys", heads * latent.head_size)
-    turned = size.rows(f"{name}/queries/turned", heads * latent.head_size)
-    attended = size.rows(f"{name}/attended", heads * latent.value_size)
-    compressed, expanded, expansion = _expansion(size, latent, read, name)
-    operators = (
-        *_queries(size, read, queries, name),
-        *expansion,
-        _turn(size, (queries,), turned, moved=2 * queries.elements),
-        _turn(
-            size,
-            (expanded, compressed),
-            keys,
-            moved=size.tokens * (heads * latent.nope_size + latent.rope_size) + keys.elements,
+    low = _Compressed(size.of_own_tokens, latent, source, name)
+    expanded = _Expanded(size, low, target)
+    if not size.cut:
+        operators = (
+            *low.queries(),
+            expanded.queries(),
+            *low.keys(),
+            expanded.keys(),
+            *expanded.attend(),
+        )
+        return (Stretch(inputs=(source.name,), outputs=(target,), operators=operators),)
+    made = low.values(sharded=size.sequence)
+    read = [each.name for each in made]
+    return (
+        Stretch(
+            inputs=(source.name,),
+            outputs=made,
+            operators=(*low.queries(), *low.keys(), low.separate_positions()),
         ),
-        _attend(size, (turned, keys, expanded), attended, name),
-        _layer(size, attended, size.whole(target), f"{name}.proj"),
+        Stretch(
+            inputs=(*(() if latent.query_rank is not None else (source.name,)), *read),
+            outputs=(target,),
+            operators=(expanded.queries(), expanded.keys(), *expanded.attend()),
+            begins=size.token_gather,
+            ends=size.token_sum,
+        ),
     )
-    return (Stretch(inputs=(source.name,), outputs=(target,), operators=operators),)
+
+
+class _Compressed:
+    """Compressed queries, keys and values of a rank's own tokens, which the heads expand.
+
+    Attributes:
+        normed_queries: the normed queries, or the hidden state if queries are not compressed.
+        joined: keys and values, and the elements of keys that have positions.
+        normed: the normed keys and values.
+        positions: the elements with positions, if they are separate.
+    """
+
+    def __init__(self, size: Size, latent: Latent, source: Value, name: str) -> None:
+        self.size, self.latent, self.name = size, latent, name
+        self.read = self.normed_queries = size.whole(source)
+        if latent.query_rank is not None:
+            self.normed_queries = size.rows(f"{name}/q_a/normed", latent.query_rank)
+        self.joined = size.rows(f"{name}/kv_a", latent.key_value_rank + latent.rope_size)
+        self.normed = size.rows(f"{name}/kv_a/normed", latent.key_value_rank)
+        self.positions = size.rows(f"{name}/kv_a/positions", latent.rope_size)
+
+    def values(self, *, sharded: bool) -> tuple[Value, ...]:
+        """Return the values that all ranks of a tensor axis read."""
+        own = () if self.latent.query_rank is None else (self.normed_queries,)
+        return tuple(
+            Value(name=each.name, elements=each.elements, dtype=each.dtype, tensor_sharded=sharded)
+            for each in (*own, self.normed, self.positions)
+        )
+
+    def queries(self) -> tuple[Operator, ...]:
+        """Return the layer that compresses queries and its norm; empty if they are not."""
+        rank = self.latent.query_rank
+        if rank is None:
+            return ()
+        low = self.size.rows(f"{self.name}/q_a", rank)
+        return (
+            self._layer(low, f"{self.name}.q_a"),
+            normalize(self.size, low, self.normed_queries, f"{self.name}.ln_q", width=rank),
+        )
+
+    def keys(self) -> tuple[Operator, ...]:
+        """Return the layer that compresses keys and values, and the norm of its first elements."""
+        rank = self.latent.key_value_rank
+        part = self.size.rows(self.joined.name, rank)  # a view of the first elements of each row
+        norm = normalize(self.size, part, self.normed, f"{self.name}.ln_kv", width=rank)
+        kept = tuple(self.joined if each == part else each for each in norm.saves)
+        return (
+            self._layer(self.joined, f"{self.name}.kv_a"),
+            replace(norm, reads=(self.joined,), saves=kept),
+        )
+
+    def separate_positions(self) -> Operator:
+        """Return the copy of the elements with positions, which ranks gather."""
+        shape = (self.size.tokens, self.latent.rope_size)
+
+        def kernel(*, backward: bool) -> Kernel:
+            kind = KernelKind.ELEMENTWISE
+            return streaming(kind, shape, self.size.dtype, streams=2, backward=backward)
+
+        return Operator(
+            reads=(self.joined,),
+            makes=self.positions,
+            forward=(kernel(backward=False),),
+            backward=(kernel(backward=True),),
+        )
+
+    def _layer(self, target: Tensor, name: str) -> Operator:
+        return _layer(self.size, self.read, target, name, whole=True, biased=self.latent.bias)
+
+
+class _Expanded:
+    """The parts of the heads of a rank, from compressed tokens of all ranks to `target`."""
+
+    def __init__(self, size: Size, low: _Compressed, target: Value) -> None:
+        self.size, self.low, self.latent, self.target = size, low, low.latent, target
+        name, heads, latent = low.name, size.heads, low.latent
+        self._queries = size.rows(f"{name}/queries", heads * latent.head_size)
+        self._keys = size.rows(f"{name}/kv_b", heads * (latent.nope_size + latent.value_size))
+
+    def queries(self) -> Operator:
+        """Return the layer that makes queries."""
+        layer = "q" if self.latent.query_rank is None else "q_b"
+        return self._expand(self.low.normed_queries, self._queries, layer)
+
+    def keys(self) -> Operator:
+        """Return the layer that makes keys without positions, and values."""
+        return self._expand(self.low.normed, self._keys, "kv_b")
+
+    def attend(self) -> tuple[Operator, ...]:
+        """Return rotations, attention, and the projection of its output."""
+        size, latent, name, heads = self.size, self.latent, self.low.name, self.size.heads
+        keys = size.rows(f"{name}/keys", heads * latent.head_size)
+        turned = size.rows(f"{name}/queries/turned", heads * latent.head_size)
+        attended = size.rows(f"{name}/attended", heads * latent.value_size)
+        positions = _of_all(size, self.low.positions) if size.cut else self.low.joined
+        return (
+            _turn(size, (self._queries,), turned, moved=2 * turned.elements),
+            _turn(
+                size,
+                (self._keys, positions),
+                keys,
+                moved=size.tokens * (heads * latent.nope_size + latent.rope_size) + keys.elements,
+            ),
+            _attend(size, (turned, keys, self._keys), attended, name),
+            _layer(size, attended, size.whole(self.target), f"{name}.proj"),
+        )
+
+    def _expand(self, source: Tensor, target: Tensor, layer: str) -> Operator:
+        size, read = self.size, _of_all(self.size, source)
+        is_kept = size.cut and size.sequence and size.keeps_gathered
+        kept = replace(read, name=f"{read.name}/whole") if is_kept else None
+        return _layer(size, read, target, f"{self.low.name}.{layer}", kept=kept)
+
+
+def _of_all(size: Size, own: Tensor) -> Tensor:
+    """Return the tensor of all tokens, of which a rank has its `own`."""
+    return replace(own, elements=own.elements * size.tokens // size.own_tokens)
 
 
 def _layer(
-    size: Size, source: Tensor, target: Tensor, name: str, *, biased: bool = False
+    size: Size,
+    source: Tensor,
+    target: Tensor,
+    name: str,
+    *,
+    whole: bool = False,
+    biased: bool = False,
+    kept: Tensor | None = None,
 ) -> Operator:
-    """Return the linear layer `name`, in the format of the linear layers of blocks."""
+    """Return the linear layer `name`, in the format of the linear layers of blocks.
+
+    If it is `whole`, ranks of the tensor axis hold copies of it, else parts.
+    """
     rows, columns = (each.elements // size.tokens for each in (target, source))
+    held = size.copied if whole else size.part
     weight = replace(
-        size.copied(f"{name}.weight", rows, columns), float8=size.shape.execution.float8_gathers
+        held(f"{name}.weight", rows, columns), float8=size.shape.execution.float8_gathers
     )
-    bias = size.copied(f"{name}.bias", rows) if biased else None
-    return linear(size, source, target, weight, bias=bias, narrow=size.narrow)
-
-
-def _queries(size: Size, read: Tensor, target: Tensor, name: str) -> tuple[Operator, ...]:
-    """Return the layer of queries, or two with a norm between them."""
-    latent = size.shape.latent
-    assert latent is not None
-    if latent.query_rank is None:
-        return (_layer(size, read, target, f"{name}.q"),)
-    low = size.rows(f"{name}/q_a", latent.query_rank)
-    normed = size.rows(f"{name}/q_a/normed", latent.query_rank)
-    return (
-        _layer(size, read, low, f"{name}.q_a", biased=latent.bias),
-        normalize(size, low, normed, f"{name}.ln_q", width=latent.query_rank),
-        _layer(size, normed, target, f"{name}.q_b"),
-    )
-
-
-def _expansion(
-    size: Size, latent: Latent, read: Tensor, name: str
-) -> tuple[Tensor, Tensor, tuple[Operator, ...]]:
-    """Return compressed and expanded keys and values, and the operators that compute them."""
-    rank = latent.key_value_rank
-    compressed = size.rows(f"{name}/kv_a", rank + latent.rope_size)
-    normed = size.rows(f"{name}/kv_a/normed", rank)
-    expanded = size.rows(f"{name}/kv_b", size.heads * (latent.nope_size + latent.value_size))
-    part = size.rows(compressed.name, rank)  # a view of the first elements of each row
-    norm = normalize(size, part, normed, f"{name}.ln_kv", width=rank)
-    kept = tuple(compressed if each == part else each for each in norm.saves)
-    operators = (
-        _layer(size, read, compressed, f"{name}.kv_a", biased=latent.bias),
-        replace(norm, reads=(compressed,), saves=kept),
-        _layer(size, normed, expanded, f"{name}.kv_b"),
-    )
-    return compressed, expanded, operators
+    bias = held(f"{name}.bias", rows) if biased else None
+    return linear(size, source, target, weight, bias=bias, narrow=size.narrow, kept=kept)
 
 
 def _turn(size: Size, sources: Sequence[Tensor], target: Tensor, *, moved: int) -> Operator:
