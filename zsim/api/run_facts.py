@@ -356,6 +356,7 @@ SHOWN = 0.0005
 
 def _on_host(found: Summary) -> list[tuple[str, str]]:
     """Return how long the GPU waits for kernels, copies and files of the host."""
+    moves = any(each.is_noticed for each in found.tiers)
     shares = [(name, s, s / found.step_time_s) for name, s in found.exposed_on_host]
     waits = [each for each in shares if each[2] >= SHOWN]
     if not waits:
@@ -363,7 +364,7 @@ def _on_host(found: Summary) -> list[tuple[str, str]]:
     said = ", ".join(
         f"{name} {format_seconds(seconds)} ({share:.1%})" for name, seconds, share in waits
     )
-    return [("offload", f"exposed: {said}")]
+    return [("offload" if moves else "on the host", f"exposed: {said}")]
 
 
 def _rates(found: Summary) -> str:
