@@ -25,6 +25,7 @@ class SearchedAxes:
         pipeline: stages of the pipeline.
         replicate: replicas of each shard.
         context: ranks that share a sequence.
+        experts: routed experts of a block of the model; 0 if it has none.
     """
 
     stage: int
@@ -34,6 +35,7 @@ class SearchedAxes:
     pipeline: int = 1
     replicate: int = 1
     context: int = 1
+    experts: int = 0
 
 
 def _no_knobs(axes: SearchedAxes) -> Knobs:
@@ -51,8 +53,8 @@ def _any(options: Options) -> bool:
     return True
 
 
-def _anywhere(options: Options, checkpointing: str, context: int) -> bool:
-    del options, checkpointing, context
+def _anywhere(options: Options, checkpointing: str, axes: SearchedAxes) -> bool:
+    del options, checkpointing, axes
     return True
 
 
@@ -75,8 +77,7 @@ class SearchSpace:
             layers of the model.
         chunk_option: the option that sets the layers of a chunk of a stage. Fewer of them need no
             less memory.
-        is_modeled: returns True if options are modeled with a kind of checkpointing and a number of
-            context ranks.
+        is_modeled: returns True if options are modeled with a kind of checkpointing and degrees.
         adds: options whose other values gather sooner or free later than the default does. If the
             default fills the memory, so do they.
         leaner: options with values that lower bounds of a step below those of the default: ranks
@@ -97,7 +98,7 @@ class SearchSpace:
     order_option: str | None = None
     orders: Callable[[int, int], Iterable[Options]] = _no_orders
     chunk_option: str | None = None
-    is_modeled: Callable[[Options, str, int], bool] = _anywhere
+    is_modeled: Callable[[Options, str, SearchedAxes], bool] = _anywhere
     adds: frozenset[str] = frozenset()
     leaner: frozenset[str] = frozenset()
     gathers_less: frozenset[str] = frozenset()

@@ -82,6 +82,7 @@ class Question:
         sequences: sequences of a step.
         sequence_length: tokens of a sequence.
         layers: layers of the model.
+        experts: routed experts of a block; 0 if it has none.
         objective: one of `OBJECTIVES`.
         tokens: tokens of the whole training; None if not given.
         within_s: limit of the training time in seconds; None if not given.
@@ -100,6 +101,7 @@ class Question:
     sequences: int
     sequence_length: int
     layers: int
+    experts: int
     objective: str
     tokens: int | None
     within_s: float | None
@@ -180,6 +182,7 @@ class Question:
                     has_replicas=known[name].options.has_replicas,
                     has_pipeline=known[name].options.has_pipeline,
                     has_context=known[name].options.has_context,
+                    has_experts=known[name].options.has_experts,
                 )
                 for name in self.runtimes
             ],
@@ -187,6 +190,7 @@ class Question:
             sequences=self.sequences,
             sequence_length=self.sequence_length,
             layers=self.layers,
+            experts=self.experts,
             compiles=bool(self.tables["train"].get("compile", False)),
             fixed=self.fixed,
         )
@@ -242,6 +246,7 @@ def question_of(
         ),
         sequence_length=length,
         layers=scenario.model.layers or 0,
+        experts=0 if scenario.model.experts is None else scenario.model.experts.count,
         objective=objective,
         tokens=tokens,
         within_s=within_s,
@@ -292,7 +297,13 @@ def _tell_notes(tables: Mapping[str, Any], fleet: GpuFleet) -> None:
     print_ignored("; ".join(notes))
 
 
-SOUGHT: Final = ("zero.", "parallel.", "activations.checkpointing", "train.micro_batch_size")
+SOUGHT: Final = (
+    "zero.",
+    "parallel.",
+    "experts.",
+    "activations.checkpointing",
+    "train.micro_batch_size",
+)
 """Keys that the search sets, unless a change fixes them."""
 
 

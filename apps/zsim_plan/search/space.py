@@ -19,6 +19,13 @@ CHECKPOINTING = ("none", "operations", "full")
 CONTEXTS = (2, 4, 8)
 """Numbers of ranks that may share a sequence; set `parallel.context` for more."""
 
+BUSIEST = 1.1
+"""Copies of tokens that the busiest rank of experts receives, in multiples of the mean.
+
+Routers that are trained with an auxiliary loss or a bias keep loads near the mean. With exactly the
+mean, a search would prefer too many expert ranks.
+"""
+
 LEAST_PART = 4_096
 """Minimum tokens of each rank that shares a sequence.
 
@@ -41,6 +48,7 @@ class RuntimeSpace:
         has_replicas: True if states may be sharded over a node and replicated over nodes.
         has_pipeline: True if it supports pipeline stages.
         has_context: True if it supports ranks that share a sequence.
+        has_experts: True if it distributes experts over ranks.
     """
 
     name: str
@@ -48,6 +56,7 @@ class RuntimeSpace:
     has_replicas: bool = False
     has_pipeline: bool = False
     has_context: bool = False
+    has_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +156,9 @@ class SettingGroup:
         modes = (*self._search.tensor_modes, *self._search.compiled_tensor_modes)
         known = self._keys(name for mode in modes for name in mode)
         chosen = [(key, value) for key, value in self.changes.items() if key in known]
-        sizes = [self.changes.get(f"parallel.{axis}", 1) for axis in ("tensor", "context")]
+        sizes = [
+            self.changes.get(f"parallel.{axis}", 1) for axis in ("tensor", "context", "expert")
+        ]
         fleet = self.fleet.gpus, *self.fleet.changes.items()
         is_split = self.changes["parallel.pipeline"] != 1
         return self.runtime, fleet, *sizes, is_split, *chosen
@@ -162,7 +173,7 @@ class SettingGroup:
     def family(self) -> str:
         """Key of groups with similar traffic, whose times exceed bounds by similar factors."""
         runtime, stage = self.runtime, self.changes["zero.stage"]
-        known = ("tensor", "pipeline", "context")
+        known = ("tensor", "pipeline", "context", "expert")
         axes = [self.changes.get(f"parallel.{axis}", 1) != 1 for axis in known]
         return f"{runtime} {stage} {axes} {self.order} {self.moves_states}"
 
@@ -178,6 +189,7 @@ class SettingGroup:
         found += 0.25 if self.changes["parallel.tensor"] != 1 else 0.0
         found += 0.1 if self.changes["parallel.pipeline"] != 1 else 0.0
         found += 0.1 if self.changes.get("parallel.context", 1) != 1 else 0.0
+        found += 0.1 if self.changes.get("parallel.expert", 1) != 1 else 0.0
         found += 0.25 if self.moves_states else 0.0
         return found + (0.03 if self._search.is_slow else 0.0)
 
@@ -200,6 +212,7 @@ class SettingSpace:
         sequences: sequences of a step, over all replicas.
         sequence_length: tokens of a sequence.
         layers: layers of the model, which the chunks of a stage must divide.
+        experts: routed experts of a block; 0 if it has none.
         compiles: True if blocks are compiled, which some modes of a tensor axis need.
         fixed: values by key that the search does not vary.
     """
@@ -209,6 +222,7 @@ class SettingSpace:
     sequences: int
     sequence_length: int
     layers: int
+    experts: int = 0
     compiles: bool = False
     fixed: Changes
 
@@ -226,14 +240,21 @@ class SettingSpace:
         offloads: tuple[Changes, ...] = ({}, *moves)
         if any(key in self.fixed for each in offloads for key in each):
             offloads = ({},)
-        for tensor in self._numbers("parallel.tensor", powers(fleet.gpus_per_node, fleet.gpus)):
+        for tensor in self._numbers("parallel.tensor", self._tensors(fleet, runtime)):
             for pipeline in self._numbers("parallel.pipeline", self._pipelines(fleet, runtime)):
                 replicas = self._numbers("parallel.replicate", _replicates(fleet, runtime, stage))
                 contexts = self._numbers("parallel.context", self._contexts(runtime))
-                for replicate, context in product(replicas, contexts):
+                experts = self._numbers("parallel.expert", self._experts(fleet, runtime, pipeline))
+                for replicate, context, expert in product(replicas, contexts, experts):
                     degrees = Degrees(
-                        tensor=tensor, pipeline=pipeline, replicate=replicate, context=context
+                        tensor=tensor,
+                        pipeline=pipeline,
+                        replicate=replicate,
+                        context=context,
+                        expert=expert,
                     )
+                    if degrees.cuts_axes and "parallel.expert" not in self.fixed:
+                        continue
                     every = self._knobs(fleet, runtime.name, stage, degrees)
                     base = {"zero.emulate": runtime.name, "zero.stage": stage}
                     outer = offloads if pipeline == 1 else offloads[:1]
@@ -274,11 +295,13 @@ class SettingSpace:
         }
         if shares:
             parallel["parallel.context"] = degrees.context
+        parallel |= self._of_experts(degrees)
         runtime = str(base["zero.emulate"])
         options = _options(runtime, base)
         is_modeled = search_of(runtime).is_modeled
+        axes = self._axes(fleet, int(cast("int", base["zero.stage"])), degrees)
         for mode, micro in product(modes, micros):
-            if share % micro or not is_modeled(options, mode, degrees.context):
+            if share % micro or not is_modeled(options, mode, axes):
                 continue
             changes = {
                 **base,
@@ -302,7 +325,7 @@ class SettingSpace:
         """Yield a refusal if fixed degrees do not divide the GPUs."""
         degrees = {
             axis: self._numbers(f"parallel.{axis}", (1,))[0]
-            for axis in ("tensor", "pipeline", "replicate", "context")
+            for axis in ("tensor", "pipeline", "replicate", "context", "expert")
         }
         if Degrees(**degrees).data(fleet.gpus) is None:
             said = ", ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
@@ -346,22 +369,40 @@ class SettingSpace:
         ]
         return (1, *found) if runtime.has_context else (1,)
 
+    def _tensors(self, fleet: Fleet, runtime: RuntimeSpace) -> Sequence[int]:
+        """Return the degrees of the tensor axis, which blocks with experts have in few runtimes."""
+        most = 1 if self.experts and not runtime.has_experts else fleet.gpus
+        return powers(fleet.gpus_per_node, most)
+
+    def _experts(self, fleet: Fleet, runtime: RuntimeSpace, pipeline: int) -> Sequence[int]:
+        """Return the numbers of ranks over which the experts of a block may be distributed."""
+        if not (self.experts and runtime.has_experts):
+            return (1,)
+        most = fleet.gpus // pipeline
+        return [each for each in powers(self.experts, most) if most % each == 0]
+
+    def _of_experts(self, degrees: Degrees) -> Changes:
+        """Return the changes of expert ranks, whose busiest gets more tokens than the mean.
+
+        With a tensor axis, its ranks have whole experts, as usual with many small ones.
+        """
+        found: dict[str, object] = {}
+        if not self.experts or "parallel.expert" in self.fixed:
+            return found
+        if degrees.expert > 1:
+            found["parallel.expert"] = degrees.expert
+        if degrees.tensor > 1 and "parallel.expert_tensor" not in self.fixed:
+            found["parallel.expert_tensor"] = 1
+        if degrees.expert > 1 and not any(key.startswith("experts.") for key in self.fixed):
+            found["experts.busiest"] = BUSIEST
+        return found
+
     def _knobs(
         self, fleet: Fleet, runtime: str, stage: int, degrees: Degrees
     ) -> tuple[Changes, ...]:
         """Return all combinations of knob values, those with the fewest changes first."""
         search = search_of(runtime)
-        found = search.knobs(
-            SearchedAxes(
-                stage=stage,
-                nodes=fleet.nodes,
-                gpus_per_node=fleet.gpus_per_node,
-                tensor=degrees.tensor,
-                pipeline=degrees.pipeline,
-                replicate=degrees.replicate,
-                context=degrees.context,
-            )
-        )
+        found = search.knobs(self._axes(fleet, stage, degrees))
         axes = {
             name: values
             for name, values in found.items()
@@ -373,6 +414,18 @@ class SettingSpace:
             choices.append({name: value for (name, known), value in pairs if value != known[0]})
         kept = sorted(filter(search.combines, choices), key=len)
         return tuple(_keyed(runtime, each) for each in kept)
+
+    def _axes(self, fleet: Fleet, stage: int, degrees: Degrees) -> SearchedAxes:
+        return SearchedAxes(
+            stage=stage,
+            nodes=fleet.nodes,
+            gpus_per_node=fleet.gpus_per_node,
+            tensor=degrees.tensor,
+            pipeline=degrees.pipeline,
+            replicate=degrees.replicate,
+            context=degrees.context,
+            experts=self.experts,
+        )
 
     def _modes(self) -> Sequence[str]:
         mode = self.fixed.get("activations.checkpointing")

@@ -33,11 +33,11 @@ def _orders(pipeline: int, layers: int) -> Iterator[Options]:
         yield {SCHEDULE: each, "reshard_after_forward": False}
 
 
-def _is_modeled(options: Options, checkpointing: str, context: int) -> bool:
+def _is_modeled(options: Options, checkpointing: str, axes: SearchedAxes) -> bool:
     """Return False for a backward of two parts with recomputation or shared sequences."""
     if options.get(SCHEDULE) not in IN_TWO_PARTS:
         return True
-    return checkpointing == "none" and context == 1
+    return checkpointing == "none" and axes.context == 1
 
 
 SEARCH = SearchSpace(

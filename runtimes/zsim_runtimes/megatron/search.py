@@ -34,10 +34,18 @@ def _orders(pipeline: int, layers: int) -> Iterator[Options]:
             yield {CHUNK: of_chunk}
 
 
-def _is_modeled(options: Options, checkpointing: str, context: int) -> bool:
-    """Return False for overlap in userbuffers with recomputation."""
-    del context
-    return checkpointing != "full" or not options.get("tp_comm_overlap", False)
+def _is_modeled(options: Options, checkpointing: str, axes: SearchedAxes) -> bool:
+    """Return False for overlap in userbuffers with recomputation.
+
+    Experts need sequence parallelism on a tensor axis. Attention around a ring is not recomputed by
+    operations.
+    """
+    overlaps = options.get("tp_comm_overlap", False)
+    if axes.experts and axes.tensor > 1 and not options.get("sequence_parallel"):
+        return False
+    if checkpointing == "operations" and axes.context > 1:
+        return False
+    return checkpointing != "full" or not overlaps
 
 
 SEARCH = SearchSpace(

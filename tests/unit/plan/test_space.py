@@ -1,13 +1,14 @@
 """Settings that a search considers: ranks share long sequences only, and one at a time."""
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.runtimes.lookup import search_of
-from zsim_plan.search.fleet import Fleet
+from zsim_plan.search.fleet import Changes, Fleet
 from zsim_plan.search.space import (
     LEAST_PART,
     RefusedSettings,
@@ -167,3 +168,69 @@ def test_a_group_names_the_order_of_its_pipeline_and_no_knob_sets_it_again(runti
     for pipeline in {each.changes["parallel.pipeline"] for each in found}:
         alike = [each for each in found if each.changes["parallel.pipeline"] == pipeline]
         assert alike[0].order is None, "the default order is tried first"
+
+
+def expert_groups(
+    *, experts: int = 8, has_experts: bool = True, fixed: Changes | None = None
+) -> list[SettingGroup]:
+    """Return the groups of a model with experts on 16 GPUs of two nodes."""
+    space = SettingSpace(
+        runtimes=[
+            RuntimeSpace(
+                name="megatron",
+                stages=(1,),
+                has_pipeline=True,
+                has_context=True,
+                has_experts=has_experts,
+            )
+        ],
+        fleets=[Fleet(gpus=16, gpus_per_node=8)],
+        sequences=64,
+        sequence_length=8192,
+        layers=8,
+        experts=experts,
+        fixed=fixed or {},
+    )
+    return [each for each in space.groups() if isinstance(each, SettingGroup)]
+
+
+@given(experts=st.sampled_from((6, 8, 128)))
+def test_expert_ranks_divide_experts_and_ranks_and_cut_no_axis(experts: int) -> None:
+    degrees: set[int] = set()
+    for group in expert_groups(experts=experts):
+        changes = group.changes
+        sizes = [changes.get(f"parallel.{axis}", 1) for axis in ("tensor", "context", "data")]
+        tensor, context, data, expert = (
+            cast("int", each) for each in (*sizes, changes.get("parallel.expert", 1))
+        )
+        assert experts % expert == 0
+        assert tensor * data % expert == 0
+        assert expert in (1, tensor) or expert % (tensor * context) == 0
+        assert changes.get("parallel.expert_tensor", 1) == 1
+        degrees.add(expert)
+    assert degrees == {each for each in (1, 2, 4, 8, 16) if experts % each == 0}
+
+
+def test_the_busiest_expert_rank_gets_more_than_the_mean_unless_a_setting_says_how_many() -> None:
+    for group in expert_groups():
+        shares = group.changes.get("parallel.expert", 1) != 1
+        assert ("experts.busiest" in group.changes) is shares
+    said = expert_groups(fixed={"experts.busiest": 1.3})
+    assert any("parallel.expert" in each.changes for each in said)
+    assert not any("experts.busiest" in each.changes for each in said)
+
+
+def test_a_tensor_axis_of_a_model_with_experts_shards_tokens() -> None:
+    groups = [each for each in expert_groups() if each.changes["parallel.tensor"] != 1]
+    assert groups
+    assert all(each.changes["zero.megatron.sequence_parallel"] for each in groups)
+
+
+def test_a_runtime_without_expert_ranks_gets_neither_them_nor_tensor_ranks() -> None:
+    for group in expert_groups(has_experts=False):
+        assert group.changes["parallel.tensor"] == 1
+        assert "parallel.expert" not in group.changes
+
+
+def test_a_dense_model_has_no_expert_ranks() -> None:
+    assert not any("expert" in key for each in expert_groups(experts=0) for key in each.changes)
