@@ -8,8 +8,8 @@ from typing import Final
 
 from zsim.model.experts import ExpertKernels, RouterFormat, Scores
 from zsim.runtimes.trainer_files.named_arguments import Arguments
-from zsim.strategy.token_dispatch import DispatchLibrary
-from zsim_runtimes.megatron.token_dispatcher import DispatcherType
+from zsim.strategy.execution import DispatchLibrary
+from zsim_runtimes.megatron.options import DispatcherType
 
 COUNT = "num-experts"
 RANKS: Final = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.model.expert_choice import ExpertChoice
+from zsim.model.expert_transport import ExpertChoice
 
 
 @pytest.mark.parametrize(

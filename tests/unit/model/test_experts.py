@@ -16,7 +16,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from zsim.dtype import DType
 from zsim.model.architecture import Llama
 from zsim.model.architecture_error import ArchitectureError
-from zsim.model.expert_choice import ExpertChoice
+from zsim.model.expert_transport import ExpertChoice
 from zsim.model.experts import ExpertKernels, Experts, Latent, RouterFormat, Scores
 from zsim.model.kernel import Kernel, KernelKind, bound, grouped_matmul
 from zsim.model.model import Model, ModelError, Parameter, Unit, Value
@@ -27,9 +27,8 @@ from zsim.model.transformer.expert_rows import padded
 from zsim.model.transformer.mixture import mixture
 from zsim.model.transformer.operator import Stretch, Tensor
 from zsim.model.transformer.size import Size
-from zsim.strategy.execution import Execution, Float8, Quantizer
+from zsim.strategy.execution import DispatchLibrary, Execution, Float8, Quantizer, TokenDispatch
 from zsim.strategy.precision import Precision
-from zsim.strategy.token_dispatch import DispatchLibrary, TokenDispatch
 
 COMPILED = Execution(compiled=True)
 TOKENS = 4096

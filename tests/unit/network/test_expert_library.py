@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.files.installed import network_profile
-from zsim.model.expert_choice import ExpertChoice
-from zsim.model.expert_transport import ExpertTransport
+from zsim.model.expert_transport import ExpertChoice, ExpertTransport
 from zsim.network.algorithm.activity import GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.expert_library import LibraryTiming, TokenRows, crossed_rows, library_timing
-from zsim.strategy.token_dispatch import DispatchLibrary
+from zsim.strategy.execution import DispatchLibrary
 
 GB = 10**9
 LINKS = Bandwidths(gpu=450 * GB, node=400 * GB, pair=50 * GB)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from zsim.files.source import settled
 from zsim.model.architecture import Llama
 from zsim.model.expert_transport import ExpertTransport
 from zsim.model.experts import Experts
@@ -15,13 +16,14 @@ from zsim.runtimes.config import ConfigQuestion
 from zsim.runtimes.registry import make_schedule
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import parse
+from zsim.scenario.trainer_files import configured
 from zsim.schedule.json import decode_value, encode_value
 from zsim.schedule.operation import AllToAll, walk
 from zsim.schedule.replace import replace as but
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.execution import DispatchLibrary, TokenDispatch
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
-from zsim.strategy.token_dispatch import DispatchLibrary
 from zsim.strategy.train import Train
 from zsim_runtimes.megatron.config_writer import write
 from zsim_runtimes.megatron.options import Megatron
@@ -129,6 +131,43 @@ def test_options_of_a_library_without_it_are_refused(
     with pytest.raises(ScenarioError) as caught:
         parse(TEXT, changes)
     assert message in str(caught.value)
+
+
+ARGUMENTS = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 16"
+    " --max-position-embeddings 16 --vocab-size 128 --micro-batch-size 1 --global-batch-size 8"
+    " --bf16 --use-distributed-optimizer --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm"
+    " --expert-model-parallel-size 4"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (
+            "--moe-token-dispatcher-type flex",
+            TokenDispatch(library=DispatchLibrary.DEEPEP, num_sms=20),
+        ),
+        (
+            "--moe-enable-deepep --moe-deepep-num-sms 24",
+            TokenDispatch(library=DispatchLibrary.DEEPEP, num_sms=24),
+        ),
+        (
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep"
+            " --moe-hybridep-num-sms 32",
+            TokenDispatch(library=DispatchLibrary.HYBRIDEP, num_sms=32),
+        ),
+        ("--moe-token-dispatcher-type alltoall", None),
+    ],
+)
+def test_arguments_select_the_library_that_exchanges_tokens(
+    words: str, found: TokenDispatch | None
+) -> None:
+    text = TEXT.replace("[train]", "megatron_arguments = 'arguments.txt'\n[train]")
+    text = text.replace('stage = 1\nemulate = "megatron"\n', "")
+    scenario = configured(parse(text), f"{ARGUMENTS} {words}", key="megatron_arguments")[0]
+    strategy = settled("a dispatcher", scenario)[0].strategy
+    assert strategy.execution.dispatch == found
 
 
 def test_the_allgather_dispatcher_is_refused_with_expert_ranks() -> None:

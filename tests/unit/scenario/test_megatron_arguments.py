@@ -65,30 +65,6 @@ MIXTRAL = (
 )
 
 
-@pytest.mark.parametrize(
-    ("words", "backend", "sms"),
-    [
-        ("", "deepep", {}),
-        ("--moe-deepep-num-sms 24", "deepep", {"moe_deepep_num_sms": 24}),
-        (
-            "--moe-flex-dispatcher-backend hybridep --moe-hybridep-num-sms 32",
-            "hybridep",
-            {"moe_hybridep_num_sms": 32},
-        ),
-    ],
-)
-def test_arguments_select_the_library_that_exchanges_tokens(
-    words: str, backend: str, sms: dict[str, int]
-) -> None:
-    flex = MIXTRAL.replace("alltoall", "flex")
-    options = read(f"{LLAMA3_8B} {flex} {words}").zero.megatron
-    assert options
-    assert options["moe_token_dispatcher_type"] == "flex"
-    assert options["moe_flex_dispatcher_backend"] == backend
-    for name, number in sms.items():
-        assert options[name] == number
-
-
 def test_arguments_of_experts_set_the_model_and_their_ranks() -> None:
     found = read(f"{LLAMA3_8B} {MIXTRAL}")
     experts = found.model.experts
