@@ -362,7 +362,7 @@ def _domains(ranks: int, stride: int, world: int, domain: int) -> tuple[int, int
 
     Returns (0, 0) if the group is not spread evenly.
     """
-    if ranks * stride <= domain and domain % (ranks * stride) == 0:
+    if world <= domain or (ranks * stride <= domain and domain % (ranks * stride) == 0):
         return 1, 1
     inside = max(1, domain // stride) if domain % stride == 0 else 0
     if not inside or world <= domain or ranks <= inside or ranks % inside:

@@ -128,7 +128,7 @@ def _dispatcher(arguments: Arguments) -> None:
     """
     name = "moe-token-dispatcher-type"
     kind = arguments.word(name, "allgather", tuple(DispatcherType))
-    if arguments.flag("moe-enable-deepep"):  # the name before 2025-10, with flex
+    if arguments.flag("moe-enable-deepep"):  # an older name of flex with DeepEP
         kind = DispatcherType.FLEX
     backend = arguments.word("moe-flex-dispatcher-backend", "deepep", tuple(DispatchLibrary))
     sms = {library: arguments.whole(f"moe-{library}-num-sms") for library in DispatchLibrary}
