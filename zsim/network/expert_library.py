@@ -16,6 +16,7 @@ tables "B200 Platform" and "H100 Platform, HybridEP". All other published rows j
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
+from typing import NamedTuple
 
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.model.expert_transport import ExpertTransport
@@ -24,7 +25,7 @@ from zsim.network.algorithm.algorithm import Bandwidths, crowding
 from zsim.network.algorithm.constant import NIC
 from zsim.network.algorithm.direct import SPREAD, both
 from zsim.network.tuner import choose
-from zsim.strategy.token_dispatch import DispatchLibrary
+from zsim.strategy.execution import DispatchLibrary
 from zsim.units import PICOSECONDS_PER_SECOND
 
 FITTED_RANKS = 8
@@ -90,17 +91,11 @@ LIBRARIES: Mapping[DispatchLibrary, LibraryConstants] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRows:
+class TokenRows(NamedTuple):
     """Rows that each rank sends: their number, before copies, and the bytes of each."""
 
     tokens: float
     row_bytes: float
-
-    @property
-    def size_bytes(self) -> float:
-        """Bytes of all rows."""
-        return self.tokens * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

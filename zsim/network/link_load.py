@@ -10,14 +10,12 @@ from fractions import Fraction
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.network import NetworkProfile
-from zsim.dtype import DType
 from zsim.model.expert_transport import ExpertTransport
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
 from zsim.network.algorithm.constant import TENSOR_WAIT_S
 from zsim.network.algorithm.installed_algorithms import algorithms, check
 from zsim.network.algorithm.nvls import NVLS, Nvls
-from zsim.network.expert_library import TokenRows, library_timing
 from zsim.network.tuner import choose, first_able
 from zsim.schedule.operation import AllToAll, CollectiveOperation
 from zsim.suggestion import one_of
@@ -101,9 +99,13 @@ class LinkLoads:
         if measured is not None:
             return measured
         if isinstance(operation, AllToAll) and operation.by is not None:
-            rows = rows_of(operation.by, size_bytes, operation.wire)
             return self._by_library(
-                operation.by, rows, shape, ring_bytes=ring_bytes, between_bytes=between_bytes
+                operation.by,
+                size_bytes,
+                shape,
+                row_bytes=operation.by.width * operation.wire.size_bytes,
+                ring_bytes=ring_bytes,
+                between_bytes=between_bytes,
             )
         # Copies of parts go directly from each rank to each other one.
         kind = Collective.ALL_TO_ALL if operation.in_parts else Collective(operation.name)
@@ -138,32 +140,34 @@ class LinkLoads:
     def _by_library(
         self,
         transport: ExpertTransport,
-        rows: TokenRows,
+        size_bytes: int,
         shape: GroupShape,
         *,
+        row_bytes: int,
         ring_bytes: int,
         between_bytes: int | None,
     ) -> LinkLoad:
-        """Return the load of an exchange of `rows` by a library.
+        """Return the load of an exchange of rows by a library, `size_bytes` with all copies.
 
         With unequal blocks, copies for the busiest node are as much more as its rows.
         """
-        links = bandwidths(self.cluster, shape)
-        network = self.cluster.network
+        from zsim.network.expert_library import TokenRows, library_timing  # noqa: PLC0415 (few models need it)
+
+        rows = TokenRows(size_bytes / transport.choice.top_k / row_bytes, row_bytes)
+        links, network = bandwidths(self.cluster, shape), self.cluster.network
         timing = library_timing(transport, rows, shape, links=links, profile=network)
         latency_ps = round(timing.latency_s * PICOSECONDS_PER_SECOND)
         if network is None:
             latency_ps = self.latency.near_ps if shape.nodes == 1 else self.latency.far_ps
         node_s = timing.node_s
         if between_bytes is not None and shape.nodes > 1:
-            size_bytes = rows.size_bytes * transport.choice.top_k
-            even = size_bytes * float(shape.ranks_per_node) * (shape.nodes - 1) / shape.nodes
-            node_s *= between_bytes / even
-        return LinkLoad(
-            latency_ps=latency_ps,
-            near=_share(timing.gpu_s * links.gpu / ring_bytes),
-            far=_share(node_s * links.node / ring_bytes),
+            outside = float(shape.ranks_per_node) * (shape.nodes - 1) / shape.nodes
+            node_s *= between_bytes / (size_bytes * outside)
+        near, far = (
+            Fraction(seconds * rate / ring_bytes).limit_denominator(10**6)
+            for seconds, rate in ((timing.gpu_s, links.gpu), (node_s, links.node))
         )
+        return LinkLoad(latency_ps=latency_ps, near=near, far=far)
 
     def _network(self) -> NetworkProfile | None:
         """Return the constants; if the switch cannot reduce, without NVLS."""
@@ -205,19 +209,6 @@ class LinkLoads:
         if network is None:
             return algorithms()[first_able(collective, shape)].activity(request, network)
         return choose(network, collective, size_bytes, shape, links=request.links)
-
-
-def rows_of(transport: ExpertTransport, size_bytes: int, wire: DType) -> TokenRows:
-    """Return the rows, without copies for several experts, of `size_bytes` of permuted rows."""
-    row_bytes = transport.width * wire.size_bytes
-    return TokenRows(
-        tokens=size_bytes / transport.choice.top_k / row_bytes, row_bytes=float(row_bytes)
-    )
-
-
-def _share(value: float) -> Fraction:
-    """Return `value` as a fraction of small numbers."""
-    return Fraction(value).limit_denominator(10**6)
 
 
 def bandwidths(cluster: Cluster, shape: GroupShape) -> Bandwidths:

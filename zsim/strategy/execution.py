@@ -6,7 +6,6 @@ from enum import StrEnum
 from typing import ClassVar
 
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
-from zsim.strategy.token_dispatch import TokenDispatch
 
 
 class ExecutionError(ValueError):
@@ -147,6 +146,24 @@ class ContextExchange(StrEnum):
     merged in fp32 (Liu et al. 2023; Transformer Engine's `cp_comm_type` p2p, alltoall of PyTorch's
     `_context_parallel`).
     """
+
+
+class DispatchLibrary(StrEnum):
+    """Libraries of `--moe-flex-dispatcher-backend`."""
+
+    DEEPEP = "deepep"
+    """DeepEP 1.x, normal kernels: a token crosses once to each node, on the rail of its GPU, and
+    goes from there once to each GPU."""
+    HYBRIDEP = "hybridep"
+    """HybridEP, the branch hybrid-ep of DeepEP: the same with TMA copies, in fewer blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDispatch:
+    """A library, and the multiprocessors that its kernels occupy."""
+
+    library: DispatchLibrary
+    num_sms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

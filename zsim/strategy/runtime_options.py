@@ -14,10 +14,16 @@ from zsim.dtype import DType
 from zsim.entry_point import EntryPointError, duplicate, entries, load
 from zsim.strategy.config_table import Table
 from zsim.strategy.cuda_graphs import CudaGraphs
-from zsim.strategy.execution import ContextExchange, Float8, Quantizer, Recipe, TokenFusion
+from zsim.strategy.execution import (
+    ContextExchange,
+    Float8,
+    Quantizer,
+    Recipe,
+    TokenDispatch,
+    TokenFusion,
+)
 from zsim.strategy.offload import FileAccess, MemoryTier
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
-from zsim.strategy.token_dispatch import TokenDispatch
 
 GROUP = "zsim.runtimes"
 

@@ -15,14 +15,20 @@ from pydantic_core import InitErrorDetails
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.config_table import Count, Table
-from zsim.strategy.execution import Execution, Float8, Loss, NarrowWeights, TokenFusion
+from zsim.strategy.execution import (
+    Execution,
+    Float8,
+    Loss,
+    NarrowWeights,
+    TokenDispatch,
+    TokenFusion,
+)
 from zsim.strategy.expert_ranks import Degree, against_order, cut_axis
 from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.overlap_methods import DEFAULT_METHODS
 from zsim.strategy.parallel_axes import ParallelAxes
 from zsim.strategy.runtime_options import KeptFormats, RuntimeOptions
-from zsim.strategy.token_dispatch import TokenDispatch
 from zsim.strategy.train import Train, quantizer_of
 from zsim.strategy.zero_knobs import BUCKET_ELEMENTS, FusedBuffers, ZeroKnobs
 

@@ -1,6 +1,6 @@
 """Predict published exchanges and layers of experts, and compare."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -8,8 +8,7 @@ from zsim.cluster.profile.network import NetworkProfile
 from zsim.compute.roofline import kernel_ps
 from zsim.files.installed import fitted_kernels, network_profiles, topology
 from zsim.model.architecture import Llama
-from zsim.model.expert_choice import ExpertChoice
-from zsim.model.expert_transport import ExpertTransport, transport_of
+from zsim.model.expert_transport import ExpertChoice, ExpertTransport, transport_of
 from zsim.model.experts import Experts, RouterFormat, Scores
 from zsim.model.kernel import Kernel
 from zsim.model.model import Value
@@ -21,9 +20,8 @@ from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.expert_library import TokenRows, library_timing
 from zsim.network.link_load import bandwidths
 from zsim.network.tuner import alone_s, choose
-from zsim.strategy.execution import Execution, Float8, Quantizer
+from zsim.strategy.execution import DispatchLibrary, Execution, Float8, Quantizer, TokenDispatch
 from zsim.strategy.precision import Precision
-from zsim.strategy.token_dispatch import DispatchLibrary, TokenDispatch
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes, format_seconds
 from zsim_lab.rows.csv_rows import Unmodelled
 from zsim_lab.rows.expert_tables import DispatchRow, ExchangeRow, ExpertRow, LayerRow
@@ -49,7 +47,8 @@ HEADS, VOCABULARY = 64, 128
 def expert_verdict(file: str, rows: Sequence[ExpertRow], left: Sequence[Unmodelled]) -> Verdict:
     """Return the predictions of the rows of a table, which are all of one kind."""
     made: list[VerdictRow] = []
-    quantity, shown = "time of a layer", format_seconds
+    quantity = "time of a layer"
+    shown: Callable[[float], str] = format_seconds
     for row in rows:
         match row:
             case DispatchRow():
@@ -105,7 +104,7 @@ def dispatch_s(row: DispatchRow) -> float:
     )
     if not calls_hybrid:
         return timing.seconds
-    copied = 2 * rows.size_bytes * transport.choice.places(row.ranks)
+    copied = 2 * rows.tokens * rows.row_bytes * transport.choice.places(row.ranks)
     share = fitted_kernels()["h100"].constants.elementwise_forward
     return timing.seconds + copied / (MEMORY[row.gpu] * share)
 
@@ -147,10 +146,10 @@ def _profile(name: str) -> NetworkProfile:
 def _exchange(row: ExchangeRow) -> VerdictRow:
     hardware = GPUS[row.gpu]
     shape = GroupShape(ranks=row.ranks, nodes=row.domains)
-    used = Fraction(row.ranks, row.domains * hardware.domain)
+    used = min(Fraction(1), Fraction(row.ranks, row.domains * hardware.domain))
     links = Bandwidths(
         gpu=hardware.gpu_bytes_per_s,
-        node=max(1, int(hardware.nic_bytes_per_s * min(1, used))),
+        node=max(1, int(hardware.nic_bytes_per_s * used)),
         pair=hardware.nic_bytes_per_s // hardware.nics,
     )
     profile = _profile(row.profile)

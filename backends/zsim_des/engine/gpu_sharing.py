@@ -11,12 +11,15 @@ with kernels. If no kernel runs, because the host waits for the collective, they
 work that they have left when the collective ends slows down the next kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 from zsim.cluster.cluster import Gpu
+from zsim.network.volume import communications
+from zsim.schedule.operation import AllToAll, Communication
+from zsim.schedule.schedule import Program
 from zsim_des.clock.ready_queue import Agenda
 
 PARTS = 1000
@@ -51,6 +54,17 @@ def takes_from_kernels(gpu: Gpu) -> bool:
     """Return True if a collective slows down kernels that run at the same time."""
     measured = gpu.measured
     return bool(gpu.collective_share) or (measured is not None and measured.takes_from_host)
+
+
+def library_sms(members: Iterable[Communication]) -> int:
+    """Return the multiprocessors of the largest library kernel of `members`; 0 if there is none."""
+    transports = (each.by for each in members if isinstance(each, AllToAll))
+    return max((each.num_sms for each in transports if each is not None), default=0)
+
+
+def uses_libraries(program: Program) -> bool:
+    """Return True if a library executes an exchange of `program`."""
+    return any(library_sms(communications(each)) for each in program.step_patterns)
 
 
 class GpuSharing:

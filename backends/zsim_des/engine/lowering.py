@@ -34,7 +34,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Program, Schedule
 from zsim.units import PICOSECONDS_PER_SECOND
 from zsim_des.engine.fused_entries import FusedEntries
-from zsim_des.engine.gpu_sharing import PARTS
+from zsim_des.engine.gpu_sharing import PARTS, library_sms, uses_libraries
 from zsim_des.engine.instruction import (
     NOTHING,
     After,
@@ -46,7 +46,6 @@ from zsim_des.engine.instruction import (
     Lowered,
     Stop,
 )
-from zsim_des.engine.library_kernels import library_sms, uses_libraries
 from zsim_des.network.carried import Carried, access_of, carried_by
 
 

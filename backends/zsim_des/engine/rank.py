@@ -11,10 +11,9 @@ from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Operation
 from zsim_des.clock.ready_queue import Agenda
 from zsim_des.engine.arrival import Key
-from zsim_des.engine.gpu_sharing import GpuSharing, takes_from_kernels
+from zsim_des.engine.gpu_sharing import GpuSharing, takes_from_kernels, uses_libraries
 from zsim_des.engine.host_issue import Courses, IssueStretch, Item
 from zsim_des.engine.instruction import AllocateRequest, Choose
-from zsim_des.engine.library_kernels import uses_libraries
 from zsim_des.engine.memory_wait import AllocationService, Awaited
 from zsim_des.engine.rendezvous import Rendezvous
 from zsim_des.engine.stream import UNKNOWN, EntryBatch, Links, ProgramRun, Stream

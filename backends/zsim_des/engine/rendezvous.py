@@ -18,7 +18,6 @@ from zsim.schedule.operation import (
 from zsim_des.clock.ready_queue import Agenda
 from zsim_des.engine.arrival import ALONE, Arrival, Key, MetRanks
 from zsim_des.engine.instruction import Enqueue
-from zsim_des.engine.unequal_blocks import busiest
 from zsim_des.engine.watch import Durations
 from zsim_des.network.carried import Carried
 from zsim_des.network.fluid import Network
@@ -390,6 +389,8 @@ def _most_bytes(met: Sequence[Arrival], index: int) -> tuple[int, int | None]:
     member, size_bytes = met[0].members[index]
     if not isinstance(member, AllToAll) or not member.sent:
         return size_bytes, None
+    from zsim_des.engine.unequal_blocks import busiest  # noqa: PLC0415 (few schedules have unequal blocks)
+
     exchanges = [
         (entry.rank_class.index, each)
         for entry in met

@@ -7,8 +7,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 from zsim_runtimes.megatron import pipeline
 from zsim_runtimes.megatron import schedule as megatron
-from zsim_runtimes.megatron.options import Megatron
-from zsim_runtimes.megatron.token_dispatcher import DispatcherType
+from zsim_runtimes.megatron.options import DispatcherType, Megatron
 from zsim_runtimes.megatron.volume import VOLUME
 
 

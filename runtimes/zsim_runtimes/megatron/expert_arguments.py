@@ -8,8 +8,8 @@ from typing import Final
 
 from zsim.model.experts import ExpertKernels, RouterFormat, Scores
 from zsim.runtimes.trainer_files.named_arguments import Arguments
-from zsim.strategy.token_dispatch import DispatchLibrary
-from zsim_runtimes.megatron.token_dispatcher import DispatcherType
+from zsim.strategy.execution import DispatchLibrary
+from zsim_runtimes.megatron.options import DispatcherType
 
 COUNT = "num-experts"
 RANKS: Final = {
@@ -142,7 +142,7 @@ def _dispatcher(arguments: Arguments) -> None:
     """
     name = "moe-token-dispatcher-type"
     kind = arguments.word(name, "allgather", tuple(DispatcherType))
-    if arguments.flag("moe-enable-deepep"):  # the name before 2025-10, with flex
+    if arguments.flag("moe-enable-deepep"):  # an older name of flex with DeepEP
         kind = DispatcherType.FLEX
     backend = arguments.word("moe-flex-dispatcher-backend", "deepep", tuple(DispatchLibrary))
     sms = {library: arguments.whole(f"moe-{library}-num-sms") for library in DispatchLibrary}

@@ -11,18 +11,19 @@ from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
 from zsim.strategy.config_table import Count, Flag, Whole
 from zsim.strategy.cuda_graphs import CudaGraphs, GraphImpl, GraphScope
-from zsim.strategy.execution import ContextExchange, Float4, Float8, Quantizer, Recipe, TokenFusion
+from zsim.strategy.execution import (
+    ContextExchange,
+    DispatchLibrary,
+    Float4,
+    Float8,
+    Quantizer,
+    Recipe,
+    TokenDispatch,
+    TokenFusion,
+)
 from zsim.strategy.overlap_methods import DEFAULT_METHODS, OverlapMethods
 from zsim.strategy.runtime_options import Formats, KeptFormats, RuntimeOptions
-from zsim.strategy.token_dispatch import DispatchLibrary, TokenDispatch
 from zsim_runtimes.megatron.layer_split import LayerSplit, stages_in
-from zsim_runtimes.megatron.token_dispatcher import (
-    DEEPEP_SMS,
-    HYBRIDEP_SMS,
-    DispatcherType,
-    dispatch_of,
-    dispatcher_fault,
-)
 
 VIRTUAL_STAGES = "num_virtual_stages_per_pipeline_rank"
 ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
@@ -58,6 +59,21 @@ def _listed(value: object) -> object:
 
 
 Scopes = Annotated[tuple[GraphScope, ...], BeforeValidator(_listed)]
+
+
+DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
+"""Defaults of `moe_deepep_num_sms` and `moe_hybridep_num_sms` (`TransformerConfig`)."""
+
+
+class DispatcherType(StrEnum):
+    """Choices of `--moe-token-dispatcher-type`."""
+
+    ALLGATHER = "allgather"
+    """Every rank gathers all tokens, and keeps those of its experts."""
+    ALLTOALL = "alltoall"
+    """Copies of tokens are exchanged by NCCL's send and receive."""
+    FLEX = "flex"
+    """The library of `--moe-flex-dispatcher-backend` exchanges them."""
 
 
 class GradientFormat(StrEnum):
@@ -261,12 +277,12 @@ class Megatron(RuntimeOptions):
     @property
     def token_dispatch(self) -> TokenDispatch | None:
         """Return the library that exchanges tokens of experts; None if NCCL does."""
-        return dispatch_of(
-            self.moe_token_dispatcher_type,
-            self.moe_flex_dispatcher_backend,
-            deepep_sms=self.moe_deepep_num_sms,
-            hybridep_sms=self.moe_hybridep_num_sms,
-        )
+        if self.moe_token_dispatcher_type is not DispatcherType.FLEX:
+            return None
+        library = self.moe_flex_dispatcher_backend
+        is_deepep = library is DispatchLibrary.DEEPEP
+        sms = self.moe_deepep_num_sms if is_deepep else self.moe_hybridep_num_sms
+        return TokenDispatch(library=library, num_sms=sms)
 
     @property
     def captures_iteration(self) -> bool:
@@ -329,14 +345,7 @@ class Megatron(RuntimeOptions):
         if self.main_grads_dtype is GradientFormat.BF16 and self.grad_reduce_in_fp32:
             why = "needs grad_reduce_in_fp32 = false"
             refuse([refusal("main_grads_dtype", self.main_grads_dtype, why)])
-        fault = dispatcher_fault(
-            self.moe_token_dispatcher_type,
-            self.moe_flex_dispatcher_backend,
-            deepep_sms=self.moe_deepep_num_sms,
-            hybridep_sms=self.moe_hybridep_num_sms,
-        )
-        if fault is not None:
-            refuse([refusal(*fault)])
+        self._need_library()
         self._need_one_sum()
         self._need_one_split()
         self._need_capturable()
@@ -359,6 +368,20 @@ class Megatron(RuntimeOptions):
         if self.cuda_graphs and self.cpu_offloading_num_layers and not self.captures_iteration:
             why = "graphs of blocks exclude cpu_offloading_num_layers; capture full_iteration"
             refuse([refusal("cuda_graph_impl", None, why)])
+
+    def _need_library(self) -> None:
+        """Reject options of a library that does not exchange tokens."""
+        used = None if self.token_dispatch is None else self.token_dispatch.library
+        flex = "needs moe_token_dispatcher_type = flex"
+        if self.moe_flex_dispatcher_backend is not DispatchLibrary.DEEPEP and used is None:
+            refuse([refusal("moe_flex_dispatcher_backend", self.moe_flex_dispatcher_backend, flex)])
+        for library, default in (
+            (DispatchLibrary.DEEPEP, DEEPEP_SMS),
+            (DispatchLibrary.HYBRIDEP, HYBRIDEP_SMS),
+        ):
+            name = f"moe_{library}_num_sms"
+            if (value := getattr(self, name)) != default and used is not library:
+                refuse([refusal(name, value, f"{flex}, with backend {library}")])
 
     def _need_one_sum(self) -> None:
         """Reject options that contradict `allreduce_in_float32`, and its options without it."""

@@ -8,22 +8,21 @@ from drawn_clusters import NO_MODEL
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from zsim.analysis.collective_bounds import CollectiveBounds
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.backend.backend import Job
-from zsim.closed_form.step_bounds import exchange_s
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.host_launch import FREE
 from zsim.dtype import DType
 from zsim.files.installed import fitted_kernels, network_profile, topology
-from zsim.model.expert_choice import ExpertChoice
-from zsim.model.expert_transport import ExpertTransport
+from zsim.model.expert_transport import ExpertChoice, ExpertTransport
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.schedule import WireBytes
+from zsim.strategy.execution import DispatchLibrary
 from zsim.strategy.strategy import Parallel, Strategy, Zero
-from zsim.strategy.token_dispatch import DispatchLibrary
 from zsim_des import SimBackend
 from zsim_plan.answer.setting_trial import Bounder, cut_of, exchange_seconds, tried
+from zsim_plan.bounds.collective_bounds import CollectiveBounds
+from zsim_plan.bounds.step_bounds import exchange_s
 
 WIDTH = 512
 BATCH = {"gradient_accumulation_steps": 1}

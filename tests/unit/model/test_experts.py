@@ -16,15 +16,18 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from zsim.dtype import DType
 from zsim.model.architecture import Llama
 from zsim.model.architecture_error import ArchitectureError
+from zsim.model.expert_transport import ExpertChoice
 from zsim.model.experts import ExpertKernels, Experts, Latent, RouterFormat, Scores
 from zsim.model.kernel import Kernel, KernelKind, bound, grouped_matmul
 from zsim.model.model import Model, ModelError, Parameter, Unit, Value
+from zsim.model.narrow_products import format_of
 from zsim.model.token_loads import TokenLoads, balanced, loads_of
 from zsim.model.transformer import transformer
+from zsim.model.transformer.expert_rows import padded
 from zsim.model.transformer.mixture import mixture
 from zsim.model.transformer.operator import Stretch, Tensor
 from zsim.model.transformer.size import Size
-from zsim.strategy.execution import Execution
+from zsim.strategy.execution import DispatchLibrary, Execution, Float8, Quantizer, TokenDispatch
 from zsim.strategy.precision import Precision
 
 COMPILED = Execution(compiled=True)
@@ -120,11 +123,97 @@ def test_a_shared_expert_and_a_router_have_the_products_of_their_formulas() -> N
     plain = [each for each in forward(stretch) if each.kind is KernelKind.MATMUL]
     router, *shared = plain
     assert router.flops == 2 * TOKENS * 7168 * 256  # 15.0 G
-    assert router.dtype is DType.FP32
+    assert router.dtype is DType.BF16  # compiled: 16-bit operands, and an output in fp32
+    logits = TOKENS * 256
+    assert router.bytes == 2 * (TOKENS + 256) * 7168 + 4 * logits
     assert sum(each.flops for each in shared) == 6 * TOKENS * 7168 * 2048  # 0.361 T
     kept = saved(stretch)
     shared_bytes = [kept[f"block0/shared/{part}"].size_bytes for part in ("gate", "up", "product")]
     assert sum(shared_bytes) == 2 * TOKENS * 3 * 2048
+
+
+def test_a_router_in_fp32_casts_its_source_for_backward() -> None:
+    wide, plain = (
+        layer_of(shape_of(replace(SMALL, router_format=each)))
+        for each in (RouterFormat.FP32, RouterFormat.COMPUTE)
+    )
+    backward = [
+        [kernel for each in stretch.operators for kernel in (*each.backward, *each.trains)]
+        for stretch in (wide, plain)
+    ]
+    casts, products = (
+        [each for each in backward[0] if each.kind is kind and each.shape != ()]
+        for kind in (KernelKind.ELEMENTWISE, KernelKind.MATMUL)
+    )
+    assert {each.dtype for each in products} == {DType.FP32}
+    assert len(backward[0]) == len(backward[1]) + 1
+    assert any(each.bytes == TOKENS * 64 * (2 + 4) for each in casts)
+
+
+def rows_moved(execution: Execution, *, count: int = 8) -> list[int]:
+    """Return elements of rows that forward moves outside products and activations, by stretch."""
+    experts = Experts(count=count, top_k=2, intermediate_size=48)
+    size = size_of(shape_of(experts, execution=execution))
+    stretches = mixture(size, size.value("normed"), size.value("output"), "block0")
+    found: list[int] = []
+    for stretch in stretches:
+        kernels = [kernel for each in stretch.operators for kernel in each.forward]
+        moves = [each for each in kernels if each.kind is KernelKind.ELEMENTWISE]
+        found.append(sum(each.bytes // 2 for each in moves if each.shape[-1] == 64))
+    return found
+
+
+def test_ranks_with_several_experts_sort_received_rows_and_sort_them_back() -> None:
+    rows, copied = 64 * 2 * TOKENS, 64 * 3 * TOKENS
+    several, one = (rows_moved(replace(COMPILED, expert=4), count=count) for count in (8, 4))
+    assert several == [copied, 2 * 2 * rows, copied]
+    assert one == [copied, 0, copied]
+
+
+@pytest.mark.parametrize("library", DispatchLibrary)
+def test_a_library_copies_tokens_for_their_experts_after_they_arrive(
+    library: DispatchLibrary,
+) -> None:
+    dispatch = TokenDispatch(library=library, num_sms=20)
+    moved = rows_moved(replace(COMPILED, expert=4, dispatch=dispatch))
+    places = ExpertChoice(experts=8, top_k=2).places(4)
+    arrived = 64 * (2 * TOKENS + round(TOKENS * places))
+    assert moved == [0, 2 * arrived, 0]
+
+
+def test_narrow_products_pad_rows_unless_the_library_does() -> None:
+    te = replace(COMPILED, recipe=Float8.BLOCKWISE, quantizer=Quantizer.TRANSFORMER_ENGINE)
+    rows = 64 * 2 * TOKENS
+    for library, pads in ((DispatchLibrary.DEEPEP, 2 * 2 * rows), (DispatchLibrary.HYBRIDEP, 0)):
+        dispatch = TokenDispatch(library=library, num_sms=20)
+        wide = replace(COMPILED, expert=4, dispatch=dispatch)
+        narrow = replace(te, expert=4, dispatch=dispatch)
+        cast = rows * (2 + 2 * (1 + 4 / 128)) / 2  # of the first product, along both axes
+        assert rows_moved(narrow)[1] - rows_moved(wide)[1] == pytest.approx(pads + cast, abs=2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 300)), min_size=1, max_size=4),
+    st.sampled_from((16, 32, 128)),
+)
+def test_padded_rows_are_the_next_multiple_for_each_expert(
+    groups: list[tuple[int, int]], multiple: int
+) -> None:
+    loads = TokenLoads(groups=tuple(groups))
+    found = padded(loads, multiple)
+    for (_, rows), (_, more) in zip(loads.groups, found.groups, strict=True):
+        assert more % multiple == 0
+        assert rows <= more < rows + multiple
+
+
+@pytest.mark.parametrize("recipe", [None, Float8.BLOCKWISE, Float8.MXFP8, Float8.DELAYED])
+def test_grouped_products_are_in_the_format_of_the_recipe(recipe: Float8 | None) -> None:
+    te = replace(COMPILED, recipe=recipe, quantizer=Quantizer.TRANSFORMER_ENGINE)
+    stretch = layer_of(shape_of(SMALL, execution=te))
+    kernels = [k for each in stretch.operators for k in (*each.forward, *each.backward)]
+    grouped = [each for each in kernels if each.kind is KernelKind.GROUPED_MATMUL]
+    assert {each.dtype for each in grouped} == {DType.BF16 if not recipe else format_of(recipe)}
+    assert {each.block_scaled for each in grouped} == {recipe is Float8.BLOCKWISE}
 
 
 def test_scores_and_weights_of_all_experts_hold_eight_bytes_each() -> None:

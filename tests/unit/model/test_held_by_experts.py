@@ -9,9 +9,8 @@ from zsim.model.architecture import Llama
 from zsim.model.experts import Experts
 from zsim.model.model import Model, Segment
 from zsim.model.transformer import transformer
-from zsim.strategy.execution import Execution, Float8, Quantizer
+from zsim.strategy.execution import DispatchLibrary, Execution, Float8, Quantizer, TokenDispatch
 from zsim.strategy.precision import Precision
-from zsim.strategy.token_dispatch import DispatchLibrary, TokenDispatch
 
 TOKENS = 256
 

@@ -11,7 +11,6 @@ from zsim.model.model import Parameter, Segment, Unit, Value
 from zsim.model.transformer.attention import attention
 from zsim.model.transformer.gathered_layers import each_gathered, rearranged
 from zsim.model.transformer.linear import column_sum, layer, normalize
-from zsim.model.transformer.mixture import mixture
 from zsim.model.transformer.operator import (
     Operator,
     Stretch,
@@ -107,6 +106,8 @@ def one_after_the_other(
     before2, read2 = _before(size, middle, f"{name}.ln2")
     after2, added2 = _after(size, transformed, f"{name}.ln2_after")
     if routed:
+        from zsim.model.transformer.mixture import mixture  # noqa: PLC0415 (most models have no experts)
+
         last = mixture(size, read2, transformed, name)
     else:
         last = overlapped(size, perceptron(size, read2, transformed, name), "fc1", "fc2")

@@ -19,8 +19,7 @@ from zsim.model.kernel import Kernel, KernelKind, OperandLayout, grouped_matmul
 from zsim.model.narrow_products import Kernels, NarrowProducts
 from zsim.model.token_loads import TokenLoads
 from zsim.model.transformer.size import Size
-from zsim.strategy.execution import Float4, Float8
-from zsim.strategy.token_dispatch import DispatchLibrary
+from zsim.strategy.execution import DispatchLibrary, Float4, Float8
 
 PAD = 16
 PADS = {Float8.MXFP8: 32, Float4.NVFP4: 128}

@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from zsim.closed_form.by_model import alike_units, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
-from zsim.closed_form.fused_bounds import fused_backward_s, fused_forward_s
 from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
-from zsim.closed_form.rank_speeds import (
+from zsim.model.expert_transport import ExpertTransport
+from zsim.model.kernel import FusedPart, parts_of
+from zsim.model.model import Model, Segment, Unit, Value
+from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
+from zsim.strategy.offload import MemoryTier
+from zsim.strategy.strategy import Strategy
+from zsim_plan.bounds.fused_bounds import fused_backward_s, fused_forward_s
+from zsim_plan.bounds.rank_speeds import (
     ALONE_IN_RING,
     KernelTime,
     KernelTimes,
@@ -25,12 +31,6 @@ from zsim.closed_form.rank_speeds import (
     TensorSeconds,
     tensor_s,
 )
-from zsim.model.expert_transport import ExpertTransport
-from zsim.model.kernel import FusedPart, parts_of
-from zsim.model.model import Model, Segment, Unit, Value
-from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
-from zsim.strategy.offload import MemoryTier
-from zsim.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,7 +362,7 @@ def _domains(ranks: int, stride: int, world: int, domain: int) -> tuple[int, int
 
     Returns (0, 0) if the group is not spread evenly.
     """
-    if ranks * stride <= domain and domain % (ranks * stride) == 0:
+    if world <= domain or (ranks * stride <= domain and domain % (ranks * stride) == 0):
         return 1, 1
     inside = max(1, domain // stride) if domain % stride == 0 else 0
     if not inside or world <= domain or ranks <= inside or ranks % inside:
