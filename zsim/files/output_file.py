@@ -71,22 +71,6 @@ def write(path: Path, content: str | bytes) -> None:
         raise unwritten(path, str(error)) from None
 
 
-def append(path: Path, content: str) -> None:
-    """Add `content` to the end of the file at `path`, on a new line if the last one has no end.
-
-    Raises:
-        UnwrittenError: it cannot be written.
-    """
-    try:
-        with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                content = content if file.read(1) == b"\n" else f"\n{content}"
-            file.write(content.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise unwritten(path, reason_of(error)) from None
-
-
 def _stream_at(path: Path) -> int | None:
     """Return the standard stream at `path`, if any: opened again, it would lose the answer."""
     for stream in STREAMS:

@@ -19,7 +19,8 @@ from zsim.api.forecast import (
 )
 from zsim.api.run_forecast import RunForecast
 from zsim.files.input_file import read_file
-from zsim.files.output_file import append
+from zsim.files.output_file import unwritten
+from zsim.mistake import reason_of
 
 Made = RunForecast | str
 """A forecast, or the reason why there is none."""
@@ -50,7 +51,7 @@ def resumed(
     total = len(set(filter(None, keys)))
     for key, made in _made(todo):
         found[key] = made
-        append(path, _line(key, made))
+        _append(path, _line(key, made))
         progress(sum(each in found for each in {*keys}), total)
     return [found.get(key) for key in keys]
 
@@ -115,3 +116,19 @@ def _whole(tables: Mapping[str, object], table: str, key: str) -> int:
     given = tables.get(table)
     value = given.get(key) if isinstance(given, Mapping) else None
     return value if isinstance(value, int) else 1
+
+
+def _append(path: Path, content: str) -> None:
+    """Add `content` to the end of the file at `path`, on a new line if the last one has no end.
+
+    Raises:
+        UnwrittenError: it cannot be written.
+    """
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                content = content if file.read(1) == b"\n" else f"\n{content}"
+            file.write(content.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise unwritten(path, reason_of(error)) from None

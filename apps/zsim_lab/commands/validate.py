@@ -1,7 +1,7 @@
 """The command `zsim validate`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,13 +65,7 @@ def validate(
     """Compare predictions with published measurements."""
     from zsim.api.output import FileKind, need_output
 
-    if to is not None and (what != ERROR or data is None):
-        raise MistakeError(f"--to: {to}: is only for `zsim validate {ERROR} --data FOLDER`")
-    if (table or resume or most is not None) and (what != ERROR or data is None):
-        given = "--table" if table else "--resume" if resume else "--most"
-        raise MistakeError(f"{given}: is only for `zsim validate {ERROR} --data FOLDER`")
-    if most is not None and resume is None:
-        raise MistakeError(f"--most: {most} needs --resume, which keeps what was predicted")
+    _need_error(what, data, {"--to": to, "--table": table, "--resume": resume, "--most": most})
     if left_out and (what != NETWORK or all_rows):
         raise MistakeError(f"--left-out: is for {NETWORK}")
     if all_rows:
@@ -95,6 +89,16 @@ def validate(
     with answer_before(outputs((picture, found.picture))):
         print_answer(found, as_json=json)
     return Code.DONE
+
+
+def _need_error(what: str, data: Path | None, given: Mapping[str, object]) -> None:
+    """Raise MistakeError if an option of errors is given for another kind, or needs another one."""
+    for option, value in given.items():
+        if value is not None and (what != ERROR or data is None):
+            shown = f"{option}: {value}" if isinstance(value, Path) else option
+            raise MistakeError(f"{shown}: is only for `zsim validate {ERROR} --data FOLDER`")
+    if given["--most"] is not None and given["--resume"] is None:
+        raise MistakeError(f"--most: {given['--most']} needs --resume, which keeps the forecasts")
 
 
 def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:

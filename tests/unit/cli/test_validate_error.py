@@ -159,11 +159,11 @@ ONLY = "is only for `zsim validate error --data FOLDER`"
         (["error", "--to", "x.json"], f"--to: x.json: {ONLY}"),
         (["memory", "--data", ".", "--to", "x.json"], f"--to: x.json: {ONLY}"),
         (["error", "--table", "x"], f"--table: {ONLY}"),
-        (["error", "--resume", "x"], f"--resume: {ONLY}"),
+        (["error", "--resume", "x"], f"--resume: x: {ONLY}"),
         (["memory", "--data", ".", "--most", "1"], f"--most: {ONLY}"),
         (
             ["error", "--data", ".", "--most", "1"],
-            "--most: 1 needs --resume, which keeps what was predicted",
+            "--most: 1 needs --resume, which keeps the forecasts",
         ),
         (
             ["error", "--picture", "x.svg"],
