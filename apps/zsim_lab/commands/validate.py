@@ -63,8 +63,6 @@ def validate(
     ] = None,
 ) -> Code:
     """Compare predictions with published measurements."""
-    from zsim.api.output import FileKind, need_output
-
     _need_error(what, data, {"--to": to, "--table": table, "--resume": resume, "--most": most})
     if left_out and (what != NETWORK or all_rows):
         raise MistakeError(f"--left-out: is for {NETWORK}")
@@ -84,10 +82,17 @@ def validate(
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     if left_out and data is not None:
         return _left_out(data, as_json=json)
+    return _runs(what, data, picture, as_json=json)
+
+
+def _runs(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
+    """Compare predictions of one kind with the rows of a folder, or with those that ship."""
+    from zsim.api.output import FileKind, need_output
+
     need_output("--picture", picture, FileKind.PICTURE)
     found = _validated(what, data)
     with answer_before(outputs((picture, found.picture))):
-        print_answer(found, as_json=json)
+        print_answer(found, as_json=as_json)
     return Code.DONE
 
 
