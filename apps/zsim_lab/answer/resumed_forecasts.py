@@ -71,10 +71,10 @@ def kept(path: Path) -> dict[str, Made]:
     for line in read_file(path).splitlines():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:  # the process ended while it wrote
+            made = entry["made"]
+            found[entry["key"]] = made if isinstance(made, str) else RunForecast(**made)
+        except (KeyError, TypeError, ValueError):  # a process ended here, or other code wrote it
             continue
-        made = entry["made"]
-        found[entry["key"]] = made if isinstance(made, str) else RunForecast(**made)
     return found
 
 

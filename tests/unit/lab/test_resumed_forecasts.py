@@ -1,5 +1,6 @@
 """Forecasts in a file: each is made once, and a run that was killed goes on."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def test_a_line_that_was_not_finished_is_ignored_and_stays_apart(tmp_path: Path)
     path = tmp_path / "kept.jsonl"
     (made,) = resumed([RUN], path, ignore)
     text = path.read_text("utf-8")
-    path.write_text(text + text[: len(text) // 2], "utf-8")
+    other_code = json.dumps({"key": "0", "made": {"seconds": 1.0}})
+    path.write_text(f"{other_code}\n{text}{text[: len(text) // 2]}", "utf-8")
     assert kept(path) == {key_of(RUN): made}
     (other,) = resumed([LARGER], path, ignore)
     assert kept(path) == {key_of(RUN): made, key_of(LARGER): other}
