@@ -65,7 +65,6 @@ class Footprint:
             frees returned at once.
         shortage: the first failed allocation, in device or host memory; None if all succeed.
         tiers: host memory and NVMe of the node that uses most of them; empty if no rank does.
-        last_allocated_bytes: peak of allocated bytes of the last rank; 0 if not computed.
     """
 
     allocated_bytes: int
@@ -75,7 +74,6 @@ class Footprint:
     shortage: MemoryShortage | None
     tiers: tuple[TierUse, ...] = ()
     kept_bytes: int = 0
-    last_allocated_bytes: int = 0
 
     @property
     def taken_bytes(self) -> int:
@@ -183,14 +181,11 @@ def _served(job: Job) -> dict[str, ServedLedger]:
 def _footprint(job: Job, served: Mapping[str, ServedLedger]) -> Footprint:
     schedule = job.schedule
     device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
-    allocated = needed = reserved = usable = last = 0
-    last_program = schedule.program_of(schedule.mesh.size - 1)
+    allocated = needed = reserved = usable = 0
     found: MemoryShortage | None = None
     for program in schedule.programs:
         entries, made = served[program.role]
-        own = max(peak(entries, name).bytes for name in device)
-        allocated = max(allocated, own)
-        last = own if program is last_program else last
+        allocated = max(allocated, *(peak(entries, name).bytes for name in device))
         for each in made:
             if each.pool in device and each.peak_bytes >= reserved:
                 reserved, usable = each.peak_bytes, each.capacity_bytes or 0
@@ -207,14 +202,7 @@ def _footprint(job: Job, served: Mapping[str, ServedLedger]) -> Footprint:
         shortage=found,
         tiers=tier_uses(job, served),
         kept_bytes=most_kept_bytes(job),
-        last_allocated_bytes=last,
     )
-
-
-def last_allocated_bytes(job: Job, trace: Trace) -> int:
-    """Return the peak of allocated bytes of the last rank in `trace`."""
-    device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
-    return max(peak(trace.ranks[-1].book, pool).bytes for pool in device)
 
 
 def footprint_of_run(job: Job, trace: Trace) -> Footprint:

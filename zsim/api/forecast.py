@@ -305,7 +305,6 @@ def _without_time(found: "Footprint") -> RunForecast:
         usable_bytes=found.usable_bytes,
         fits=found.fits,
         kept_bytes=found.kept_bytes,
-        last_allocated_bytes=found.last_allocated_bytes,
     )
 
 
@@ -328,7 +327,7 @@ def _run(tables: Mapping[str, object]) -> _Made:
 
 @lru_cache(maxsize=1)
 def _run_of(text: str) -> _Made:
-    from zsim.analysis.memory_footprint import last_allocated_bytes, most_kept_bytes
+    from zsim.analysis.memory_footprint import most_kept_bytes
     from zsim.analysis.stage_times import busiest_stage_s
     from zsim.analysis.summary import summary
 
@@ -343,7 +342,6 @@ def _run_of(text: str) -> _Made:
         usable_bytes=found.usable_bytes,
         fits=found.fits,
         kept_bytes=most_kept_bytes(job),
-        last_allocated_bytes=last_allocated_bytes(job, trace),
     )
     strategy = job.schedule.contract.strategy
     assert strategy is not None

@@ -22,7 +22,6 @@ class RunForecast:
         fits: True if every rank has the memory that it reserves.
         alternative: index of the predicted scenario in the list of the run.
         kept_bytes: lower bound of the peak of a rank without the buffers of collectives.
-        last_allocated_bytes: peak of allocated bytes of the last rank.
     """
 
     step_time_s: float
@@ -32,7 +31,6 @@ class RunForecast:
     fits: bool
     alternative: int = 0
     kept_bytes: int = 0
-    last_allocated_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:

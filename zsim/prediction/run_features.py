@@ -75,8 +75,8 @@ class RunFeatures:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
-        return self.tensor * self.pipeline * self.context * self.replicate * self.data
+        """Number of GPUs; context ranks are among those of the data axis."""
+        return self.tensor * self.pipeline * self.replicate * self.data
 
 
 def features_of(job: Job) -> RunFeatures | str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zsim.api.answer import Answer, Progress, ignore_progress
 from zsim.api.answer_text import table_text
-from zsim.api.forecast import forecasts
+from zsim.api.forecast import Asked, forecasts
 from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.files.output_file import write
 from zsim.mistake import MistakeError
@@ -17,6 +17,7 @@ from zsim.prediction.error_rule import FILE, LEVEL, ErrorRules
 from zsim.prediction.evidence import JudgedRun, MemoryOutcome, judged_runs, memory_outcomes
 from zsim.prediction.run_features import RunFeatures
 from zsim_lab.answer.judged_figures import figure_runs, judged_figures, scenario_features
+from zsim_lab.answer.resumed_forecasts import resumed
 from zsim_lab.fit.error_coverage import (
     ErrorCoverage,
     FitReport,
@@ -39,6 +40,7 @@ from zsim_lab.fit.error_rows import (
 )
 from zsim_lab.rows.measurements import published_runs
 from zsim_lab.rows.published import Published
+from zsim_lab.rows.training_tables import TABLES
 from zsim_lab.verdict.judged_rows import different, judged_row, judges, memory_outcomes_of
 from zsim_lab.verdict.training_verdict import question_of
 
@@ -66,6 +68,7 @@ class ErrorValidation(Answer):
         rules: rules fitted to all rows.
         stale: rows of the package that are no longer predicted so; None if no row was predicted.
         fresh: rows whose prediction changed, or that the package does not have.
+        left: rows that were not predicted because of `Selection.most`; they are not in `runs`.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -77,6 +80,7 @@ class ErrorValidation(Answer):
     rules: ErrorRules
     stale: int | None = None
     fresh: int | None = None
+    left: int = 0
 
     def text(self) -> str:
         """Return tables of coverage, and of the probability of fitting."""
@@ -84,6 +88,8 @@ class ErrorValidation(Answer):
         lines = [f"{len(self.runs):,} published runs of {names:,} publications, each left out"]
         if self.stale is not None:
             lines.append(f"made again: {self.stale:,} rows that ship are stale, {self.fresh:,} new")
+        if self.left:
+            lines.append(f"not predicted, and not in the table: {self.left:,} rows")
         for title, found in self._tables().items():
             lines += ["", f"{title} (target {LEVEL:.0%} inside):", _table(found)]
         lines += ["", *LEGEND]
@@ -98,6 +104,7 @@ class ErrorValidation(Answer):
             "publications": len({run.publication for run in self.runs}),
             "stale": self.stale,
             "new": self.fresh,
+            "left": self.left,
             "step_time": [asdict(each) for each in self.times],
             "ratio": [asdict(each) for each in self.ratios],
             "peak_memory": [asdict(each) for each in self.peaks],
@@ -121,10 +128,37 @@ class ErrorValidation(Answer):
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The rows to predict again, and where their forecasts are kept.
+
+    Attributes:
+        tables: names of the tables to predict; rows of other publications are kept. Empty for all.
+        resume: file that keeps forecasts, for a run that goes on where another ended.
+        most: maximum of rows to predict in addition to those in the file; None for all.
+    """
+
+    tables: Sequence[str] = ()
+    resume: Path | None = None
+    most: int | None = None
+
+    def forecasts(
+        self, asked: Sequence[Asked], progress: Progress
+    ) -> list[RunForecast | str | None]:
+        """Return forecasts of runs; None for runs that are left."""
+        if self.resume is None:
+            return forecasts(asked, progress)
+        return resumed(asked, self.resume, progress, most=self.most)
+
+
+EVERYTHING = Selection()
+
+
 def validate_error(
     folder: str | PathLike[str] | None = None,
     *,
     figures: bool = False,
+    selection: Selection = EVERYTHING,
     progress: Progress = ignore_progress,
 ) -> ErrorValidation:
     """Return how often published values are inside the intervals fitted to other publications.
@@ -134,47 +168,70 @@ def validate_error(
             package.
         figures: with a folder, also predict the figures of papers again; else use the rows of
             the package.
+        selection: with a folder, the tables to predict, and the file that keeps forecasts.
         progress: callback that receives the number of rows predicted, and of all rows.
 
     Raises:
-        MistakeError: there is nothing to read, or only one publication.
+        MistakeError: there is nothing to read, a table is unknown, or there is one publication.
     """
     ships = judged_runs()
     if folder is None:
         return _validation(ships, memory_outcomes())
-    tables = published_runs(Path(folder))
-    papers = {citation for citation, *_ in figure_runs()}
-    own = [run for runs in tables.values() for run in runs]
-    made, outcomes = made_again(own, progress)
-    names = {run.publication for run in ships if run.citation in papers}
-    made += (
-        judged_figures(progress) if figures else [run for run in ships if run.citation in papers]
-    )
-    kept = [each for each in memory_outcomes() if each.publication in names]
+    own = _selected(Path(folder), selection.tables)
+    sweeps = {(citation, sweep) for citation, sweep, *_ in figure_runs()}
+    again = {TABLES[name].publication for name in selection.tables or TABLES}
+    made, outcomes, left = made_again(own, progress, selection)
+    if figures:
+        made += judged_figures(progress)
+    else:
+        made += [
+            run
+            for run in ships
+            if (run.citation, run.sweep) in sweeps or run.publication not in again
+        ]
+    outcomes += [each for each in memory_outcomes() if each.publication not in again]
     stale, fresh = different(ships, made)
-    return _validation(made, [*outcomes, *kept], stale=stale, fresh=fresh)
+    found = _validation(made, outcomes, stale=stale, fresh=fresh)
+    return replace(found, left=left)
+
+
+def _selected(folder: Path, tables: Sequence[str]) -> list[Published]:
+    """Return the runs of the tables in `folder`: all, or those of the publications of `tables`.
+
+    Raises:
+        MistakeError: there is nothing to read, or no such table.
+    """
+    found = published_runs(folder)
+    for name in tables:
+        if name not in found:
+            raise MistakeError(f"--table: {name!r} must be one of {', '.join(found)}")
+    again = {TABLES[name].publication for name in tables or found}
+    return [
+        run for name, runs in found.items() if TABLES[name].publication in again for run in runs
+    ]
 
 
 def made_again(
-    runs: Sequence[Published], progress: Progress
-) -> tuple[list[JudgedRun], list[MemoryOutcome]]:
+    runs: Sequence[Published], progress: Progress, selection: Selection = EVERYTHING
+) -> tuple[list[JudgedRun], list[MemoryOutcome], int]:
     """Predict `runs` again; return rows with a step time to compare, and outcomes in memory.
 
     Runs that fit count as outcomes even if their step time is not compared. With the failed runs
-    of a sweep alone, no run near the limit would have fitted.
+    of a sweep alone, no run near the limit would have fitted. The third result is the number of
+    rows that were not predicted.
     """
     own = [
         run for run in runs if judges(run) or (run.alternatives and (run.failed or run.peak_bytes))
     ]
     quantity = {True: Quantity.STEP_TIME, False: Quantity.MEMORY}
-    made = forecasts([question_of(run, quantity[judges(run)]) for run in own], progress)
+    made = selection.forecasts([question_of(run, quantity[judges(run)]) for run in own], progress)
     found: list[JudgedRun] = []
     for run, forecast in zip(own, made, strict=True):
         if isinstance(forecast, RunForecast) and judges(run):
             of_run = scenario_features(run.alternatives[forecast.alternative])
             if isinstance(of_run, RunFeatures):
                 found.append(judged_row(run, forecast, of_run))
-    return found, memory_outcomes_of(own, made)
+    return found, memory_outcomes_of(own, made), sum(each is None for each in made)
 
 
 def _validation(

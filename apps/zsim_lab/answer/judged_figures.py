@@ -33,13 +33,16 @@ Asked = tuple[str, str, FigureQuantity, PaperRun]
 
 
 def figure_runs() -> list[Asked]:
-    """Return the runs of paper figures with a published throughput that no fit used."""
+    """Return the runs of paper figures with a published throughput that no fit used.
+
+    Figures whose rows are in a table of published runs are left out.
+    """
     papers = [parse(text) for text in published_papers().values()]
     return [
         (paper.publication.removesuffix(", runs"), _sweep(paper, figure), figure.quantity, run)
         for paper in papers
         for figure in paper.figures
-        if figure.quantity in TIMED and not figure.again
+        if figure.quantity in TIMED and not figure.again and not figure.table
         for run in figure.runs
         if not run.fitted
     ]

@@ -1,6 +1,7 @@
 """The command `zsim validate`."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,12 +49,21 @@ def validate(
         Path | None,
         typer.Option(metavar="FILE.json", help="Write the table that errors rest on, made again."),
     ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Predict this table again, not all; may repeat."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Keep forecasts here, and do not repeat them."),
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Predict N further rows at most; needs --resume.", min=0),
+    ] = None,
 ) -> Code:
     """Compare predictions with published measurements."""
-    from zsim.api.output import FileKind, need_output
-
-    if to is not None and (what != ERROR or data is None):
-        raise MistakeError(f"--to: {to}: is only for `zsim validate {ERROR} --data FOLDER`")
+    _need_error(what, data, {"--to": to, "--table": table, "--resume": resume, "--most": most})
     if left_out and (what != NETWORK or all_rows):
         raise MistakeError(f"--left-out: is for {NETWORK}")
     if all_rows:
@@ -63,7 +73,7 @@ def validate(
     if what in SHIPS and data is not None:
         raise MistakeError(f"--data: {data}: {what} takes none, its figures ship")
     if what == ERROR:
-        return _error(data, picture, to, as_json=json)
+        return _error(data, picture, to, (table or (), resume, most), as_json=json)
     if what == BEST:
         return _best(data, picture, as_json=json)
     if what not in SHIPS and data is None:
@@ -72,11 +82,28 @@ def validate(
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     if left_out and data is not None:
         return _left_out(data, as_json=json)
+    return _runs(what, data, picture, as_json=json)
+
+
+def _runs(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
+    """Compare predictions of one kind with the rows of a folder, or with those that ship."""
+    from zsim.api.output import FileKind, need_output
+
     need_output("--picture", picture, FileKind.PICTURE)
     found = _validated(what, data)
     with answer_before(outputs((picture, found.picture))):
-        print_answer(found, as_json=json)
+        print_answer(found, as_json=as_json)
     return Code.DONE
+
+
+def _need_error(what: str, data: Path | None, given: Mapping[str, object]) -> None:
+    """Raise MistakeError if an option of errors is given for another kind, or needs another one."""
+    for option, value in given.items():
+        if value is not None and (what != ERROR or data is None):
+            shown = f"{option}: {value}" if isinstance(value, Path) else option
+            raise MistakeError(f"{shown}: is only for `zsim validate {ERROR} --data FOLDER`")
+    if given["--most"] is not None and given["--resume"] is None:
+        raise MistakeError(f"--most: {given['--most']} needs --resume, which keeps the forecasts")
 
 
 def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
@@ -105,17 +132,30 @@ def _left_out(data: Path, *, as_json: bool) -> Code:
     return Code.DONE
 
 
-def _error(data: Path | None, picture: Path | None, to: Path | None, *, as_json: bool) -> Code:
-    """Check the printed error intervals against the shipped table, or a table rebuilt from data."""
+def _error(
+    data: Path | None,
+    picture: Path | None,
+    to: Path | None,
+    rows: tuple[Sequence[str], Path | None, int | None],
+    *,
+    as_json: bool,
+) -> Code:
+    """Check the printed error intervals against the shipped table, or a table rebuilt from data.
+
+    `rows` are the tables to predict, the file that keeps forecasts, and the most rows.
+    """
     if picture is not None:
         raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
-    from zsim_lab.answer.error_validation import validate_error
+    from zsim_lab.answer.error_validation import Selection, validate_error
 
     if data is None:
         print_answer(validate_error(), as_json=as_json)
         return Code.DONE
+    tables, resume, most = rows
+    selection = Selection(tables=tables, resume=resume, most=most)
     with progress(f"rows of {data}") as update:
-        found = validate_error(data, progress=update if sys.stderr.isatty() else _say)
+        report = update if sys.stderr.isatty() else _say
+        found = validate_error(data, selection=selection, progress=report)
     with answer_before(outputs((to, found.write))):
         print_answer(found, as_json=as_json)
     return Code.DONE

@@ -113,6 +113,7 @@ class _Figure(_FigureTable):
     otherwise: tuple[str, ...] = ()
     among: tuple[tuple[int, int, int], ...] = ()
     ordered: bool = False
+    table: str = ""
 
 
 class _SecondAnswer(_FigureTable):
@@ -159,6 +160,8 @@ class PaperFigure:
         ordered: True if the order of its rows was published.
         again: True if its rows are those of another figure with other settings; the table of
             published runs excludes them.
+        table: table of published runs that has these rows and more; the table of judged runs has
+            them from there. Empty if there is none.
     """
 
     name: str
@@ -167,6 +170,7 @@ class PaperFigure:
     runs: tuple[PaperRun, ...]
     ordered: bool
     again: bool = False
+    table: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +244,7 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
         source=table.source,
         runs=tuple(runs),
         ordered=table.ordered,
+        table=table.table,
     )
 
 

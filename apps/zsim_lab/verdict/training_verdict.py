@@ -1,9 +1,12 @@
 """Predicted runs of training beside published ones, as a verdict on each file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from zsim.api.forecast import Asked
+from zsim.api.forecast import Asked, accumulating, settled_source, simulated_micro_batches
 from zsim.api.run_forecast import Quantity, RunForecast
+from zsim.memory import memory_ledger
+from zsim.memory import peak_bytes as peak_of
+from zsim.schedule.schedule import Place
 from zsim.units import format_bytes, format_seconds
 from zsim_lab.rows.published import Published
 from zsim_lab.verdict.error_growth import growth
@@ -26,9 +29,26 @@ def predicted(run: Published, quantity: Quantity, forecast: RunForecast) -> floa
         return forecast.step_time_s
     if run.reserved:
         return forecast.needed_bytes
-    of_last = run.of_last_rank
-    peak_bytes = forecast.last_allocated_bytes if of_last else forecast.peak_allocated_bytes
+    peak_bytes = forecast.peak_allocated_bytes
+    if run.of_last_rank:
+        peak_bytes = last_peak_bytes(run.alternatives[forecast.alternative])
     return peak_bytes + run.library_bytes
+
+
+def last_peak_bytes(tables: Mapping[str, object]) -> int:
+    """Return the peak of allocated bytes of the last rank, with few micro-batches.
+
+    Deferred frees return as late as possible.
+    """
+    few, _ = simulated_micro_batches(tables)
+    train = tables["train"]
+    assert isinstance(train, Mapping)
+    steps = min(few, train["gradient_accumulation_steps"])
+    job = settled_source(accumulating(tables, steps)).job()
+    schedule = job.schedule
+    entries = memory_ledger(schedule.program_of(schedule.mesh.size - 1), job.steps)
+    device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
+    return max(peak_of(entries, name) for name in device)
 
 
 def verdict(

@@ -6,8 +6,6 @@ from functools import cache, partial
 from math import log2
 from os import PathLike
 
-from zsim.analysis.largest_model import Largest, Tried
-from zsim.analysis.largest_model import largest as search_for
 from zsim.analysis.memory_footprint import Footprint, depends_on_time, states_alone
 from zsim.analysis.out_of_memory import alive_text, shortage_object
 from zsim.analysis.simulated_footprint import footprint_of
@@ -24,6 +22,8 @@ from zsim.prediction.predicted_error import peak_error
 from zsim.scenario.tables import Scenario
 from zsim.schedule.describe_operation import moment
 from zsim.units import format_bytes, format_count
+from zsim_plan.answer.largest_model import Largest, Tried
+from zsim_plan.answer.largest_model import largest as search_for
 
 MOST_LAYERS = 1000
 """Maximum number of layers to try; the schedule of a deeper model takes too long to write."""

@@ -110,8 +110,8 @@ def test_the_table_and_the_rules_are_made_again_from_published_rows(
     words = ["validate", "error", "--data", str(tmp_path), "--to", str(path), "--json"]
     assert answer(words) == 0
     found = json.loads(capsys.readouterr().out)
-    papers = {citation for citation, *_ in figure_runs()}
-    kept = sum(run.citation in papers for run in judged_runs())  # as they ship
+    papers = {(citation, sweep) for citation, sweep, *_ in figure_runs()}
+    kept = sum((run.citation, run.sweep) in papers for run in judged_runs())  # as they ship
     assert kept > 0
     assert found["runs"] == kept + 1
     assert (found["stale"], found["new"]) == (len(judged_runs()) - kept, 1)
@@ -124,6 +124,32 @@ def test_the_table_and_the_rules_are_made_again_from_published_rows(
     assert rules.time.quantile > 0
 
 
+def write_internevo(folder: Path, steps: tuple[float, ...]) -> None:
+    with (folder / "internevo_zero1_a100.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(INTERNEVO))
+        writer.writeheader()
+        writer.writerows({**INTERNEVO, "step_time_s_derived": each} for each in steps)
+
+
+@pytest.mark.one_commit_in(4)
+def test_one_table_is_made_again_with_the_rows_of_other_publications_as_they_ship(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_internevo(tmp_path, (4.5, 4.6))
+    kept = tmp_path / "kept.jsonl"
+    words = ["validate", "error", "--data", str(tmp_path), "--table", "internevo_zero1_a100"]
+    words += ["--resume", str(kept), "--json"]
+    others = sum(run.publication != "InternEvo" for run in judged_runs())
+    for more, left in ((["--most", "0"], 2), ([], 0), (["--most", "0"], 0)):
+        assert answer([*words, *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["runs"], found["left"]) == (others + 2 - left, left)
+    assert len(kept.read_text("utf-8").splitlines()) == 1  # one scenario, two published times
+    assert answer(["validate", "error", "--data", str(tmp_path), "--table", "x"]) == 2
+    fault = "zsim: --table: 'x' must be one of internevo_zero1_a100\n"
+    assert capsys.readouterr().err.endswith(fault)
+
+
 ONLY = "is only for `zsim validate error --data FOLDER`"
 
 
@@ -132,6 +158,13 @@ ONLY = "is only for `zsim validate error --data FOLDER`"
     [
         (["error", "--to", "x.json"], f"--to: x.json: {ONLY}"),
         (["memory", "--data", ".", "--to", "x.json"], f"--to: x.json: {ONLY}"),
+        (["error", "--table", "x"], f"--table: {ONLY}"),
+        (["error", "--resume", "x"], f"--resume: x: {ONLY}"),
+        (["memory", "--data", ".", "--most", "1"], f"--most: {ONLY}"),
+        (
+            ["error", "--data", ".", "--most", "1"],
+            "--most: 1 needs --resume, which keeps the forecasts",
+        ),
         (
             ["error", "--picture", "x.svg"],
             "--picture: x.svg: is for training, memory, paper and pipelines",

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from zsim.dtype import DType, Quantization
-from zsim.model.architecture import ArchitectureError, Llama, LoRA
+from zsim.model.architecture import Llama, LoRA
+from zsim.model.architecture_error import ArchitectureError
 from zsim.model.kernel import KernelKind
 from zsim.model.model import Model, ModelError
 from zsim.model.transformer import transformer

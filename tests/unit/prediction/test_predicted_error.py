@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from math import exp, hypot, log
+from math import exp, hypot, log, prod
 from typing import Any
 
 import pytest
@@ -114,6 +114,15 @@ def test_the_error_of_a_ratio_is_the_same_in_both_directions(
     assert error == ratio_half_width(second, first) > 0
     assert ratio_half_width(first, first) > 0
     assert ratio_half_width(first, first) < 1 or is_new_pipeline(one)
+
+
+def test_context_ranks_are_counted_once_among_the_gpus_of_published_runs() -> None:
+    shared = [run for run in judged_runs() if run.features.context > 1]
+    assert shared
+    for run in shared:
+        names = ("data", "replicate", "tensor", "pipeline")
+        degrees = (run.settings.get(f"parallel.{name}", 1) for name in names)
+        assert run.features.gpus == prod(int(str(each)) for each in degrees)
 
 
 def test_runs_of_two_gpus_share_no_error() -> None:

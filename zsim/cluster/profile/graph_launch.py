@@ -19,10 +19,8 @@ GRAPH_PS, NODE_PS = 2_500_000, 1_000
 """Picoseconds to launch a graph without branches again, and additional ones for each node.
 
 H. Hoffman and F. Oh, "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance
-Enhancements", NVIDIA, 11 September 2024 (developer.nvidia.com/blog/constant-time-launch-for-
-straight-line-cuda-graphs-and-other-performance-enhancements): 2.5 us and about 1 ns a node with
-CUDA 12.6, 2 us and 200 ns a node with 11.8, on a Xeon Silver 4208 with an RTX 3060. The GPU's own
-time between nodes is not part of it."""
+Enhancements" (developer.nvidia.com/blog, 11 September 2024): 2.5 us and about 1 ns a node with CUDA
+12.6, on a Xeon Silver 4208 with an RTX 3060; 2 us and 200 ns a node with CUDA 11.8."""
 
 OF_SEGMENT = re.compile(r"/([^/]+)/(?:forward|recompute|backward)(\d+)/")
 """Unit and segment in the name of an exchange or copy that belongs to a segment."""

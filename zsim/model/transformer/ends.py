@@ -8,7 +8,7 @@ from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.model import BATCH, Parameter, Unit, Value
 from zsim.model.segment_exchange import GATHER_ALIKE, gather_tokens, sum_outputs
 from zsim.model.transformer.gathered_layers import rearranged
-from zsim.model.transformer.linear import adapted_head, linear, normalize
+from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
 from zsim.model.transformer.overlapped_layers import beside_nccl
 from zsim.model.transformer.segment import segments
@@ -184,6 +184,8 @@ def scores(
     way = size.shape.execution.loss
     lora = size.shape.lora
     if lora is not None and (lora.quantizes_head or HEAD in size.shape.adapted):
+        from zsim.model.transformer.adapter import adapted_head  # noqa: PLC0415 (only with adapters)
+
         project = adapted_head(size, project, chunk=_chunk(size, logits))
     if way is Loss.CHUNKED_HEAD:
         return _chunked_head(size, project, target)
@@ -338,21 +340,12 @@ def _cast_chunks(size: Size, project: Operator, target: Tensor) -> tuple[Operato
     logits = project.makes
     wide = replace(logits, name="head/wide", dtype=size.wide)
     entropy = _cross_entropy(size, wide, target)
-    held = replace(wide, name="head/held")
-    chunk = _chunk(size, logits)
-    narrow = replace(logits, elements=chunk)
-    read = replace(wide, elements=chunk)
-    saves = tuple(each for each in entropy.saves if each.name != wide.name)
-    return (
-        replace(project, makes=narrow),
-        Operator(reads=(narrow,), makes=read),
-        replace(
-            entropy,
-            reads=(read,),
-            saves=(*saves, held) if size.shape.execution.holds_logits else saves,
-            backward_scratch=chunk * size.wide.size_bytes,
-        ),
-    )
+    narrow = replace(logits, elements=_chunk(size, logits))
+    read = replace(wide, elements=narrow.elements)
+    held = (replace(wide, name="head/held"),) if size.shape.execution.holds_logits else ()
+    saves = (*(each for each in entropy.saves if each.name != wide.name), *held)
+    entropy = replace(entropy, reads=(read,), saves=saves, backward_scratch=read.size_bytes)
+    return replace(project, makes=narrow), Operator(reads=(narrow,), makes=read), entropy
 
 
 def _end(size: Size, statistics: Value, loss: Value) -> Stretch:

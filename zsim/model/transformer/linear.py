@@ -3,15 +3,13 @@
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from zsim.dtype import SCALE_BYTES, WEIGHTS_BLOCK, DType, Quantization
-from zsim.model.architecture import HEAD, Norm
-from zsim.model.generator import Draws
+from zsim.dtype import DType
+from zsim.model.architecture import Norm
 from zsim.model.kernel import (
     FusedPart,
     Kernel,
     KernelKind,
     OperandLayout,
-    dropout,
     matmul,
     resized,
     streaming,
@@ -78,7 +76,10 @@ def layer(
         elif scatters or not size.sequence:
             kept = kept_cast(narrow, size, source)
     frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=narrow, came=came)
-    frozen = _dequantizing(size, source, frozen, weight)
+    if lora is not None:
+        from zsim.model.transformer import adapter  # noqa: PLC0415 (only with adapters)
+
+        frozen = adapter.dequantizing(size, frozen, weight)
     if size.fused_by is TokenFusion.COMPILER:
         frozen = replace(
             frozen,
@@ -87,142 +88,7 @@ def layer(
         )
     if not adapted or lora is None:
         return (frozen,)
-    return (frozen, *_adapter(size, source, base, target, name=name))
-
-
-def _adapter(
-    size: Size, source: Tensor, base: Tensor, target: Tensor, *, name: str
-) -> tuple[Operator, ...]:
-    """Return the operators of an adapter, which adds its output to `base`."""
-    lora = size.shape.lora
-    assert lora is not None
-    rows, columns = (each.elements // size.tokens for each in (target, source))
-    low, delta = size.rows(f"{name}/lora_A", lora.rank), size.rows(f"{name}/lora_B", rows)
-    down = size.copied(f"{name}.lora_A.weight", lora.rank, columns)
-    up = size.copied(f"{name}.lora_B.weight", rows, lora.rank)
-    drops, given = _dropped(size, source, name, lora.dropout)
-    adapter = (*drops, linear(size, given, low, down), linear(size, low, delta, up))
-    area, kind = (size.tokens, rows), KernelKind.ELEMENTWISE
-    added = Operator(
-        reads=(base, delta),
-        makes=target,
-        shares_gradient=True,
-        forward=(streaming(kind, area, size.dtype, streams=3),),
-    )
-    if size.shape.execution.compiled:  # scaled in the same kernel
-        return (*adapter, added)
-    scaled = size.rows(f"{name}/lora_scaled", rows)
-    scale = Operator(
-        reads=(delta,),
-        makes=scaled,
-        forward=(streaming(kind, area, size.dtype, streams=2),),
-        backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
-    )
-    return (*adapter, scale, replace(added, reads=(base, scaled)))
-
-
-def adapted_head(size: Size, plain: Operator, *, chunk: int) -> Operator:
-    """Return the output projection `plain` with a weight of 4 bits and an adapter, as `size` has.
-
-    Its result is that of all tokens; the terms of the sum are `chunk` elements each.
-    """
-    lora, found = size.shape.lora, plain
-    assert lora is not None
-    weight, *rest = plain.parameters
-    (source,), target = plain.reads, plain.makes
-    if lora.quantizes_head:
-        weight = replace(weight, quantized=lora.quantization)
-        found = replace(found, parameters=(weight, *rest))
-        found = _dequantizing(size, source, found, weight)
-    if HEAD not in size.shape.adapted:
-        return found
-    drops, _ = _dropped(size, source, HEAD, lora.dropout)
-    low = size.rows(f"{HEAD}/lora_A", lora.rank)
-    rows, columns = weight.shape
-    down = size.copied(f"{HEAD}.lora_A.weight", lora.rank, columns)
-    up = size.copied(f"{HEAD}.lora_B.weight", rows, lora.rank)
-    given = drops[0].makes if drops else source
-    parts = (*drops, linear(size, given, low, down), linear(size, low, target, up))
-    area = (size.tokens, rows)
-    sums = tuple(streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=n) for n in (2, 3))
-    scaled = streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=2, backward=True)
-    terms = chunk * size.dtype.size_bytes
-    return replace(
-        found,
-        parameters=(*found.parameters, down, up),
-        saves=(*found.saves, *(tensor for each in parts for tensor in each.saves)),
-        draws=drops[0].draws if drops else None,
-        forward_scratch=found.forward_scratch + 3 * terms,
-        backward_scratch=found.backward_scratch + terms,
-        forward=(*found.forward, *(kernel for each in parts for kernel in each.forward), *sums),
-        backward=(scaled, *found.backward, *(one for each in parts for one in each.backward)),
-        trains=(*found.trains, *(kernel for each in parts for kernel in each.trains)),
-    )
-
-
-def _dropped(
-    size: Size, source: Tensor, name: str, probability: float
-) -> tuple[tuple[Operator, ...], Tensor]:
-    """Return the dropout of an adapter's input, if any, and the tensor that the adapter reads."""
-    if not probability:
-        return (), source
-    columns = source.elements // size.tokens
-    made, area = size.rows(f"{name}/dropped", columns), (size.tokens, columns)
-    mask = Tensor(name=f"{name}/mask", elements=source.elements, dtype=DType.INT8)
-    found = Operator(
-        reads=(source,),
-        makes=made,
-        saves=(mask,),
-        draws=Draws.ALIKE,
-        forward=(dropout(area, size.dtype),),
-        backward=(dropout(area, size.dtype, backward=True),),
-    )
-    return (found,), made
-
-
-def _dequantizing(size: Size, source: Tensor, plain: Operator, weight: Parameter) -> Operator:
-    """Return a linear layer that makes its weight of 4 bits for each product, if it is quantized.
-
-    The whole weight is temporary memory of both directions.
-    """
-    if weight.quantized is None:
-        return plain
-    lora = size.shape.lora
-    casts = lora is not None and lora.casts_weights
-    scratch = (1 + casts) * weight.elements * size.dtype.size_bytes
-    return replace(
-        plain,
-        saves=(source,) if lora is not None and lora.keeps_inputs else (),
-        forward_scratch=scratch,
-        backward_scratch=scratch,
-        forward=(*_dequantized(size, weight, backward=False), *plain.forward),
-        backward=(*_dequantized(size, weight, backward=True), *plain.backward),
-    )
-
-
-def _dequantized(size: Size, weight: Parameter, *, backward: bool) -> tuple[Kernel, ...]:
-    """Return the kernels that make a weight in 16 bits of its 4 bits, for one product.
-
-    `MatMul4Bit` of bitsandbytes 0.45 (`autograd/_functions.py`) does so in both directions. With
-    double quantization `dequantize_4bit` makes the scales first, and adds their mean.
-    """
-    assert weight.quantized is not None
-    elements, scales = weight.elements, -(-weight.elements // WEIGHTS_BLOCK)
-    dtype, lora = size.dtype, size.shape.lora
-    read = DType.NF4.bytes_of(elements)
-    stored = SCALE_BYTES * scales
-    moved = [(elements, read + stored + elements * dtype.size_bytes)]
-    if weight.quantized is Quantization.NF4_DOUBLE:
-        moved.insert(0, (scales, weight.quantized.scale_bytes(elements) + stored))
-        moved.insert(1, (scales, 2 * stored))
-    if lora is not None and lora.casts_weights:
-        moved.append((elements, 2 * elements * dtype.size_bytes))
-    return tuple(
-        Kernel(
-            kind=KernelKind.ELEMENTWISE, flops=2 * count, bytes=size, dtype=dtype, backward=backward
-        )
-        for count, size in moved
-    )
+    return (frozen, *adapter.adapter(size, source, base, target, name=name))
 
 
 def linear(

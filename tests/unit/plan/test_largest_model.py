@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.analysis.largest_model import Tried, largest
 from zsim.analysis.memory_footprint import Footprint, MemoryShortage
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Kind
+from zsim_plan.answer.largest_model import Tried, largest
 
 MOST = 1000
 

@@ -1,0 +1,134 @@
+"""Forecasts that a file keeps, so that a run that ends early can go on."""
+
+import gc
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from zsim.api.answer import Progress
+from zsim.api.forecast import (
+    Asked,
+    collect_garbage,
+    first_that_fits,
+    simulated_micro_batches,
+)
+from zsim.api.run_forecast import RunForecast
+from zsim.files.input_file import read_file
+from zsim.files.output_file import unwritten
+from zsim.mistake import reason_of
+
+Made = RunForecast | str
+"""A forecast, or the reason why there is none."""
+
+
+def resumed(
+    asked: Sequence[Asked],
+    path: Path,
+    progress: Progress,
+    *,
+    most: int | None = None,
+) -> list[Made | None]:
+    """Return forecasts of runs as `zsim.api.forecast.forecasts` does, and keep them in `path`.
+
+    Forecasts in the file are not made again; a line that was not finished is ignored. The cheapest
+    runs are predicted first, equal runs once. After `most` runs no further one starts, and the
+    result of those that are left is None, as for a run without scenarios. The file does not know
+    with which constants and code it was made: start a new one after a change.
+
+    Raises:
+        MistakeError: the file cannot be read.
+        UnwrittenError: the file cannot be written.
+    """
+    found = kept(path)
+    keys = [key_of(each) if each[0] else "" for each in asked]
+    missing = {key: each for key, each in zip(keys, asked, strict=True) if key and key not in found}
+    todo = sorted(missing.items(), key=lambda item: _cost(item[1]))[:most]
+    total = len(set(filter(None, keys)))
+    for key, made in _made(todo):
+        found[key] = made
+        _append(path, _line(key, made))
+        progress(sum(each in found for each in {*keys}), total)
+    return [found.get(key) for key in keys]
+
+
+def key_of(asked: Asked) -> str:
+    """Return a key of a run and of the quantity to predict."""
+    alternatives, quantity = asked
+    text = json.dumps([list(alternatives), quantity], sort_keys=True)
+    return sha256(text.encode()).hexdigest()
+
+
+def kept(path: Path) -> dict[str, Made]:
+    """Return the forecasts in a file by their keys; none if there is no file."""
+    if not path.exists():
+        return {}
+    found: dict[str, Made] = {}
+    for line in read_file(path).splitlines():
+        try:
+            entry = json.loads(line)
+            made = entry["made"]
+            found[entry["key"]] = made if isinstance(made, str) else RunForecast(**made)
+        except (KeyError, TypeError, ValueError):  # a process ended here, or other code wrote it
+            continue
+    return found
+
+
+def _line(key: str, made: Made) -> str:
+    value: str | dict[str, Any] = made if isinstance(made, str) else asdict(made)
+    return json.dumps({"key": key, "made": value}) + "\n"
+
+
+def _made(todo: Sequence[tuple[str, Asked]]) -> Iterator[tuple[str, Made]]:
+    """Yield forecasts as they are made, by one process for each processor."""
+    workers = min(len(todo), os.cpu_count() or 1)
+    if not workers:
+        return
+    with ProcessPoolExecutor(workers, initializer=gc.disable) as pool:
+        running = {pool.submit(_forecast_of, each): key for key, each in todo}
+        for done in as_completed(running):
+            yield running[done], done.result()
+
+
+def _forecast_of(each: Asked) -> Made:
+    found = first_that_fits(*each)
+    collect_garbage()
+    return found
+
+
+def _cost(asked: Asked) -> int:
+    """Return layers times simulated micro-batches, about in proportion to the processor time."""
+    tables = asked[0][0]
+    few, _ = simulated_micro_batches(tables)
+    layers, steps = (
+        _whole(tables, table, key)
+        for table, key in (("model", "layers"), ("train", "gradient_accumulation_steps"))
+    )
+    return layers * min(few, steps)
+
+
+def _whole(tables: Mapping[str, object], table: str, key: str) -> int:
+    """Return a whole number of a scenario; 1 if it is not given."""
+    given = tables.get(table)
+    value = given.get(key) if isinstance(given, Mapping) else None
+    return value if isinstance(value, int) else 1
+
+
+def _append(path: Path, content: str) -> None:
+    """Add `content` to the end of the file at `path`, on a new line if the last one has no end.
+
+    Raises:
+        UnwrittenError: it cannot be written.
+    """
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                content = content if file.read(1) == b"\n" else f"\n{content}"
+            file.write(content.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise unwritten(path, reason_of(error)) from None
