@@ -9,8 +9,8 @@ experts of a token that differ from those of forward could not be seen in values
 send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
 with numbers agree between members: block j of member i is as large as member j receives from i.
 
-Assumed: that segment counts the rows that it routes. Numbers that a segment does not make (a fill)
-are not traced.
+Assumed: without a model, that segment counts the rows that it sends. Numbers that a segment does
+not make (a fill) are not traced.
 
 Cost: linear in the operations; for numbers, the square of the roles of a group times its members.
 """
@@ -179,8 +179,8 @@ class _Rows:
             outputs = count()
             for operand in operation.operands:
                 if operand.role is Role.OUTPUT:
-                    made = _SegmentNumbers(operation, next(outputs), ())
-                    self._made[operand.view.buffer] = made
+                    numbers = _SegmentNumbers(operation, next(outputs), ())
+                    self._made[operand.view.buffer] = numbers
                 elif COMPUTE_ACCESS[operation.action][operand.role][1]:
                     self._made.pop(operand.view.buffer, None)
             return

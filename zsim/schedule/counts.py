@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from zsim.model.routing import Drops
+from zsim.model.experts import Drops
 
 
 class RowIndex(StrEnum):
@@ -26,7 +26,8 @@ class NamedCount:
     Member j has the experts from j times `experts` / members on. Each member sends `sent` rows in
     total and receives at most `maximum`. With `padded`, it sends equal numbers of rows to all
     experts, a capacity filled with zeros; then counts do not depend on data, and the host does not
-    read them. With `drops`, rows beyond a capacity are dropped before they are sent.
+    read them. With `drops`, rows beyond a capacity are dropped, and `sent` is the most
+    that a member sends.
     """
 
     name: str

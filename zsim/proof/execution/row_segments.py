@@ -24,9 +24,7 @@ from zsim.specification.row_kinds import RowKinds
 class RowSegments:
     """Runs the segments of a model that treat each row by itself."""
 
-    def __init__(
-        self, schedule: Schedule, model: Model, random: Random, kinds: RowKinds
-    ) -> None:
+    def __init__(self, schedule: Schedule, model: Model, random: Random, kinds: RowKinds) -> None:
         self._kinds = kinds
         self._counts = {count.name: count for count in schedule.counts}
         self._members = {
