@@ -131,7 +131,7 @@ def summed(
         source=view,
         target=view,
         wire=wire,
-        accumulate=False,
+        accumulate=DType.FP32,
         reduction=reduction,
     )
 
