@@ -145,11 +145,11 @@ DRAWS: dict[str, Draw] = {
 }
 
 
-def drawn(seed: int, schedules: dict[Plan, Schedule]) -> tuple[Plan, Schedule, str] | None:
+def drawn(seed: int, write: Callable[[Plan], Schedule]) -> tuple[Plan, Schedule, str] | None:
     """Return an edit of the schedule of some plan, in words too; None if it cannot be written."""
     random = Random(seed)
     plan = random.choice(PLANS)
-    schedule = schedules[plan]
+    schedule = write(plan)
     program = random.choice(schedule.programs)
     name = random.choice([*DRAWS])
     allowed = AllReduce | AllToAll if name == "other group" else MOVES | ReadCounts

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from aimed_expert_edits import EDITS as AIMED
+from drawn_expert_edits import drawn
 from expert_changes import Edit, fields, recomputes
 from expert_edits import EDITS
 from expert_edits_of_loads import EDITS as OF_LOADS
@@ -117,6 +118,17 @@ def test_no_wrong_edit_that_is_aimed_at_experts_passes(name: str) -> None:
     schedule = edit(schedule_of(plan))
     assert not trains_plainly(plan, schedule)
     assert check(schedule, plan.model())
+
+
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("seed", range(64))
+def test_a_drawn_edit_is_found_if_real_rows_train_otherwise(seed: int) -> None:
+    edit = drawn(seed, schedule_of)
+    if edit is None:
+        return
+    plan, schedule, words = edit
+    if not check(schedule, plan.model()):
+        assert trains_plainly(plan, schedule), words
 
 
 def test_there_are_edits_of_each_fault_that_is_known() -> None:
