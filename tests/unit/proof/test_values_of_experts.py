@@ -14,9 +14,10 @@ from experts_schedule import schedule_of
 from real_rows import trains_plainly
 
 from zsim.model.experts import DropRule, Drops, LoadScope
-from zsim.proof import check, prove
+from zsim.model.model import Model
+from zsim.proof import check, prove, values
 from zsim.schedule.counts import RowIndex
-from zsim.schedule.operation import Branch, ReadCounts, View
+from zsim.schedule.operation import Allocate, Branch, ReadCounts, View
 from zsim.schedule.replace import replace as changed
 from zsim.schedule.schedule import Schedule, ScheduleError
 
@@ -158,12 +159,48 @@ def test_counts_of_rows_that_are_dropped_later_are_found() -> None:
     )
 
 
-def test_a_loss_over_the_batch_so_far_is_not_proved_from_two_micro_batches() -> None:
+def without_counts(plan: Plan) -> tuple[Schedule, Model]:
+    """Return a schedule in which all rows stay, without counts, and its model."""
+    schedule, model = schedule_of(plan), plan.model()
+    (program,) = schedule.programs
+    step = (
+        changed(each, micro_batch=None) if isinstance(each, Allocate) else each
+        for each in program.step
+    )
+    buffers = (changed(each, rows=None) for each in program.buffers)
+    plain = replace(program, buffers=tuple(buffers), step=tuple(step))
+    units = (
+        replace(unit, segments=tuple(replace(each, experts=None) for each in unit.segments))
+        for unit in model.units
+    )
+    return replace(schedule, counts=(), programs=(plain,)), replace(model, units=tuple(units))
+
+
+@pytest.mark.parametrize(
+    ("scope", "bias", "alike"),
+    [
+        (LoadScope.MICRO_BATCH, False, True),
+        (LoadScope.BATCH, False, False),
+        (LoadScope.RANK, True, False),
+    ],
+)
+def test_losses_over_the_batch_and_biases_are_not_proved_from_two_micro_batches(
+    monkeypatch: pytest.MonkeyPatch, scope: LoadScope, *, bias: bool, alike: bool
+) -> None:
     """Megatron-LM's global auxiliary loss: every micro-batch adds the loads of those before it."""
-    plan = Plan(whole=True, padded=True, auxiliary=LoadScope.BATCH, layers=1, micro_batches=6)
-    assert check(schedule_of(plan), plan.model()) == ()
-    late = fields("mb5/layer0/so_far", accumulate=False)(schedule_of(plan))
-    (found, *_) = check(late, plan.model())
+    asked: list[Schedule] = []
+    monkeypatch.setattr(values, "with_fewer", lambda schedule, _: asked.append(schedule))
+    plan = Plan(whole=True, auxiliary=scope, bias=bias, layers=1, micro_batches=6)
+    schedule, model = without_counts(plan)
+    assert check(schedule, model) == ()
+    assert bool(asked) is alike
+
+
+def test_a_loss_that_forgets_early_micro_batches_is_found() -> None:
+    plan = Plan(whole=True, auxiliary=LoadScope.BATCH, layers=1, micro_batches=6)
+    schedule, model = without_counts(plan)
+    late = fields("mb5/layer0/so_far", accumulate=False)(schedule)
+    (found, *_) = check(late, model)
     assert found.operation == "step/mb5/auxiliary0/0/forward"
 
 
