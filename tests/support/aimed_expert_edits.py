@@ -36,7 +36,7 @@ from expert_edits_of_loads import (
 from experts_by_hand import WEIGHTS, Plan
 
 from zsim.dtype import DType
-from zsim.model.routing import DropRule, Drops, LoadScope
+from zsim.model.experts import DropRule, Drops, LoadScope
 from zsim.schedule.operation import (
     AllToAll,
     Branch,
@@ -168,10 +168,15 @@ def swapped(end: str, role: Role, one: str, other: str) -> Edit:
     return lambda schedule: put(schedule, lambda name: name.endswith(end), change)
 
 
-def over(end: str, buffer: str, size: int, group: str, **values: object) -> Edit:
+def over(
+    end: str, buffer: str, size: int, group: str, *, reduction: Reduction = Reduction.SUM
+) -> Edit:
     """Sum a buffer over one more group after an operation."""
     return after(
-        end, more=lambda each: summed(each, of(buffer, size), group, wire=DType.FP32, **values)
+        end,
+        more=lambda each: summed(
+            each, of(buffer, size), group, wire=DType.FP32, reduction=reduction
+        ),
     )
 
 

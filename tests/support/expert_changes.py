@@ -6,6 +6,7 @@ from typing import Any
 
 from faults.schedules import edited, everywhere, with_buffer
 
+from zsim.dtype import DType
 from zsim.schedule.operation import (
     Action,
     Allocate,
@@ -114,7 +115,14 @@ def copied(operation: Operation, source: View, target: View, **values: Any) -> C
     return Copy(id=name, stream=stream, source=source, target=target, **values)
 
 
-def summed(operation: Operation, view: View, group: str, **values: Any) -> AllReduce:  # noqa: ANN401
+def summed(
+    operation: Operation,
+    view: View,
+    group: str,
+    *,
+    wire: DType,
+    reduction: Reduction = Reduction.SUM,
+) -> AllReduce:
     """Return a sum of a view over a group, named after an operation."""
     return AllReduce(
         id=f"{operation.id}/summed",
@@ -122,7 +130,9 @@ def summed(operation: Operation, view: View, group: str, **values: Any) -> AllRe
         group=group,
         source=view,
         target=view,
-        **{"accumulate": False, "reduction": Reduction.SUM} | values,
+        wire=wire,
+        accumulate=DType.FP32,
+        reduction=reduction,
     )
 
 

@@ -4,6 +4,7 @@ Names with "harmless" are right; the oracle on real rows says so, too.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from expert_changes import (
     Edit,
@@ -24,7 +25,7 @@ from experts_by_hand import Plan
 from faults.schedules import everywhere
 
 from zsim.dtype import DType
-from zsim.model.routing import DropRule, Drops, LoadScope
+from zsim.model.experts import DropRule, Drops, LoadScope
 from zsim.schedule.operation import AllToAll, Compute, Operation, Reduction, Role, View
 from zsim.schedule.replace import replace as changed
 from zsim.schedule.schedule import Program, Schedule
@@ -48,7 +49,7 @@ STAGED = Plan(stages=2, clipped=True, half=True, micro_batches=1)
 TENSOR = Plan(tensor=2, layers=1, shared=True)
 
 
-def counted(**values: object) -> Edit:
+def counted(**values: Any) -> Edit:  # noqa: ANN401  # any field
     """Change the count of rows."""
     return lambda schedule: replace(
         schedule, counts=tuple(replace(each, **values) for each in schedule.counts)
@@ -95,13 +96,11 @@ def load_from(name: str, source: str) -> Edit:
     return fields(name, source=view)
 
 
-def load_again(group: str, **values: object) -> Edit:
+def load_again(group: str) -> Edit:
     """Sum loads of an auxiliary loss over one more group."""
     return after(
         "layer0/load",
-        more=lambda each: summed(
-            each, of("layer0/load", EXPERTS), group, wire=DType.INT64, **values
-        ),
+        more=lambda each: summed(each, of("layer0/load", EXPERTS), group, wire=DType.INT64),
     )
 
 

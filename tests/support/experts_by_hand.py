@@ -9,8 +9,8 @@ stay (ZeRO-3 without expert parallelism).
 from dataclasses import dataclass
 
 from zsim.dtype import DType
+from zsim.model.experts import Drops, LoadScope
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.model.routing import Drops, LoadScope
 from zsim.strategy.optimizer_rule import SGD, ClipNorm
 
 HIDDEN, WIDE, WEIGHTS = 6, 4, 3

@@ -365,8 +365,8 @@ class Layer:
         stage, unit, plan = self.stage, self.unit, self.plan
         if plan.shared:
             self.shared = [stage.new(f"{unit}/shared", HIDDEN)]
-            out = (Role.OUTPUT, self.shared[0].all)
-            stage.run(f"shared{self.layer}", 0, Action.FORWARD, [*self._common, out])
+            common = (*self._common, (Role.OUTPUT, self.shared[0].all))
+            stage.run(f"shared{self.layer}", 0, Action.FORWARD, common)
         self.route()
         if plan.auxiliary is not None:
             self.auxiliary()

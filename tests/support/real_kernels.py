@@ -284,7 +284,7 @@ class Kernels:
         place, sources = members.index(self.rank), members
         size = len(members)
         if rows.own is RowIndex.SOURCE:
-            place, sources, size = 0, [self.rank], 1
+            place, sources, size = 0, (self.rank,), 1
         return [
             own
             for source in sources

@@ -125,7 +125,8 @@ class Ranks:
         for operation in operations:
             if isinstance(operation, Branch):
                 assert operation.value is not None
-                decided = self.memory[rank][operation.value.buffer].numbers[0]
+                part = self._part(rank, operation.value)
+                (decided,) = self.memory[rank][operation.value.buffer].numbers[part]
                 yield from self._host(rank, operation.then if decided else operation.otherwise)
             elif isinstance(operation, Meeting | Receive):
                 yield operation
@@ -241,7 +242,7 @@ class Ranks:
                 made = [numbers[root]] * len(members)
             case AllToAll():
                 blocks = [
-                    self._blocks(each, rank, held, members)
+                    self._blocks(each.source.buffer, rank, held, members)
                     for rank, each, held in zip(members, operations, given, strict=True)
                 ]
                 made = [
@@ -254,10 +255,10 @@ class Ranks:
             held.numbers, held.bad = list(found), bad
 
     def _blocks(
-        self, operation: AllToAll, rank: int, held: Held, members: Sequence[int]
+        self, buffer: str, rank: int, held: Held, members: Sequence[int]
     ) -> list[list[int]]:
         """Return the block of `rank` for each member."""
-        rows = self.programs[rank].by_name[operation.source.buffer].rows
+        rows = self.programs[rank].by_name[buffer].rows
         count = len(members)
         if rows is None:
             sizes = [len(held.numbers) // count] * count
@@ -271,7 +272,7 @@ class Ranks:
                 for other in members
             ]
         if sum(sizes) != len(held.numbers):
-            raise StuckError(f"{operation.id}: {len(held.numbers)} rows, {sum(sizes)} in blocks")
+            raise StuckError(f"{buffer}: {len(held.numbers)} rows, {sum(sizes)} in blocks")
         found: list[list[int]] = []
         start = 0
         for size in sizes:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from experts_by_hand import BIAS, CLIP, HIDDEN, WEIGHTS, Plan
 
-from zsim.model.routing import Drops
+from zsim.model.experts import Drops
 from zsim.strategy.optimizer_rule import SGD, Optimizer
 
 P = 2**61 - 1

@@ -15,7 +15,7 @@ A trace may be part of a file of PyTorch's profiler (`zsim.trace.kineto`), under
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from zsim.backend.backend import Job
 from zsim.bounded_text import repeated
@@ -24,12 +24,14 @@ from zsim.cluster.fault import Fault, Neighbour
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
-from zsim.schedule.bind import BoundSchedule, bound
 from zsim.schedule.binding import AnyBinding, Balanced, BindingError
 from zsim.schedule.json import FieldError, decode_value, encode_value
 from zsim.schedule.schedule import Schedule
 from zsim.trace.kineto import KEYS
 from zsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from zsim.schedule.bind import BoundSchedule
 
 VERSION = 1
 """Version of the format, raised when documents of the last version would be misread."""
@@ -105,12 +107,14 @@ class Document:
             excess=found.excess,
         )
 
-    def bound(self) -> tuple[AnyBinding, BoundSchedule]:
+    def bound(self) -> "tuple[AnyBinding, BoundSchedule]":
         """Return the binding of a schedule with counts, balanced by default, and its numbers.
 
         Raises:
             DocumentError: the binding does not fit.
         """
+        from zsim.schedule.bind import bound
+
         binding = self.binding or Balanced()
         try:
             return binding, bound(self.schedule, binding)

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from zsim.dtype import DType, Quantization
 from zsim.model.architecture import Architecture
+from zsim.model.experts import Drops, LoadScope
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
-from zsim.model.routing import Drops, LoadScope
 from zsim.model.segment_exchange import (
     ExchangeAxis,
     ExchangeKind,

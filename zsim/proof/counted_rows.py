@@ -10,8 +10,8 @@ of a token that differ from those of forward could not be seen in values, unless
 send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
 with numbers agree between members: block j of member i is as large as member j receives from i.
 
-Assumed: that segment counts the rows that it routes. Numbers that a segment does not make (a fill)
-are not traced.
+Assumed: without a model, that segment counts the rows that it sends, and numbers that a segment
+does not make (a fill) are not traced. Numbers that nothing wrote are a finding of `values`.
 
 Cost: linear in the operations; for numbers, the square of the roles of a group times its members.
 """
@@ -139,6 +139,8 @@ class _Rows:
             made = self._made.get(operation.source.buffer)
             if made is not None:
                 yield from self._stale(operation, made)
+            elif self._routes:
+                yield "reads numbers that no router has made"
         elif isinstance(operation, Allocate):
             rows = self._rows.get(operation.buffer)
             if rows is not None:
@@ -162,7 +164,7 @@ class _Rows:
             yield f"reads counts of micro-batch {compute.micro_batch}, which {of} made"
         if compute.action is not Action.FORWARD:
             yield f"reads counts of a {compute.action}: routing is saved, {of} chooses again"
-        if made.output != self._routes.get((compute.unit, compute.segment), made.output):
+        if self._routes and made.output != self._routes.get((compute.unit, compute.segment)):
             yield f"reads numbers that {of} made, which are not the rows that it sends"
         group = self._groups[read.count]
         if made.exchanged != (group,):
@@ -182,8 +184,8 @@ class _Rows:
             outputs = count()
             for operand in operation.operands:
                 if operand.role is Role.OUTPUT:
-                    made = _SegmentNumbers(operation, next(outputs), ())
-                    self._made[operand.view.buffer] = made
+                    numbers = _SegmentNumbers(operation, next(outputs), ())
+                    self._made[operand.view.buffer] = numbers
                 elif COMPUTE_ACCESS[operation.action][operand.role][1]:
                     self._made.pop(operand.view.buffer, None)
             return
@@ -192,7 +194,15 @@ class _Rows:
                 self._made.pop(access.view.buffer, None)
         if isinstance(operation, Copy | AllToAll | AllGather):
             made = self._made.get(operation.source.buffer)
-            if made is None or (isinstance(operation, Copy) and operation.accumulate):
+            views = (operation.source, operation.target)
+            is_whole = all(
+                view.size == self._program.by_name[view.buffer].elements for view in views
+            )
+            if (
+                made is None
+                or not is_whole
+                or (isinstance(operation, Copy) and _changes(operation))
+            ):
                 return
             if isinstance(operation, AllToAll | AllGather):
                 made = made._replace(exchanged=(*made.exchanged, operation.group))
@@ -225,6 +235,11 @@ class _Rows:
             one, other = (self._rows.get(view.buffer) for view in viewed(operation))
             if _said(one) != _said(other):
                 yield f"copies {_text(one)} to {_text(other)}"
+
+
+def _changes(copy: Copy) -> bool:
+    """Return True if the target of a copy has other numbers than the source."""
+    return copy.accumulate or copy.divisor != 1
 
 
 def _said(rows: Rows | None) -> tuple[object, ...]:

@@ -120,6 +120,12 @@ _ORDER = (matching, progress, lifetime, races, host_order, counted_rows)
 VALUES = "values"
 """Name of the family that runs a step on exact numbers."""
 
+ROWS = (
+    "rows of experts: the order of those of one source for one expert, and zeros in the gradient "
+    "of an expert without rows"
+)
+"""What the proof of values cannot show, since such rows have one number."""
+
 _VALUES: tuple[tuple[str, Proves], ...] = (
     ("zsim.proof.values", lambda _: None),  # described with the ranks and rules that were run
     ("zsim.proof.scalars", _if("host scalars", _counts)),
@@ -195,6 +201,7 @@ def proved_properties(
         elif VALUES not in broken:
             proved.append(f"values ({', '.join(_values(schedule, shown))})")
             not_shown += [f"taken as given: {each}" for each in shown.assumed]
+            not_shown += [ROWS] * bool(schedule.counts)
         proved += _words(ProofStage.VALUES, schedule, broken)
     proved += _words(ProofStage.PROMISES, schedule, broken)
     return tuple(proved), tuple(not_shown)
@@ -217,6 +224,7 @@ def _values(schedule: Schedule, shown: "Shown") -> Iterator[str]:
     parameters = schedule.contract.parameters
     if frozen := sum(each.frozen for each in parameters):
         yield f"{frozen} of {len(parameters)} parameters frozen"
+    yield from shown.routing
     training = shown.training
     if training is not None:
         names = sorted({rule.summary for rule in training.rules.values()})

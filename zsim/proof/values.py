@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter
 
+from zsim.model.experts import LoadScope
 from zsim.model.model import Model, Parameter
-from zsim.model.routing import LoadScope
 from zsim.proof.context import Context
 from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.constant_factors import divisors, seed_of
@@ -38,6 +38,13 @@ INVARIANT = "values"
 WITNESSES_MAX = 5
 """Maximum number of lines of a witness: further faults follow from the first."""
 
+_SCOPES = {
+    LoadScope.RANK: "rank",
+    LoadScope.SEQUENCE: "sequence",
+    LoadScope.MICRO_BATCH: "micro-batch",
+    LoadScope.BATCH: "batch so far",
+}
+
 Proved = tuple[StepProof, StepResult]
 """A proof and its result."""
 
@@ -50,6 +57,7 @@ class Shown:
         findings: faults that refute the values.
         not_shown: why values were not checked; empty if they were.
         training: the training with which they were compared.
+        routing: how rows of experts are routed, in words; empty without experts.
         assumed: assumptions that the contract does not state.
         ranks: number of ranks of the schedule.
         classes: number of ranks that were run to represent them.
@@ -60,6 +68,7 @@ class Shown:
     findings: tuple[Finding, ...] = ()
     not_shown: str = ""
     training: Training | None = None
+    routing: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     ranks: int = 0
     classes: int = 0
@@ -128,6 +137,7 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
         findings=tuple(_findings(schedule, outcome)),
         not_shown=not_shown,
         training=training,
+        routing=() if not_shown else tuple(_routing(schedule, proof.model)),
         assumed=tuple(assumed),
         ranks=schedule.mesh.size,
         classes=classes,
@@ -150,6 +160,24 @@ def _unjudged(
     if model is None:
         return "no model is given, and forward could not be followed"
     return ""
+
+
+def _routing(schedule: Schedule, model: Model) -> Iterator[str]:
+    """Yield how a schedule routes the rows of experts, and what depends on their loads."""
+    if not schedule.counts:
+        return
+    yield "any numbers of rows, routing saved"
+    segments = [segment for unit in model.units for segment in unit.segments]
+    yield from dict.fromkeys(
+        f"rows {each.drops} dropped" for each in segments if each.drops is not None
+    )
+    yield from dict.fromkeys(
+        f"auxiliary loss of the {_SCOPES[each.loads]}"
+        for each in segments
+        if each.loads is not None
+    )
+    if model.loads:
+        yield "biases of experts by the load of the step"
 
 
 def _by_induction(

@@ -185,13 +185,30 @@ class CountTrace:
                 )
             found[source, expert] += rows
         sums = found.sum(axis=1)
-        for source in np.flatnonzero(sums != count.sent).tolist():
+        if count.drops is not None:
+            self._need_capacity(count, count.drops.capacity, found)
+        off = sums > count.sent if count.drops is not None else sums != count.sent
+        for source in np.flatnonzero(off).tolist():
             at = f"micro-batch {where[0]}, layer {where[1]}, group {where[2]}, source {source}"
             raise BindingError(
-                f"binding.rows: {at}: counts sum to {sums[source]}, must be {count.sent}, "
+                f"binding.rows: {at}: counts sum to {sums[source]}, must be "
+                f"{'at most ' if count.drops is not None else ''}{count.sent}, "
                 f"the rows that a member sends ({count.name})"
             )
         return found
+
+    @staticmethod
+    def _need_capacity(count: NamedCount, capacity: int, rows: Counts) -> None:
+        """Raise BindingError unless no source sends an expert more rows than its capacity.
+
+        Raises:
+            BindingError: it sends more.
+        """
+        for source, expert in np.argwhere(rows > capacity).tolist():
+            raise BindingError(
+                f"binding.rows: source {source} with expert {expert}: {rows[source, expert]} must "
+                f"be at most {capacity}, the capacity of {count.name}"
+            )
 
     def alike(self, member: int) -> int | None:
         """Return None: members differ."""

@@ -16,7 +16,7 @@ a role: `build.role("first", Span(axis="data", start=0, end=1))`.
 from dataclasses import dataclass, field
 
 from zsim.dtype import DType
-from zsim.model.routing import Drops
+from zsim.model.experts import Drops
 from zsim.schedule.buffer_handle import BufferHandle
 from zsim.schedule.counts import NamedCount, RowIndex, Rows, rows_at_most
 from zsim.schedule.layout import Layout

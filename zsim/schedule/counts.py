@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from zsim.model.routing import Drops
+from zsim.model.experts import Drops
 
 
 class RowIndex(StrEnum):
@@ -28,7 +28,8 @@ class NamedCount:
     total and receives at most `maximum`. With a `capacity`, it sends at most so many to an expert,
     and drops others. With `padded`, it sends equal numbers of rows to all
     experts, a capacity filled with zeros; then counts do not depend on data, and the host does not
-    read them. With `drops`, rows beyond a capacity are dropped before they are sent.
+    read them. With `drops`, rows beyond a capacity are dropped, and `sent` is the most
+    that a member sends.
     """
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset({"capacity"})

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from zsim.model.routing import Drops
+from zsim.model.experts import Drops
 from zsim.schedule.counts import NamedCount, RowIndex, Rows, rows_at_most
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import AllToAll, ReadCounts, View

@@ -11,8 +11,8 @@ from itertools import product
 
 import numpy as np
 
+from zsim.model.experts import Drops
 from zsim.model.model import Model
-from zsim.model.routing import Drops
 from zsim.specification.residues import Numbers
 
 RULES_MAX = 4

@@ -19,8 +19,8 @@ from typing import assert_never
 
 import numpy as np
 
+from zsim.model.experts import LoadScope
 from zsim.model.model import Model, Segment, Unit
-from zsim.model.routing import LoadScope
 from zsim.model.segment_exchange import ExchangeAxis, ExchangeKind, SegmentExchange
 from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.row_kernels import RowKernel
@@ -335,11 +335,11 @@ class PlainStep:
     def _summed(self, load: Numbers, name: str, scope: LoadScope) -> Numbers:
         """Return the sum of the loads of experts in a micro-batch, over the ranks of a scope."""
         cut = self.cut
-        sequence = {cut.context, cut.tensor} - {None}
-        if not (cut.tensor in cut.data or self.model.values[name].tensor_sharded):
-            sequence -= {cut.tensor}  # its ranks have copies
-        every = sequence.union(cut.data)
-        over = {LoadScope.RANK: set[int](), LoadScope.SEQUENCE: sequence}.get(scope, every)
+        tokens = cut.tensor in cut.data or self.model.values[name].tensor_sharded
+        sequence = {cut.context, cut.tensor if tokens else None}  # else tensor ranks have copies
+        if scope is LoadScope.RANK:
+            return load
+        over = sequence if scope is LoadScope.SEQUENCE else sequence.union(cut.data)
         return cut.summed(load, sorted(each for each in over if each is not None))
 
     def _kept(self, numbers: Numbers, value: str) -> Numbers:

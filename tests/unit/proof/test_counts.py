@@ -211,3 +211,23 @@ def test_counts_of_a_router_that_chooses_again_are_found() -> None:
         "reads counts of a recompute: routing is saved, layer0 in step/mb0/layer0/0/forward "
         "chooses again"
     )
+
+
+def test_counts_that_no_router_made_are_found() -> None:
+    """The exchange is left out, or what it brings is divided."""
+    left_out = {each: f"step/mb0/{each}/read" for each in ("layer0", "layer1")}
+
+    def without_exchange(schedule: Schedule) -> Schedule:
+        return without(schedule, *(f"step/mb0/{each}/counts" for each in left_out))
+
+    assert trained(without_exchange) == dict.fromkeys(
+        left_out.values(), "reads numbers that no router has made"
+    )
+    halved = trained(lambda schedule: changed(schedule, "step/mb0/layer0/to_host", divisor=2))
+    assert halved == {left_out["layer0"]: "reads numbers that no router has made"}
+
+
+def test_counts_that_nothing_wrote_are_found_without_a_model() -> None:
+    (found, *_) = check(without(HAND, f"{LAYER}/counts"))
+    assert (found.operation, found.invariant) == (f"{LAYER}/read", "values")
+    assert found.why == "computes with layer0/host, of which nothing wrote a part"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from aimed_expert_edits import broadcast, divisor, over
+from aimed_expert_edits import broadcast, divisor
 from expert_changes import (
     Edit,
     after,
@@ -27,7 +27,7 @@ from experts_schedule import schedule_of
 from faults.schedules import changed, moved, split
 from routed_by_hand import Routed
 
-from zsim.model.routing import LoadScope
+from zsim.model.experts import LoadScope
 from zsim.proof import Finding, check
 from zsim.schedule.operation import Operation, Reduction
 from zsim.schedule.replace import replace as changed_struct
@@ -279,18 +279,12 @@ def test_modules_that_divide_by_different_numbers_of_tokens() -> None:
     assert found.operation == "step/common0/update"
 
 
-def test_weights_summed_twice_over_ranks_that_share_a_sequence() -> None:
-    """NVIDIA/Megatron-LM 5047: the same class, for the router's copies."""
-    assert planted(TENSOR, over("router0/reduce", "router0/sum", 6, "sequence"))
-
-
-def test_exchanges_in_another_order_on_one_rank() -> None:
-    """NVIDIA/TensorRT-Model-Optimizer 1966: the same class, rows and weights exchanged."""
+def test_rows_and_their_weights_exchanged_in_another_order_on_one_rank() -> None:
     found = one_rank(
         Plan(layers=1),
         moved_before("step/mb0/layer0/dispatch_probs", "step/mb0/layer0/dispatch"),
     )
-    assert found
+    assert {each.invariant for each in found} >= {"matching"}
 
 
 def test_every_operation_is_named_that_is_changed() -> None:

@@ -6,6 +6,7 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.model.experts import Drops
 from zsim.schedule.binding import (
     Balanced,
     Binding,
@@ -132,3 +133,21 @@ def test_a_binding_is_read_as_it_was_written(binding: Binding) -> None:
 def test_a_negative_count_in_a_file_is_refused() -> None:
     with pytest.raises(FieldError, match=r"^rows\[0\]: -1 must be at least 0$"):
         decode_value({"rows": [[0, 0, 0, 0, 0, -1]]}, CountTrace)
+
+
+def test_recorded_counts_of_rows_that_are_dropped_may_be_fewer_and_fit_the_capacity() -> None:
+    count = NamedCount(
+        name="routed", group="ep", experts=2, sent=8, maximum=16, drops=Drops(capacity=5)
+    )
+    place = CountPlace(0, 0, 0, 2)
+    rows = ((0, 0, 0, 0, 0, 3), (0, 0, 0, 1, 1, 5))
+    assert CountTrace(rows=rows).counts(count, place).tolist() == [[3, 0], [0, 5]]
+    many = ((0, 0, 0, 0, 0, 6),)
+    with pytest.raises(BindingError) as caught:
+        CountTrace(rows=many).counts(count, place)
+    assert str(caught.value) == (
+        "binding.rows: source 0 with expert 0: 6 must be at most 5, the capacity of routed"
+    )
+    full = ((0, 0, 0, 0, 0, 5), (0, 0, 0, 0, 1, 5))
+    with pytest.raises(BindingError, match="counts sum to 10, must be at most 8"):
+        CountTrace(rows=full).counts(count, place)

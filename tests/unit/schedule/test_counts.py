@@ -5,9 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from experts_by_hand import Plan
+from experts_schedule import schedule_of
 from routed_by_hand import Routed
 
 from zsim.dtype import DType
+from zsim.model.experts import DropRule, Drops
+from zsim.model.model import Model
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.counts import NamedCount, RowIndex
 from zsim.schedule.json import decode_value, encode_value
@@ -51,6 +55,27 @@ def with_operation(kind: type[Operation], change: Callable[[Operation], Operatio
 
 def test_a_schedule_with_counts_is_read_as_it_was_written() -> None:
     assert decode_value(encode_value(HAND, Schedule), Schedule) == HAND
+
+
+def test_drops_and_biases_of_experts_are_read_as_they_were_written() -> None:
+    plan = Plan(drops=Drops(capacity=2, by=DropRule.POSITION), bias=True, layers=1)
+    schedule = schedule_of(plan)
+    written = encode_value(schedule, Schedule)
+    assert isinstance(written, dict)
+    assert written["counts"][0]["drops"] == {"capacity": 2, "by": "position"}
+    assert decode_value(written, Schedule) == schedule
+    model = plan.model()
+    assert decode_value(encode_value(model, Model), Model) == model
+
+
+def test_a_capacity_below_one_or_other_than_its_padding_is_refused() -> None:
+    none = Drops(capacity=0)
+    assert refusal(lambda: with_count(drops=none)) == (
+        "count routed: drops: capacity 0 must be at least 1"
+    )
+    assert refusal(
+        lambda: with_count(drops=Drops(capacity=2), padded=True, maximum=COUNT.sent)
+    ) == ("count routed: padded: sent 12 must be the capacity, 2 for each of 4 experts")
 
 
 def test_a_schedule_without_counts_is_written_as_before() -> None:

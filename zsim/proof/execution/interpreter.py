@@ -32,6 +32,7 @@ from zsim.schedule.operation import (
     HostWait,
     Operand,
     Operation,
+    ReadCounts,
     Receive,
     ReducingOperation,
     Role,
@@ -269,6 +270,8 @@ class Interpreter:
                 case Branch():
                     side = operation.then if self._takes(ranks, operation) else operation.otherwise
                     yield from self._host(ranks, side)
+                case ReadCounts(source=source):
+                    self._need_written(ranks, operation.id, source, self.read(ranks, source))
                 case HostWait():
                     pass
                 case Communication():
