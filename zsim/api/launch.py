@@ -139,7 +139,7 @@ def run(
         recorded=recorded,
         wall_time_s=wall_time_s,
         healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
-        look_for_remedies=lambda trace: how.remedies(loaded, trace),
+        look_for_remedies=lambda trace: None if job.excess else how.remedies(loaded, trace),
         look_for_band=lambda: how.band_s(source, job),
         look_for_imbalance=lambda: how.imbalance(source, job),
     )

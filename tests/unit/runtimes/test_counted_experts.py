@@ -63,7 +63,7 @@ def model_of(strategy: Strategy, experts: Experts = EXPERTS) -> Model:
         (MEGATRON, {"data": 4, "tensor": 2, "expert": 4, "expert_tensor": 1}),
         (MEGATRON, {"data": 2, "tensor": 2, "expert": 2, "expert_tensor": 1}),
         (MEGATRON, {"data": 2, "tensor": 2, "expert_tensor": 1}),
-        (MEGATRON, {"data": 2, "context": 2, "tensor": 2, "expert": 8, "expert_tensor": 1}),
+        (MEGATRON, {"data": 4, "context": 2, "tensor": 2, "expert": 8, "expert_tensor": 1}),
         (
             Zero(stage=3, sequence_parallel=True),
             {"data": 2, "tensor": 2, "expert": 4, "expert_tensor": 1},
@@ -146,7 +146,7 @@ def written_out(schedule: Schedule, binding: Binding) -> CountTrace:
     return CountTrace(rows=tuple(rows))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.floats(1, 2))
 def test_two_classes_of_ranks_are_as_all_ranks(busiest: float) -> None:
     schedule, model = made()
@@ -160,21 +160,22 @@ def test_two_classes_of_ranks_are_as_all_ranks(busiest: float) -> None:
     assert times[0] == pytest.approx(times[1], rel=0.02)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 99), st.floats(1, 2), st.sampled_from([None, 1.0, 1.5]))
 def test_no_numbers_within_the_maximum_need_more_than_the_promised_memory(
     seed: int, busiest: float, factor: float | None
 ) -> None:
     schedule, _ = made(factor)
-    (promised,) = (size for _, _, size in schedule.contract.peak_bytes if size > 10_000)
-    for binding in (Zipf(seed=seed, busiest=busiest), Ratio(busiest=busiest), Balanced()):
+    promised = max(size for _, _, size in schedule.contract.peak_bytes)
+    ratio = written_out(schedule, Ratio(busiest=busiest))  # classes may have one row more
+    for binding in (Zipf(seed=seed, busiest=busiest), ratio, Balanced()):
         found = bound(schedule, binding)
         if found.excess is None:
             assert peak(schedule, binding) <= promised
         assert factor is None or found.excess is None  # a capacity bounds what arrives
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 99), st.floats(1, 3), st.sampled_from([1.0, 1.5]))
 def test_a_capacity_bounds_the_rows_and_the_work_of_each_expert(
     seed: int, busiest: float, factor: float
@@ -238,7 +239,7 @@ def test_work_and_memory_of_published_models_are_those_of_their_formulas(
         execution=strategy.execution,
     )
     model = transformer(shape, micro_batch_size=1, precision=Precision.BF16)
-    before, inside, after = model.units[1].segments
+    _, before, inside, after = model.units[1].segments
     sent = {value.name.rpartition("/")[2]: value.size_bytes for value in before.outputs}
     copies = 4096 * top_k
     assert sent == {"permuted": copies * hidden * 2, "weights": copies * 4, "counts": 8 * count}
@@ -347,8 +348,8 @@ def test_tensor_ranks_without_own_tokens_or_whole_experts_are_refused() -> None:
 
 
 def test_more_tokens_than_the_maximum_run_out_of_memory_and_fewer_do_not() -> None:
-    asked = SMALL | {"experts.maximum": 1.2}
-    found = zsim.run(zsim.load("tiny_llama", asked | {"experts.busiest": 1.5}))
+    asked = SMALL | {"experts.maximum": 1.5}
+    found = zsim.run(zsim.load("tiny_llama", asked | {"experts.busiest": 2}))
     assert not found.fits
     facts = dict(found.facts())
     assert "declared (routed)" in facts["rows received"]
@@ -363,14 +364,16 @@ def test_more_tokens_than_the_maximum_run_out_of_memory_and_fewer_do_not() -> No
 def test_a_file_of_counts_is_read_and_written_with_the_schedule(tmp_path: Path) -> None:
     loaded = zsim.load("tiny_llama", SMALL)
     (count,) = loaded.schedule.counts
-    strategy = loaded.schedule.contract.strategy
+    strategy, model = loaded.schedule.contract.strategy, loaded.document.model
     assert strategy is not None
+    assert model is not None
+    assert model.routing is not None
     groups = loaded.schedule.mesh.size // 2
     half = count.sent // 2
     rows = [
         (batch, layer, group, source, expert, half)
         for batch in range(strategy.train.gradient_accumulation_steps)
-        for layer in range(2)
+        for layer in range(len(model.routing.layers))
         for group in range(groups)
         for source in range(2)
         for expert in (0, 1 + source)
