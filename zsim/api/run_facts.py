@@ -200,7 +200,7 @@ def _out_of_memory(outcome: RunOutcome, shortage: MemoryShortage) -> list[tuple[
         most = f"at most {excess.count.maximum:,} are declared ({excess.count.name})"
         lines.append(("rows received", f"{excess.rows:,} by rank {excess.rank}, {most}"))
         least = ceil(100 * excess.rows / max(1, excess.count.sent)) / 100
-        lines.append(("it may fit", f"with experts.maximum={least:g} or more, if counts allow it"))
+        lines.append(("it may fit", f"with experts.maximum={least:g} or more"))
     if outcome.remedies is not None:
         from zsim.api.remedy_runs import remedy_lines
 

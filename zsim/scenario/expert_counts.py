@@ -68,4 +68,6 @@ class ExpertCountsTable(Table):
     @property
     def given_key(self) -> str | None:
         """The first key that was given; None if there is none."""
-        return next((each for each in type(self).model_fields if each in self.model_fields_set), None)
+        return next(
+            (each for each in type(self).model_fields if each in self.model_fields_set), None
+        )

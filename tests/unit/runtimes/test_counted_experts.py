@@ -80,8 +80,9 @@ def test_tensor_ranks_that_route_their_own_tokens_are_proved(
 
 
 def test_tensor_ranks_hold_parts_of_shared_experts_and_copies_of_routers() -> None:
-    alone, both = strategy_of(data=4, expert=4), strategy_of(
-        data=4, tensor=2, expert=4, expert_tensor=1
+    alone, both = (
+        strategy_of(data=4, expert=4),
+        strategy_of(data=4, tensor=2, expert=4, expert_tensor=1),
     )
     whole, part = model_of(alone), model_of(both)
     assert whole.parameter_count == part.parameter_count
