@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from zsim.config_error import ConfigError
+from zsim.model.token_loads import MOST
 from zsim.schedule.binding import AnyBinding, Balanced, CountTrace, Ratio, Zipf
 from zsim.strategy.config_table import Table, WholeNumber
 
@@ -31,7 +32,7 @@ class ExpertCountsTable(Table):
     seed: WholeNumber | None = None
     counts: str | None = None
     rows: Counts | None = None
-    maximum: AtLeastOne = 2.0
+    maximum: AtLeastOne = MOST
 
     @property
     def binding(self) -> AnyBinding:

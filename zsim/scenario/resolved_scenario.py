@@ -18,12 +18,13 @@ from zsim.model.equal_units import equal_units
 from zsim.model.experts import Experts, Latent
 from zsim.model.model import Model, ModelError
 from zsim.model.pipeline_stages import in_blocks
+from zsim.model.token_loads import MOST
 from zsim.model.transformer import transformer
 from zsim.network.link_load import Decision
 from zsim.runtimes.registry import make_schedule
 from zsim.scenario.tables import ModelTable, ScenarioError
 from zsim.schedule.bind import bound
-from zsim.schedule.binding import AnyBinding, Balanced, BindingError
+from zsim.schedule.binding import BALANCED, AnyBinding, BindingError
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Execution
@@ -73,8 +74,8 @@ class ResolvedScenario:
     decision: Decision | None = None
     pinned: Discipline = Discipline.CACHING
     setup: HostSetup = HostSetup.SHARDED
-    binding: AnyBinding = Balanced()
-    most_tokens: float = 2.0
+    binding: AnyBinding = BALANCED
+    most_tokens: float = MOST
 
     @property
     def schedule_key(self) -> Hashable:
@@ -174,8 +175,9 @@ class ResolvedScenario:
             sequence=strategy.cuts_tokens,
             keeps_gathered=strategy.keeps_gathered,
             in_place_loss=strategy.in_place_loss,
-            most_tokens=self.most_tokens,
         )
+        if model.routing is not None:
+            model = replace(model, routing=model.routing.limited(self.most_tokens))
         return in_blocks(model) if strategy.parallel.pipeline > 1 else model
 
     def _architecture(self) -> Architecture:
