@@ -129,8 +129,7 @@ def run(
         recorded, healthy, wall_time_s = _run_while_proving(proof, made, job, ran)
     else:
         _need_accepted(made, job)  # before the proof, which takes longer
-        if check:
-            _need_none(job, proof())
+        _need_none(job, proof() if check else ())
         recorded, healthy, wall_time_s = ran()
     return RunResult(
         title=source.title,

@@ -58,12 +58,8 @@ def transformer(
         in_place_loss=in_place_loss,
         loads=loads,
     )
-    batch = Value(
-        name=BATCH,
-        elements=micro_batch_size * (shape.sequence_length + 1),
-        dtype=DType.INT64,
-        requires_gradient=False,
-    )
+    elements = micro_batch_size * (shape.sequence_length + 1)
+    batch = Value(name=BATCH, elements=elements, dtype=DType.INT64, requires_gradient=False)
     units = _units(size, batch)
     parts = [part for unit in units for part in unit.segments]
     forward = [kernel for part in parts for kernel in part.forward]
