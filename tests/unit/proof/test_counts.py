@@ -54,8 +54,8 @@ def test_an_exchange_that_runs_only_if_a_number_is_positive_is_found(taken: str)
     def conditional(each: Operation) -> Iterable[Operation]:
         if each.id != names[0]:
             return (each,)
-        sides = {"then": (), "otherwise": (), taken: (each,)}
-        return (Branch(id="if_any", scalar="any", **sides),)
+        then, otherwise = ((each,), ()) if taken == "then" else ((), (each,))
+        return (Branch(id="if_any", scalar="any", then=then, otherwise=otherwise),)
 
     scalars = (*HAND.scalars, Scalar(name="any", initial=1.0))
     schedule = edited(replace(HAND, scalars=scalars), conditional)

@@ -41,7 +41,7 @@ MEGATRON = Zero(stage=1, emulate=Megatron(sequence_parallel=True))
 
 
 def strategy_of(
-    zero: Zero = MEGATRON, kept: Checkpointing = Checkpointing.NONE, **degrees: int
+    zero: Zero = MEGATRON, *, kept: Checkpointing = Checkpointing.NONE, **degrees: int
 ) -> Strategy:
     return Strategy(
         parallel=Parallel.of(degrees),
@@ -134,7 +134,7 @@ def peak(schedule: Schedule, binding: Binding) -> int:
 def written_out(schedule: Schedule, binding: Binding) -> CountTrace:
     """Return the numbers of a binding for each rank, without classes of ranks."""
     (count,) = schedule.counts
-    rows = []
+    rows: list[tuple[int, int, int, int, int, int]] = []
     for batch in range(2):
         for layer in range(2):
             for group in range(2):
@@ -152,7 +152,7 @@ def written_out(schedule: Schedule, binding: Binding) -> CountTrace:
 def test_two_classes_of_ranks_are_as_all_ranks(busiest: float) -> None:
     schedule, model = made()
     folded, every = Ratio(busiest=busiest), written_out(schedule, Ratio(busiest=busiest))
-    times = []
+    times: list[float] = []
     for binding in (folded, every):
         numbers = bound(schedule, binding)
         assert len(numbers.schedule.programs) <= (2 if binding is folded else 8)
