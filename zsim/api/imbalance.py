@@ -38,7 +38,7 @@ def imbalance_of(job: Job, simulation: Backend) -> Imbalance | None:
 
     least = binding.busiest if isinstance(binding, Ratio) else 1.0
     members = min(named.group_by_name[each.group].size(named.mesh) for each in named.counts)
-    busiest = min(least + MORE, float(members))
+    busiest = min(round(least + MORE, 6), float(members))
     found = bound(named, Ratio(busiest=busiest))
     if busiest <= least or found.excess is not None:
         return None

@@ -129,8 +129,7 @@ def run(
         recorded, healthy, wall_time_s = _run_while_proving(proof, made, job, ran)
     else:
         _need_accepted(made, job)  # before the proof, which takes longer
-        if check:
-            _need_none(job, proof())
+        _need_none(job, proof() if check else ())
         recorded, healthy, wall_time_s = ran()
     return RunResult(
         title=source.title,
@@ -139,7 +138,7 @@ def run(
         recorded=recorded,
         wall_time_s=wall_time_s,
         healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
-        look_for_remedies=lambda trace: how.remedies(loaded, trace),
+        look_for_remedies=lambda trace: None if job.excess else how.remedies(loaded, trace),
         look_for_band=lambda: how.band_s(source, job),
         look_for_imbalance=lambda: how.imbalance(source, job),
     )

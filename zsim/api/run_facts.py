@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from zsim.analysis.memory_category import by_category
@@ -198,6 +199,8 @@ def _out_of_memory(outcome: RunOutcome, shortage: MemoryShortage) -> list[tuple[
     if excess is not None and excess.operation == shortage.operation:
         most = f"at most {excess.count.maximum:,} are declared ({excess.count.name})"
         lines.append(("rows received", f"{excess.rows:,} by rank {excess.rank}, {most}"))
+        least = ceil(100 * excess.rows / max(1, excess.count.sent)) / 100
+        lines.append(("it may fit", f"with experts.maximum={least:g} or more"))
     if outcome.remedies is not None:
         from zsim.api.remedy_runs import remedy_lines
 

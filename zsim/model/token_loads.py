@@ -6,8 +6,12 @@ kernels of a block. A binding has separate values for each micro-batch and block
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Final
+
+MOST: Final = 2.0
+"""Default maximum of the copies that a rank receives, in multiples of the mean."""
 
 ROUTED = "routed"
 """The name of the counts of token copies at the experts of a block."""
@@ -32,6 +36,12 @@ class Routing:
     capacity: int = 0
     padded: bool = False
     layers: tuple[str, ...] = ()
+
+    def limited(self, most: float = MOST) -> "Routing":
+        """Return this routing with a maximum of `most` x mean, unless a capacity limits copies."""
+        if self.capacity:
+            return self
+        return replace(self, maximum=max(self.sent, round(most * self.sent)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

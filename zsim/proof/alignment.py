@@ -70,7 +70,11 @@ def _contract(schedule: Schedule) -> Iterator[Finding]:
     strategy = schedule.contract.strategy
     if strategy is None or strategy.zero.emulate is None:
         return
-    needed = strategy.zero.emulate.alignment(stage=strategy.zero.stage, data=strategy.parallel.data)
+    runtime, stage = strategy.zero.emulate, strategy.zero.stage
+    dense, experts = (
+        runtime.alignment(stage=stage, data=data)
+        for data in (strategy.parallel.data, strategy.expert_data)
+    )
     sharded = {
         buffer.layout
         for program in schedule.programs
@@ -78,6 +82,7 @@ def _contract(schedule: Schedule) -> Iterator[Finding]:
         if buffer.shard is not None and buffer.name in program.persistent
     }
     for layout in schedule.layouts:
+        needed = experts if layout.axis == "expert_data" else dense
         if layout.name in sharded and layout.alignment % needed:
             why = f"promises multiples of {layout.alignment} elements, its runtime of {needed}"
             yield _finding("", layout.name, why)

@@ -6,7 +6,8 @@ rows of one micro-batch, their own; a copy has equal rows on both sides. The num
 reads were made by the forward of one segment for that micro-batch, another segment for each layer,
 and exchanged once over the group. Routing is saved: no recomputation chooses again, since experts
 of a token that differ from those of forward could not be seen in values, unless the contract says
-`repeats_routing`. Members
+`repeats_routing`. No operation on counted rows is conditional, so ranks without rows run all of
+them. Members
 send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
 with numbers agree between members: block j of member i is as large as member j receives from i.
 
@@ -32,6 +33,7 @@ from zsim.schedule.operation import (
     AllGather,
     Allocate,
     AllToAll,
+    Branch,
     Compute,
     Copy,
     Free,
@@ -149,12 +151,28 @@ class _Rows:
         elif isinstance(operation, Free):
             self._alive.pop(operation.buffer, None)
             self._made.pop(operation.buffer, None)
+        elif isinstance(operation, Branch):
+            yield from self._conditional(operation)
         elif isinstance(operation, Together):
             for member in operation.members:
                 yield from self._faults(member)
         else:
             yield from self._used(operation)
             self._follow(operation)
+
+    def _conditional(self, branch: Branch) -> Iterator[str]:
+        """Yield the operations on counted rows that only run under a condition.
+
+        A rank without rows takes part in all exchanges; its members would wait for it.
+        """
+        for side in (branch.then, branch.otherwise):
+            for each in walk(side):
+                rows = isinstance(each, ReadCounts) or any(
+                    view.buffer in self._rows for view in viewed(each)
+                )
+                if rows or (isinstance(each, Allocate | Free) and each.buffer in self._rows):
+                    yield f"runs {each.id} under a condition: ranks without rows must run it, too"
+                    return
 
     def _stale(self, read: ReadCounts, made: "_SegmentNumbers") -> Iterator[str]:
         """Yield faults of counts that the host reads, which a segment has made."""

@@ -1,10 +1,10 @@
 """Volume: a step sends the promised bytes.
 
 Proved for every role: the ring-equivalent bytes of one step, summed over its operations by group
-and collective with scalars separate, equal the promise as integers (counted rows have the numbers
-of a balance), and so do the bytes copied from device to host and back. A contract that names its strategy must promise its loss divisor and,
-if the model is given, the volume and host traffic of the closed forms. Without a promise nothing
-is checked. A branch counts with its list `otherwise`.
+and collective with scalars separate, equal the promise as integers, and so do the bytes copied
+from device to host and back. Counted rows have the numbers of a balance. A contract that names its
+strategy must promise its loss divisor and, if the model is given, the volume and host traffic of
+the closed forms. Without a promise nothing is checked. A branch counts with its list `otherwise`.
 
 Cost: linear in the operations that communicate, and in the copies if there is host memory.
 """

@@ -4,16 +4,30 @@ By default, each expert gets as many. `busiest` alone makes the first rank of ea
 one; with a `seed`, counts are drawn. A file has recorded counts.
 """
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from zsim.config_error import ConfigError
-from zsim.schedule.binding import AnyBinding, Balanced, CountTrace, Ratio, Zipf
+from zsim.model.token_loads import MOST
+from zsim.schedule.binding import BALANCED, AnyBinding, CountTrace, Ratio, Zipf
 from zsim.strategy.config_table import Table, WholeNumber
 
 AtLeastOne = Annotated[float, Field(ge=1)]
 Counts = tuple[tuple[int, int, int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCounts:
+    """Numbers of copies of tokens; the maximum of a rank, in multiples of the mean."""
+
+    binding: AnyBinding = BALANCED
+    maximum: float = MOST
+
+
+EXPERT_COUNTS = ExpertCounts()
+"""Equal numbers, and the default maximum."""
 
 
 class ExpertCountsTable(Table):
@@ -31,15 +45,18 @@ class ExpertCountsTable(Table):
     seed: WholeNumber | None = None
     counts: str | None = None
     rows: Counts | None = None
-    maximum: AtLeastOne = 2.0
+    maximum: AtLeastOne = MOST
 
     @property
-    def binding(self) -> AnyBinding:
-        """The numbers of copies.
+    def settled(self) -> ExpertCounts:
+        """The numbers of copies, and their maximum.
 
         Raises:
             ConfigError: keys contradict each other, or numbers are negative.
         """
+        return ExpertCounts(binding=self._binding(), maximum=self.maximum)
+
+    def _binding(self) -> AnyBinding:
         given = [
             name
             for name in ("counts", "rows", "busiest", "seed")
@@ -60,7 +77,7 @@ class ExpertCountsTable(Table):
                     f"experts.seed: {self.seed} needs busiest, the copies of the busiest rank in "
                     "multiples of the mean"
                 )
-            return Balanced()
+            return BALANCED
         if self.seed is None:
             return Ratio(busiest=self.busiest)
         return Zipf(seed=self.seed, busiest=self.busiest)

@@ -17,6 +17,7 @@ from zsim.model.narrow_products import format_of
 from zsim.network.link_load import Decision
 from zsim.runtimes.host_costs import PLAIN
 from zsim.runtimes.lookup import host_costs_of
+from zsim.scenario.expert_counts import ExpertCounts, ExpertCountsTable
 from zsim.scenario.fault_injection import AbsentHardwareError, flaky_of, injected
 from zsim.scenario.missing_keys import need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
@@ -32,7 +33,6 @@ from zsim.scenario.tables import (
     TrainTable,
     ZeroTable,
 )
-from zsim.schedule.binding import AnyBinding
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -97,8 +97,7 @@ def resolve(
     Raises:
         ScenarioError: fields contradict each other, or the topology does not exist.
     """
-    if ranks is not None:
-        scenario = on_ranks(scenario, ranks)
+    scenario = scenario if ranks is None else on_ranks(scenario, ranks)
     need_keys(scenario)
     wrong = _Contradictions()
     with wrong:
@@ -128,8 +127,6 @@ def resolve(
     with wrong:
         _need_hardware(strategy, cluster)
     with wrong:
-        binding = _binding(scenario, strategy)
-    with wrong:
         faults, neighbours = injected(scenario.fault, scenario.neighbour, cluster, strategy.ranks)
     wrong.refuse()
     return ResolvedScenario(
@@ -145,24 +142,22 @@ def resolve(
         neighbours=neighbours,
         flaky=flaky_of(scenario.fault, scenario.neighbour),
         decision=decision,
-        binding=binding,
-        most_tokens=scenario.experts.maximum,
+        experts=_counts_of(scenario.experts, strategy),
     )
 
 
-def _binding(scenario: Scenario, strategy: Strategy) -> AnyBinding:
+def _counts_of(table: ExpertCountsTable, strategy: Strategy) -> ExpertCounts:
     """Return the numbers of copies of tokens for experts.
 
     Raises:
         ScenarioError: keys contradict each other, or no tokens are exchanged.
     """
-    table = scenario.experts
     if table.given_key is not None and strategy.parallel.expert == 1:
         value = getattr(table, table.given_key)
         shown = f"{value:g} " if isinstance(value, int | float) else ""
         raise ScenarioError(f"experts.{table.given_key}: {shown}needs parallel.expert above 1")
     try:
-        return table.binding
+        return table.settled
     except ConfigError as error:
         raise ScenarioError(str(error)) from None
 

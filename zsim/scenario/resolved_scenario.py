@@ -21,9 +21,10 @@ from zsim.model.pipeline_stages import in_blocks
 from zsim.model.transformer import transformer
 from zsim.network.link_load import Decision
 from zsim.runtimes.registry import make_schedule
+from zsim.scenario.expert_counts import EXPERT_COUNTS, ExpertCounts
 from zsim.scenario.tables import ModelTable, ScenarioError
 from zsim.schedule.bind import bound
-from zsim.schedule.binding import AnyBinding, Balanced, BindingError
+from zsim.schedule.binding import BindingError
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.execution import Execution
@@ -57,8 +58,7 @@ class ResolvedScenario:
         decision: the forced algorithm and settings of collectives; None if nothing is set.
         pinned: how pinned host memory is allocated.
         setup: how the model is built before the first step.
-        binding: numbers of copies of tokens for experts.
-        most_tokens: maximum of the copies that a rank receives, in multiples of the mean.
+        experts: numbers of copies of tokens for experts.
     """
 
     shape: ModelTable
@@ -73,14 +73,13 @@ class ResolvedScenario:
     decision: Decision | None = None
     pinned: Discipline = Discipline.CACHING
     setup: HostSetup = HostSetup.SHARDED
-    binding: AnyBinding = Balanced()
-    most_tokens: float = 2.0
+    experts: ExpertCounts = EXPERT_COUNTS
 
     @property
     def schedule_key(self) -> Hashable:
         """All inputs of model and schedule: equal keys give equal schedules."""
         memory = self.micro_batch_size, self.allocator, self.pinned
-        return self.shape, self.strategy, *memory, self.binding, self.most_tokens
+        return self.shape, self.strategy, *memory, self.experts
 
     def make_model(self) -> Model:
         """Return the model, as one rank of the tensor axis sees it.
@@ -126,14 +125,14 @@ class ResolvedScenario:
             ScenarioError: the binding does not fit the schedule.
         """
         try:
-            found = bound(job.schedule, self.binding)
+            found = bound(job.schedule, self.experts.binding)
         except BindingError as error:
             raise ScenarioError(f"experts.{str(error).removeprefix('binding.')}") from None
         return replace(
             job,
             schedule=found.schedule,
             named=job.schedule,
-            binding=self.binding,
+            binding=self.experts.binding,
             excess=found.excess,
         )
 
@@ -174,8 +173,9 @@ class ResolvedScenario:
             sequence=strategy.cuts_tokens,
             keeps_gathered=strategy.keeps_gathered,
             in_place_loss=strategy.in_place_loss,
-            most_tokens=self.most_tokens,
         )
+        if model.routing is not None:
+            model = replace(model, routing=model.routing.limited(self.experts.maximum))
         return in_blocks(model) if strategy.parallel.pipeline > 1 else model
 
     def _architecture(self) -> Architecture:

@@ -164,13 +164,12 @@ class _Sizes:
         blocks = self.blocks(name, layer, micro_batch, group)
         return len({rows for row in blocks for rows in row}) == 1
 
-    def _loads(
-        self, name: str, layer: int, micro_batch: int, group: int, member: int, own: RowIndex
-    ) -> TokenLoads:
+    def _loads(self, where: Where, member: int, own: RowIndex) -> TokenLoads:
         """Return the rows of each expert that a member sends, or receives for its own experts."""
+        name = where[0]
         count = self.counts[name]
         members = self.members(count)
-        found = self.numbers(name, layer, micro_batch, group)
+        found = self.numbers(*where)
         if own is RowIndex.SOURCE:
             return replace(loads_of(found[member].tolist()), name=name)
         held = count.experts // members
@@ -353,7 +352,7 @@ class _Program:
         own = RowIndex.EXPERT if RowIndex.EXPERT in found else RowIndex.SOURCE
         rows, micro_batch = found[own]
         group, member = self.seats[rows.count]
-        key = *self.sizes.where(rows.count, rows.layer, micro_batch, group), member, own
+        key = self.sizes.where(rows.count, rows.layer, micro_batch, group), member, own
         loads = self.sizes.loads(*key)
         work = (id(compute.kernels), *key)
         if work not in self.kernels:

@@ -216,6 +216,9 @@ class CountTrace:
         return None
 
 
+BALANCED = Balanced()
+"""The binding of jobs that name no other."""
+
 AnyBinding = Balanced | Ratio | Zipf | CountTrace
 """All bindings that a file can name."""
 

@@ -1,21 +1,21 @@
 """Buffers of counted rows are used with the rows that they have; blocks of members agree."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
 from experts_by_hand import Plan
 from experts_schedule import schedule_of
-from faults.schedules import changed, moved, without
+from faults.schedules import changed, edited, moved, without
 from numbered_blocks import numbered
 from routed_by_hand import Routed
 
 from zsim.proof import check, prove
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import Ratio
-from zsim.schedule.operation import Action, AllToAll, View
+from zsim.schedule.operation import Action, AllToAll, Branch, Operation, View
 from zsim.schedule.replace import replace as changed_struct
-from zsim.schedule.schedule import Contract, Schedule
+from zsim.schedule.schedule import Contract, Scalar, Schedule
 
 HAND = Routed().schedule()
 LAYER = "step/mb0/layer0"
@@ -40,6 +40,29 @@ def test_rows_allocated_before_the_host_has_read_their_count_are_found() -> None
         "step/layer0/recv/allocate": "allocates received rows before the host has read routed of "
         "layer 0, micro-batch 0"
     }
+
+
+@pytest.mark.parametrize("taken", ["then", "otherwise"])
+def test_an_exchange_that_runs_only_if_a_number_is_positive_is_found(taken: str) -> None:
+    names = [
+        each.id
+        for each in HAND.programs[0].step
+        if isinstance(each, AllToAll)
+        and "layer0" in each.id
+        and HAND.programs[0].by_name[each.source.buffer].rows is not None
+    ]
+
+    def conditional(each: Operation) -> Iterable[Operation]:
+        if each.id != names[0]:
+            return (each,)
+        then, otherwise = ((each,), ()) if taken == "then" else ((), (each,))
+        return (Branch(id="if_any", scalar="any", then=then, otherwise=otherwise),)
+
+    scalars = (*HAND.scalars, Scalar(name="any", initial=1.0))
+    schedule = edited(replace(HAND, scalars=scalars), conditional)
+    assert found(schedule)["if_any"] == (
+        f"runs {names[0]} under a condition: ranks without rows must run it, too"
+    )
 
 
 def test_rows_that_are_sent_need_no_count() -> None:

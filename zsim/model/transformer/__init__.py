@@ -36,15 +36,11 @@ def transformer(
     keeps_gathered: bool = False,
     in_place_loss: bool = False,
     loads: TokenLoads | None = None,
-    most_tokens: float = 2.0,
 ) -> Model:
     """Return the model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
     The vocabulary is padded to a multiple of `tensor`, as in Megatron-LM. `Size` describes the
     other arguments; `sequence` has no effect without a tensor axis.
-
-    A rank receives at most `most_tokens` times the mean of the copies of tokens for its experts,
-    unless experts have a capacity.
 
     Raises:
         ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
@@ -62,12 +58,8 @@ def transformer(
         in_place_loss=in_place_loss,
         loads=loads,
     )
-    batch = Value(
-        name=BATCH,
-        elements=micro_batch_size * (shape.sequence_length + 1),
-        dtype=DType.INT64,
-        requires_gradient=False,
-    )
+    elements = micro_batch_size * (shape.sequence_length + 1)
+    batch = Value(name=BATCH, elements=elements, dtype=DType.INT64, requires_gradient=False)
     units = _units(size, batch)
     parts = [part for unit in units for part in unit.segments]
     forward = [kernel for part in parts for kernel in part.forward]
@@ -87,27 +79,27 @@ def transformer(
         masked_flops=tensor * sum(each.flops - each.causal_flops for each in (*forward, *backward)),
         architecture=shape,
         tiles=shape.execution.tiles,
-        routing=_routing(size, units, most_tokens),
+        routing=_routing(size, units),
     )
     _need_matching(shape, model)
     return model
 
 
-def _routing(size: Size, units: Sequence[Unit], most: float) -> Routing | None:
+def _routing(size: Size, units: Sequence[Unit]) -> Routing | None:
     """Return the copies of tokens that expert ranks exchange; None if they exchange none."""
     experts, tokens = size.shape.experts, size.own_tokens
     if experts is None or size.shape.execution.expert == 1:
         return None
     sent, capacity = experts.copies(tokens), experts.capacity(tokens)
-    maximum = experts.count * capacity if capacity else max(sent, round(most * sent))
-    return Routing(
+    made = Routing(
         experts=experts.count,
         sent=sent,
-        maximum=maximum,
+        maximum=experts.count * capacity,
         capacity=capacity,
         padded=experts.pads_to_capacity,
         layers=tuple(each.name for each in units if any(part.swaps for part in each.segments)),
     )
+    return made.limited()
 
 
 def _products(size: Size, kernels: Sequence[Kernel]) -> int:
