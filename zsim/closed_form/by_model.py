@@ -1,6 +1,6 @@
 """Results that are computed from a model once, and kept while the model is alive."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Set
 from typing import TypeVar, cast
 from weakref import finalize
 
@@ -42,12 +42,14 @@ def kept_stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     """Return the stages of a model under a strategy; settings with the same split share them."""
     runtime = strategy.zero.emulate
     forms = runtime is not None and runtime.stages_in_v, runtime is not None and runtime.ties_ends
-    count = strategy.parallel.pipeline
-    split = kept_by_model(
-        model, ("virtual stages", count, runtime), lambda: tuple(virtual_stages(model, strategy))
-    )
-    key = "stages", count, split, forms
+    key = "stages", strategy.parallel.pipeline, kept_split(model, strategy), forms
     return kept_by_model(model, key, lambda: stages(model, strategy))
+
+
+def kept_split(model: Model, strategy: Strategy) -> tuple[int, ...]:
+    """Return the virtual stage of each unit of a model under a strategy."""
+    key = "virtual stages", strategy.parallel.pipeline, strategy.zero.emulate
+    return kept_by_model(model, key, lambda: tuple(virtual_stages(model, strategy)))
 
 
 def alike_units(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
@@ -56,6 +58,16 @@ def alike_units(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
     A kind is its first unit and the names of all its units, in the order of the model.
     """
     return kept_by_model(model, "alike units", lambda: _grouped(model))
+
+
+def units_by_kind(model: Model, again: Set[str]) -> Iterator[tuple[Unit, int, bool]]:
+    """Yield a unit of each kind, the number of its kind, and whether these are among `again`."""
+    for unit, names in alike_units(model):
+        many = sum(name in again for name in names)
+        if many:
+            yield unit, many, True
+        if many < len(names):
+            yield unit, len(names) - many, False
 
 
 def _grouped(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:

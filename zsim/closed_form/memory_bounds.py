@@ -33,7 +33,7 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     if strategy.parallel.pipeline > 1:
         return max(_of_stage(stage, strategy) for stage in kept_stages(model, strategy))
     states = _states(model, strategy) + _whole_gradients(model, strategy)
-    return states + _whole_parameters(model, strategy) + backward_peak(model, strategy)
+    return states + _whole_parameters(model, strategy) + _activations(model, strategy, 1).peak
 
 
 def _whole_parameters(model: Model, strategy: Strategy) -> int:
@@ -65,7 +65,8 @@ def _whole_gradients(model: Model, strategy: Strategy) -> int:
 def _of_stage(stage: Stage, strategy: Strategy) -> int:
     """Return a lower bound of the bytes that a rank of a stage holds when a backward starts."""
     runtime, precision = strategy.zero.emulate, strategy.train.precision
-    kept = [kept_activations(chunk.model, strategy) for chunk in stage.chunks]
+    activations = [_activations(chunk.model, strategy, len(stage.chunks)) for chunk in stage.chunks]
+    kept = [each.kept for each in activations]
     states, gradients = _states(stage.model, strategy), 0
     if runtime is not None and runtime.keeps_stage_gathered(chunks=len(kept)):
         states += _gathered(stage.model.parameters, precision.compute)
@@ -75,8 +76,7 @@ def _of_stage(stage: Stage, strategy: Strategy) -> int:
         )
         _, trained = elements_of(stage.model)
         gradients = trained * formats.whole.size_bytes
-    peaks = [backward_peak(chunk.model, strategy, chunks=len(kept)) for chunk in stage.chunks]
-    beyond = [peak - own for peak, own in zip(peaks, kept, strict=True)]
+    beyond = [each.peak - each.kept for each in activations]
     return max(
         states
         + (gradients if moment.has_gradients else 0)
@@ -86,17 +86,24 @@ def _of_stage(stage: Stage, strategy: Strategy) -> int:
     )
 
 
-def backward_peak(model: Model, strategy: Strategy, *, chunks: int = 1) -> int:
-    """Return a lower bound of the bytes of a micro-batch while its last units run backward.
+@dataclass(frozen=True, slots=True)
+class _Activations:
+    """Lower bounds of the bytes of a micro-batch: kept for its backward, and while that runs.
 
-    Counted are activations that are kept or recomputed, and the workspace, gradients and gathered
-    parameters of one segment. The last unit of each kind is considered. `model` is one of the
-    `chunks` of a pipeline stage.
+    Counted at the `peak` are activations that are kept or recomputed, and the workspace, gradients
+    and gathered parameters of one segment. The last unit of each kind is considered.
     """
+
+    kept: int
+    peak: int
+
+
+def _activations(model: Model, strategy: Strategy, chunks: int) -> _Activations:
+    """Return the activations of a model that is one of the `chunks` of a pipeline stage."""
     gathers = _gathered_for_backward(strategy, chunks)
     moves, away = strategy.moves_checkpoints, strategy.layers_on_host
-    key = "backward peak", strategy.activations, moves, away, gathers
-    return kept_by_model(model, key, lambda: _backward_peak(model, strategy, gathers))
+    key = "activations", strategy.activations, moves, away, gathers
+    return kept_by_model(model, key, lambda: _new_activations(model, strategy, gathers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ def _gathered_for_backward(strategy: Strategy, chunks: int) -> _Gathers:
     return _Gathers(blocks=blocks, root=root, ahead=blocks and runtime.gathers_ahead_in_backward)
 
 
-def _backward_peak(model: Model, strategy: Strategy, gathers: _Gathers) -> int:
+def _new_activations(model: Model, strategy: Strategy, gathers: _Gathers) -> _Activations:
     again = recomputed(model, strategy)
     away = {unit.name for unit in stored(model, strategy)}
     last = {
@@ -128,19 +135,20 @@ def _backward_peak(model: Model, strategy: Strategy, gathers: _Gathers) -> int:
     }
     chosen = {*last.values()} - away
     most, kept = 0, _Kept(model, strategy)
-    before: list[int] = []
+    smallest = 0
     for unit in model.units:
         if unit.name in chosen:
-            ahead = min(before, default=0) if gathers.ahead else 0
+            ahead = smallest if gathers.ahead else 0
             own = kept.peak_of(
                 unit, is_gathered=gathers.blocks if unit.checkpoint else gathers.root
             )
             most = max(most, kept.size_bytes + own + ahead)
-        if unit.checkpoint:
-            before.append(_gathered(unit.parameters, strategy.train.precision.compute))
+        if unit.checkpoint and gathers.ahead:
+            own = _gathered(unit.parameters, strategy.train.precision.compute)
+            smallest = min(smallest or own, own)
         if unit.name not in away:
             kept.add(unit, again=unit.name in again)
-    return max(most, kept.size_bytes)
+    return _Activations(kept.size_bytes, max(most, kept.size_bytes))
 
 
 def _gathered(parameters: Iterable[Parameter], compute: DType) -> int:
@@ -247,28 +255,6 @@ def _leaves_device(strategy: Strategy) -> bool:
     if runtime is not None:
         return bool(runtime.tiers(stage=strategy.zero.stage))
     return offload.optimizer is not MemoryTier.DEVICE
-
-
-def kept_activations(model: Model, strategy: Strategy) -> int:
-    """Return a lower bound of the bytes that a micro-batch keeps for its backward.
-
-    It is computed once while the model is alive. Counted are the saved tensors of segments, and
-    the inputs that backward reads; of recomputed blocks, their inputs. Layers that keep activations
-    in host memory count zero.
-    """
-    moves, away = strategy.moves_checkpoints, strategy.layers_on_host
-    key = "kept activations", strategy.activations, moves, away
-    return kept_by_model(model, key, lambda: _kept_activations(model, strategy))
-
-
-def _kept_activations(model: Model, strategy: Strategy) -> int:
-    again = recomputed(model, strategy)
-    away = {unit.name for unit in stored(model, strategy)}
-    kept = _Kept(model, strategy)
-    for unit in model.units:
-        if unit.name not in away:
-            kept.add(unit, again=unit.name in again)
-    return kept.size_bytes
 
 
 class _Kept:
