@@ -1,6 +1,7 @@
 """Results that are computed from a model once, and kept while the model is alive."""
 
-from collections.abc import Callable, Hashable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import TypeVar, cast
 from weakref import finalize
 
@@ -43,7 +44,29 @@ def kept_stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     runtime = strategy.zero.emulate
     forms = runtime is not None and runtime.stages_in_v, runtime is not None and runtime.ties_ends
     key = "stages", strategy.parallel.pipeline, kept_split(model, strategy), forms
-    return kept_by_model(model, key, lambda: stages(model, strategy))
+    return kept_by_model(model, key, lambda: _stages(model, strategy))
+
+
+def _stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
+    """Return the stages; their models get the kinds of their units from the whole model."""
+    kinds = {name: kind for kind, (_, names) in enumerate(alike_units(model)) for name in names}
+    made = stages(model, strategy)
+    for part in (part for stage in made for part in (stage.model, *_models(stage))):
+        found: dict[int, tuple[Unit, list[str]]] = {}
+        for unit in part.units:
+            found.setdefault(kinds[unit.name], (unit, []))[1].append(unit.name)
+        kept_by_model(part, "alike units", partial(_as_kinds, found))
+    return made
+
+
+def _models(stage: Stage) -> list[Model]:
+    return [chunk.model for chunk in stage.chunks]
+
+
+def _as_kinds(
+    found: Mapping[int, tuple[Unit, Sequence[str]]],
+) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
+    return tuple((first, tuple(names)) for first, names in found.values())
 
 
 def kept_split(model: Model, strategy: Strategy) -> tuple[int, ...]:

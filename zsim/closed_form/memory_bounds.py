@@ -31,7 +31,9 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     counted.
     """
     if strategy.parallel.pipeline > 1:
-        return max(_of_stage(stage, strategy) for stage in kept_stages(model, strategy))
+        made = kept_stages(model, strategy)
+        ends = {0, 1, len(made) - 2, len(made) - 1}  # stages in between need no more
+        return max(_of_stage(made[place], strategy) for place in ends)
     states = _states(model, strategy) + _whole_gradients(model, strategy)
     return states + _whole_parameters(model, strategy) + _activations(model, strategy, 1).peak
 
