@@ -191,8 +191,15 @@ class _SearchRun:
     def _begin(self, executor: Executor) -> None:
         """Simulate plain settings while the bounds of the others are computed.
 
-        All their results are used before any other setting is chosen.
+        All their results are used before any other setting is chosen. For the fewest GPUs, settings
+        of few GPUs are bounded first, and no others while one of them may win.
         """
+        if self.question.objective == "gpus":
+            self.pool.bound_more_gpus(executor)
+            plain = plain_settings(self.pool.groups)
+            self.plain |= {*plain[0]}
+            self._extend(first=[*chain(*plain)])
+            return
         flying: deque[_Flying] = deque()
         for place in self.pool.plain():
             self._extend(always=[place])
@@ -268,9 +275,14 @@ class _SearchRun:
     def _next_of_others(self, executor: Executor) -> tuple[int, int] | None:
         """Return the setting to try next when no branch is left that can win; None if none is.
 
-        If nothing fits so far, add the settings with offload. Else compute tighter lower bounds
-        of groups that lost by little: their knobs may win.
+        If nothing fits so far, add settings of more GPUs if they were left out, then the settings
+        with offload. Else compute tighter lower bounds of groups that lost by little: their knobs
+        may win.
         """
+        if self.search.best == inf and self.pool.bound_more_gpus(executor):
+            self.search.seek_least_again()
+            self._extend()
+            return self.search.next()
         if self.search.best == inf and self.pool.held_back:
             known = len(self.pool.groups)
             self.pool.release(executor)
@@ -291,6 +303,9 @@ class _SearchRun:
 
     def settle_gap(self) -> None:
         """Lower the bound of the group that determines the gap, until the gap stays the same."""
+        if self.search.best < inf and self.question.objective == "gpus":
+            self.pool.leave_more_gpus()
+            self._extend()
         while (place := self.search.lowest()) is not None and self._lower(place):
             pass
 

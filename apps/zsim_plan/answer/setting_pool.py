@@ -19,9 +19,11 @@ from zsim_plan.search.space import RefusedSettings, SettingGroup
 class SettingPool:
     """Groups of settings with their bounds, and refused groups.
 
-    Groups get bounds by `plain`, then by `bound_others`. Groups that keep states or checkpoints off
-    the device are held back until `release`. A bound holds for the defaults of its group; `lowered`
-    computes that of all its knobs. See `GroupBounder` for `sure_only`.
+    Groups get bounds by `plain`, then by `bound_others`. If the question asks for the fewest GPUs,
+    `bound_more_gpus` instead bounds those of the next larger number of GPUs. Groups that keep
+    states or checkpoints off the device are held back until `release`. A bound holds for the
+    defaults of its group; `lowered` computes that of all its knobs. See `GroupBounder` for
+    `sure_only`.
     """
 
     question: Question
@@ -95,6 +97,34 @@ class SettingPool:
         """
         yield from self._bound_all(executor, self.unbounded)
         self.unbounded = {}
+
+    def bound_more_gpus(self, executor: Executor) -> bool:
+        """Bound and add groups of more and more GPUs until one surely fits by its bound.
+
+        Return False if there were none left.
+        """
+        known = len(self.groups)
+        while self.unbounded and not any(not each.is_unsure for each in self.bounds[known:]):
+            least = min(group.fleet.gpus for group in self.unbounded.values())
+            chosen = {
+                place: group for place, group in self.unbounded.items() if group.fleet.gpus == least
+            }
+            for _ in self._bound_all(executor, chosen):
+                pass
+            self._leave_out(chosen)
+        return len(self.groups) > known
+
+    def leave_more_gpus(self) -> None:
+        """Add the other groups without a bound: with more GPUs than an answer they cannot win."""
+        for group in self.unbounded.values():
+            self._add(group, SettingBound())
+        self.unbounded = {}
+
+    def _leave_out(self, places: Iterable[int]) -> None:
+        left_out = {*places}
+        self.unbounded = {
+            place: group for place, group in self.unbounded.items() if place not in left_out
+        }
 
     def release(self, executor: Executor) -> None:
         """Add the groups that were held back, with their bounds."""

@@ -159,6 +159,10 @@ class Search:
         self._plain.extend((each, True) for each in always)
         self._plain.extend((each, False) for each in first)
 
+    def seek_least_again(self) -> None:
+        """Allow `LEAST_MOST` more families, because branches of other GPUs follow."""
+        self._families.clear()
+
     def next(self) -> tuple[int, int] | None:
         """Return the branch and the index of the setting to try next.
 
