@@ -5,15 +5,17 @@ Searches skip settings whose bound exceeds the memory.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from zsim.closed_form.by_model import elements_of, kept_by_model, kept_stages
+from zsim.closed_form.by_model import alike_units, elements_of, kept_by_model, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.in_flight import moments
 from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
-from zsim.model.model import BATCH, Model, Parameter, Unit
+from zsim.model.kernel import FusedPart, parts_of
+from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.model.pipeline_stages import Stage
-from zsim.strategy.execution import NarrowWeights
+from zsim.strategy.execution import NarrowWeights, TokenFusion
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
@@ -21,22 +23,52 @@ from zsim.strategy.strategy import Strategy
 def device_bytes(model: Model, strategy: Strategy) -> int:
     """Return a lower bound of the peak bytes of device memory on a rank.
 
-    The bound is for the start of the last unit's backward: parameters unless the stage shards
-    them, masters and moments as sharded, activations of the micro-batches in flight, and the
-    working memory of the last unit; in a pipeline also tensors that runtimes keep whole until the
-    last backward, and in stages 2 and 3 the shards of gradients of earlier micro-batches. Other
-    gradients, buckets and gathered parameters are not counted.
+    The bound is for a moment of the last units' backward: parameters unless the stage shards
+    them, masters and moments as sharded, activations of the micro-batches in flight, the
+    activations that this backward recomputes, and its working memory; tensors that runtimes keep
+    whole from forward to backward, or until the last backward; and in stages 2 and 3 the shards of
+    gradients of earlier micro-batches. Other gradients, buckets and gathered parameters are not
+    counted.
     """
-    if strategy.parallel.pipeline == 1:
-        working = _working(model, model.units[-1], strategy)
-        return _states(model, strategy) + kept_activations(model, strategy) + working
-    return max(_of_stage(stage, strategy) for stage in kept_stages(model, strategy))
+    if strategy.parallel.pipeline > 1:
+        made = kept_stages(model, strategy)
+        ends = {0, 1, len(made) - 2, len(made) - 1}  # stages in between need no more
+        return max(_of_stage(made[place], strategy) for place in ends)
+    states = _states(model, strategy) + _whole_gradients(model, strategy)
+    return states + _whole_parameters(model, strategy) + _activations(model, strategy, 1).peak
+
+
+def _whole_parameters(model: Model, strategy: Strategy) -> int:
+    """Return the bytes of sharded parameters that stay gathered from forward to backward."""
+    runtime = strategy.zero.emulate
+    if runtime is None or strategy.zero.stage != 3:
+        return 0
+    kept = {
+        parameter.name: parameter
+        for unit in model.units
+        if (runtime.keeps_blocks_gathered if unit.checkpoint else runtime.keeps_root_gathered)
+        for parameter in unit.parameters
+    }
+    return _gathered(kept.values(), strategy.train.precision.compute)
+
+
+def _whole_gradients(model: Model, strategy: Strategy) -> int:
+    """Return the bytes of whole gradients that accumulate over micro-batches."""
+    runtime, precision = strategy.zero.emulate, strategy.train.precision
+    once = strategy.train.gradient_accumulation_steps == 1
+    if runtime is None or once or not runtime.collects_gradients(strategy.zero.stage):
+        return 0
+    formats = runtime.formats(
+        stage=strategy.zero.stage, compute=precision.compute, optimizer=precision.optimizer
+    )
+    return elements_of(model)[1] * formats.whole.size_bytes
 
 
 def _of_stage(stage: Stage, strategy: Strategy) -> int:
     """Return a lower bound of the bytes that a rank of a stage holds when a backward starts."""
     runtime, precision = strategy.zero.emulate, strategy.train.precision
-    kept = [kept_activations(chunk.model, strategy) for chunk in stage.chunks]
+    activations = [_activations(chunk.model, strategy, len(stage.chunks)) for chunk in stage.chunks]
+    kept = [each.kept for each in activations]
     states, gradients = _states(stage.model, strategy), 0
     if runtime is not None and runtime.keeps_stage_gathered(chunks=len(kept)):
         states += _gathered(stage.model.parameters, precision.compute)
@@ -46,23 +78,79 @@ def _of_stage(stage: Stage, strategy: Strategy) -> int:
         )
         _, trained = elements_of(stage.model)
         gradients = trained * formats.whole.size_bytes
+    beyond = [each.peak - each.kept for each in activations]
     return max(
         states
         + (gradients if moment.has_gradients else 0)
         + sum(times * each for times, each in zip(moment.in_flight, kept, strict=True))
+        + (min(beyond) if moment.has_gradients else beyond[-1])
         for moment in moments(stage, strategy)
     )
 
 
-def _working(model: Model, unit: Unit, strategy: Strategy) -> int:
-    """Return the working bytes of a unit's last segment, with its gathered parameters."""
-    last = unit.segments[-1]
-    gathered = 0
-    if strategy.zero.stage == 3:
-        read = set(last.parameters)
-        own = [each for each in unit.parameters if each.name in read]
-        gathered = _gathered(own, strategy.train.precision.compute)
-    return last.backward_workspace_bytes + gathered
+@dataclass(frozen=True, slots=True)
+class _Activations:
+    """Lower bounds of the bytes of a micro-batch: kept for its backward, and while that runs.
+
+    Counted at the `peak` are activations that are kept or recomputed, and the workspace, gradients
+    and gathered parameters of one segment. The last unit of each kind is considered.
+    """
+
+    kept: int
+    peak: int
+
+
+def _activations(model: Model, strategy: Strategy, chunks: int) -> _Activations:
+    """Return the activations of a model that is one of the `chunks` of a pipeline stage."""
+    gathers = _gathered_for_backward(strategy, chunks)
+    moves, away = strategy.moves_checkpoints, strategy.layers_on_host
+    key = "activations", strategy.activations, moves, away, gathers
+    return kept_by_model(model, key, lambda: _new_activations(model, strategy, gathers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathers:
+    """Parameters that are gathered for a backward: of blocks, of other units, of the next block."""
+
+    blocks: bool = False
+    root: bool = False
+    ahead: bool = False
+
+
+def _gathered_for_backward(strategy: Strategy, chunks: int) -> _Gathers:
+    runtime = strategy.zero.emulate
+    if strategy.zero.stage != 3:
+        return _Gathers()
+    if runtime is None:
+        return _Gathers(blocks=True, root=True)
+    blocks, root = not runtime.keeps_blocks_gathered, not runtime.keeps_root_gathered
+    if strategy.parallel.pipeline > 1:
+        blocks = root = not runtime.keeps_stage_gathered(chunks=chunks)
+    return _Gathers(blocks=blocks, root=root, ahead=blocks and runtime.gathers_ahead_in_backward)
+
+
+def _new_activations(model: Model, strategy: Strategy, gathers: _Gathers) -> _Activations:
+    again = recomputed(model, strategy)
+    away = {unit.name for unit in stored(model, strategy)}
+    last = {
+        (id(first), name in again): name for first, names in alike_units(model) for name in names
+    }
+    chosen = {*last.values()} - away
+    most, kept = 0, _Kept(model, strategy)
+    smallest = 0
+    for unit in model.units:
+        if unit.name in chosen:
+            ahead = smallest if gathers.ahead else 0
+            own = kept.peak_of(
+                unit, is_gathered=gathers.blocks if unit.checkpoint else gathers.root
+            )
+            most = max(most, kept.size_bytes + own + ahead)
+        if unit.checkpoint and gathers.ahead:
+            own = _gathered(unit.parameters, strategy.train.precision.compute)
+            smallest = min(smallest or own, own)
+        if unit.name not in away:
+            kept.add(unit, again=unit.name in again)
+    return _Activations(kept.size_bytes, max(most, kept.size_bytes))
 
 
 def _gathered(parameters: Iterable[Parameter], compute: DType) -> int:
@@ -94,6 +182,7 @@ def _states(model: Model, strategy: Strategy) -> int:
         parameters += trained * runtime.gradient_bytes(
             stage=stage, compute=precision.compute, data=strategy.parallel.data
         )
+    parameters += _userbuffers(model, strategy)
     if _leaves_device(strategy):
         return parameters
     shard = _shard(model, strategy)
@@ -107,6 +196,25 @@ def _states(model: Model, strategy: Strategy) -> int:
         kept += strategy.kept_formats.master.size_bytes
     shard = shard if stage else trained
     return parameters + kept * shard + _cast_weights(model, strategy)
+
+
+def _userbuffers(model: Model, strategy: Strategy) -> int:
+    """Return the bytes of userbuffers: one for each use by the segments in the same place."""
+    if strategy.execution.fuses_tokens is not TokenFusion.USERBUFFERS:
+        return 0
+    return kept_by_model(model, "userbuffers", lambda: _userbuffer_bytes(model))
+
+
+def _userbuffer_bytes(model: Model) -> int:
+    found: dict[tuple[int, FusedPart], int] = {}
+    for unit, _ in alike_units(model):
+        for place, segment in enumerate(unit.segments):
+            for part in parts_of((*segment.forward, *segment.backward)):
+                is_made = part in (FusedPart.SPLIT, FusedPart.GRADIENT)
+                of = segment.outputs[0] if is_made else model.values[segment.inputs[0]]
+                whole = of.size_bytes * model.tensor
+                found[place, part] = min(whole, found.get((place, part), whole))
+    return sum(found.values())
 
 
 def _cast_weights(model: Model, strategy: Strategy) -> int:
@@ -135,6 +243,8 @@ def _sharded_gradient(strategy: Strategy) -> int:
     once = strategy.train.gradient_accumulation_steps == 1
     if runtime is None or stage < 2 or once or strategy.parallel.pipeline > 1:
         return 0
+    if runtime.collects_gradients(stage):
+        return 0
     if runtime.gradient_bytes(stage=stage, compute=precision.compute, data=strategy.parallel.data):
         return 0
     formats = runtime.formats(stage=stage, compute=precision.compute, optimizer=precision.optimizer)
@@ -149,34 +259,80 @@ def _leaves_device(strategy: Strategy) -> bool:
     return offload.optimizer is not MemoryTier.DEVICE
 
 
-def kept_activations(model: Model, strategy: Strategy) -> int:
-    """Return a lower bound of the bytes that a micro-batch keeps for its backward.
+class _Kept:
+    """Activations of a micro-batch that units keep for their backward."""
 
-    It is computed once while the model is alive. Counted are the saved tensors of segments, and
-    the inputs that backward reads; of recomputed blocks, their inputs. Layers that keep activations
-    in host memory count zero.
-    """
-    moves, away = strategy.moves_checkpoints, strategy.layers_on_host
-    key = "kept activations", strategy.activations, moves, away
-    return kept_by_model(model, key, lambda: _kept_activations(model, strategy))
+    def __init__(self, model: Model, strategy: Strategy) -> None:
+        self.size_bytes = 0
+        self._model = model
+        self._compute = strategy.train.precision.compute
+        self._moves_checkpoints = strategy.moves_checkpoints
+        self._gathers = strategy.execution.fuses_tokens is not TokenFusion.USERBUFFERS
+        self._scale = model.tensor if self._gathers else 1
+        self._inputs = {BATCH}
 
-
-def _kept_activations(model: Model, strategy: Strategy) -> int:
-    total, inputs, again = 0, set[str](), recomputed(model, strategy)
-    away = {unit.name for unit in stored(model, strategy)}
-    for unit in model.units:
-        if unit.name in away:
-            continue
-        if unit.name in again:
+    def add(self, unit: Unit, *, again: bool) -> None:
+        """Add the activations of a unit; if it is recomputed `again`, only its inputs."""
+        if again:
             own = {value.name for segment in unit.segments for value in segment.outputs}
             given = {name for segment in unit.segments for name in segment.inputs} - own
-            inputs |= set() if strategy.moves_checkpoints else given
-            continue
+            self._add_inputs(set() if self._moves_checkpoints else given)
+            return
         for segment in unit.segments:
-            if model.runs_backward(segment):
-                total += segment.saved_bytes
-                inputs |= set(segment.kept_inputs)
-    return total + sum(model.values[name].size_bytes for name in inputs - {BATCH})
+            if self._model.runs_backward(segment):
+                self.size_bytes += segment.saved_bytes
+                self._add_inputs(set(segment.kept_inputs))
+
+    def _add_inputs(self, names: set[str]) -> None:
+        new = names - self._inputs
+        self._inputs |= new
+        self.size_bytes += sum(self._model.values[name].size_bytes for name in new)
+
+    def _exchanged_bytes(self, segment: Segment) -> int:
+        """Return the bytes of gradients of a segment, and of tensors gathered from tensor ranks.
+
+        Userbuffers hold gathered tensors, and are not counted.
+        """
+        model, total = self._model, 0
+        for value in segment.outputs:
+            if value.requires_gradient:
+                is_whole = segment.sums and value.tensor_sharded
+                total += value.size_bytes + (self._whole_bytes(value, segment) if is_whole else 0)
+        for value in map(model.values.__getitem__, segment.inputs):
+            is_whole = segment.reads_gathered and value.tensor_sharded
+            if value.requires_gradient:
+                scale = self._scale if is_whole and segment.sums_gradients else 1
+                total += scale * value.size_bytes
+            if is_whole and segment.saves_input:
+                total += self._whole_bytes(value, segment)
+        return total
+
+    def _whole_bytes(self, value: Value, segment: Segment) -> int:
+        """Return the bytes of a tensor gathered over the tensor axis; a cast leaves a byte each."""
+        own = value.elements if segment.is_narrow else value.size_bytes
+        return own * self._model.tensor * self._gathers
+
+    def peak_of(self, unit: Unit, *, is_gathered: bool) -> int:
+        """Return the bytes that the backward of a unit needs beyond those kept before it.
+
+        They include gradients of its parameters, and with `is_gathered` parameters of one segment.
+        """
+        model, saved, inputs, most = self._model, 0, set[str](), 0
+        trained = sum(each.elements for each in unit.parameters if not each.frozen)
+        gradients = trained * self._compute.size_bytes
+        parameters = {each.name: each for each in unit.parameters}
+        for segment in unit.segments:
+            if not model.runs_backward(segment):
+                continue
+            saved += segment.saved_bytes
+            inputs |= set(segment.kept_inputs) - self._inputs
+            own = [parameters[name] for name in segment.parameters if name in parameters]
+            needed = segment.backward_workspace_bytes
+            needed += _gathered(own, self._compute) if is_gathered else 0
+            needed += self._exchanged_bytes(segment)
+            kept = sum(model.values[name].size_bytes for name in inputs)
+            most = max(most, saved + kept + needed + gradients)
+        return most
 
 
 def host_state_bytes(model: Model, strategy: Strategy) -> int:

@@ -202,7 +202,7 @@ class Execution:
             the ranks of their experts, and results are sent back.
         dispatch: the library that does so; None for NCCL's all-to-all.
         whole_experts: with a tensor axis, each of its ranks routes its own tokens to whole experts.
-        cuts_latent: latent attention may be on a tensor axis, whose ranks compress their own tokens.
+        cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).
         loss: implementation of the loss.

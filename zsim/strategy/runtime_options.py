@@ -89,8 +89,8 @@ class RuntimeOptions(Table):
         trains_narrow: True if bf16 parameters can be updated directly (`pure_bf16`).
         has_experts: True if experts are distributed over expert ranks.
         shards_experts: True if several ranks may hold parts of the same experts.
-        cuts_latent: True if latent attention is modelled with a tensor axis: each rank compresses its
-            own tokens.
+        cuts_latent: True if latent attention is modelled with a tensor axis, whose ranks compress
+            their own tokens.
         has_context: True if its context parallelism is modeled here; a search tries context degrees
             only for these runtimes.
         context_exchange: default exchange of keys and values among ranks that share a sequence.
@@ -268,6 +268,26 @@ class RuntimeOptions(Table):
     @property
     def collects_stage(self) -> bool:
         """True if unsharded gradients of a pipeline stage accumulate until its last backward."""
+        return False
+
+    def collects_gradients(self, stage: int) -> bool:
+        """Return True if unsharded gradients accumulate over micro-batches, without a pipeline."""
+        del stage
+        return False
+
+    @property
+    def keeps_blocks_gathered(self) -> bool:
+        """True if sharded parameters of blocks stay gathered from forward to backward."""
+        return False
+
+    @property
+    def keeps_root_gathered(self) -> bool:
+        """True if sharded parameters outside blocks stay gathered from forward to backward."""
+        return False
+
+    @property
+    def gathers_ahead_in_backward(self) -> bool:
+        """True if a block is gathered before the backward of the unit after it computes."""
         return False
 
     def keeps_stage_gathered(self, *, chunks: int) -> bool:

@@ -143,6 +143,7 @@ class _SearchRun:
         most_operations: limit of operations; no setting is simulated beyond it.
         stop_s: limit of processor time of the simulations in seconds.
         operations: operations of the settings simulated so far.
+        of_families: operations of the last setting that was simulated, by its family.
         seconds: processor time of these simulations.
         note: callback for the result so far.
         is_stopped: True if the search reached `stop_s`.
@@ -159,6 +160,7 @@ class _SearchRun:
     plain: set[int] = field(default_factory=set[int])
     tried: list[TriedSetting] = field(default_factory=list[TriedSetting])
     operations: int = 0
+    of_families: dict[str, int] = field(default_factory=dict[str, int])
     seconds: float = 0.0
     is_stopped: bool = False
     is_interrupted: bool = False
@@ -172,7 +174,7 @@ class _SearchRun:
         self._begin(executor)
         flying: deque[_Flying] = deque()
         while True:
-            while len(flying) < AHEAD and not self._is_over():
+            while len(flying) < AHEAD and not self._is_over(each for each, _ in flying):
                 pick = self.search.next()
                 if pick is None and not flying:
                     pick = self._next_of_others(executor)
@@ -189,8 +191,15 @@ class _SearchRun:
     def _begin(self, executor: Executor) -> None:
         """Simulate plain settings while the bounds of the others are computed.
 
-        All their results are used before any other setting is chosen.
+        All their results are used before any other setting is chosen. For the fewest GPUs, settings
+        of few GPUs are bounded first, and no others while one of them may win.
         """
+        if self.question.objective == "gpus":
+            self.pool.bound_more_gpus(executor)
+            plain = plain_settings(self.pool.groups)
+            self.plain |= {*plain[0]}
+            self._extend(first=[*chain(*plain)])
+            return
         flying: deque[_Flying] = deque()
         for place in self.pool.plain():
             self._extend(always=[place])
@@ -250,19 +259,30 @@ class _SearchRun:
             return found
         return f"{found}; up to {self.search.gap:.1%} {BETTER[self.question.objective]} may exist"
 
-    def _is_over(self) -> bool:
-        """Return True if no more settings may be simulated."""
-        if self.operations >= self.most_operations:
+    def _is_over(self, running: Iterable[tuple[int, int]]) -> bool:
+        """Return True if no more settings may be simulated, besides those that are `running`."""
+        expected = sum(map(self._expected_operations, running))
+        if self.operations + expected >= self.most_operations:
             return True
         self.is_stopped = self.seconds >= self.stop_s
         return self.is_stopped
 
+    def _expected_operations(self, pick: tuple[int, int]) -> int:
+        """Return the operations of the last setting of the same family, else the most of any."""
+        most = max(self.of_families.values(), default=LEAST_OPERATIONS)
+        return self.of_families.get(self.search.branches[pick[0]].family, most)
+
     def _next_of_others(self, executor: Executor) -> tuple[int, int] | None:
         """Return the setting to try next when no branch is left that can win; None if none is.
 
-        If nothing fits so far, add the settings with offload. Else compute tighter lower bounds
-        of groups that lost by little: their knobs may win.
+        If nothing fits so far, add settings of more GPUs if they were left out, then the settings
+        with offload. Else compute tighter lower bounds of groups that lost by little: their knobs
+        may win.
         """
+        if self.search.best == inf and self.pool.bound_more_gpus(executor):
+            self.search.seek_least_again()
+            self._extend()
+            return self.search.next()
         if self.search.best == inf and self.pool.held_back:
             known = len(self.pool.groups)
             self.pool.release(executor)
@@ -283,11 +303,16 @@ class _SearchRun:
 
     def settle_gap(self) -> None:
         """Lower the bound of the group that determines the gap, until the gap stays the same."""
+        if self.search.best < inf and self.question.objective == "gpus":
+            self.pool.leave_more_gpus()
+            self._extend()
         while (place := self.search.lowest()) is not None and self._lower(place):
             pass
 
     def _take(self, pick: tuple[int, int], outcome: SettingOutcome, seconds: float) -> None:
-        self.operations += max(outcome.operations, LEAST_OPERATIONS)
+        operations = max(outcome.operations, LEAST_OPERATIONS)
+        self.operations += operations
+        self.of_families[self.search.branches[pick[0]].family] = operations
         self.seconds += seconds
         group, number = self.pool.groups[pick[0]], pick[1]
         gpus = group.fleet.gpus

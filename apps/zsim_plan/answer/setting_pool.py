@@ -1,7 +1,7 @@
 """Groups of settings with lower bounds, for the search of the best setting."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +19,11 @@ from zsim_plan.search.space import RefusedSettings, SettingGroup
 class SettingPool:
     """Groups of settings with their bounds, and refused groups.
 
-    Groups get bounds by `plain`, then by `bound_others`. Groups that keep states or checkpoints off
-    the device are held back until `release`. A bound holds for the defaults of its group; `lowered`
-    computes that of all its knobs. See `GroupBounder` for `sure_only`.
+    Groups get bounds by `plain`, then by `bound_others`. If the question asks for the fewest GPUs,
+    `bound_more_gpus` instead bounds those of the next larger number of GPUs. Groups that keep
+    states or checkpoints off the device are held back until `release`. A bound holds for the
+    defaults of its group; `lowered` computes that of all its knobs. See `GroupBounder` for
+    `sure_only`.
     """
 
     question: Question
@@ -49,25 +51,44 @@ class SettingPool:
                 self.unbounded[len(self.unbounded)] = each
 
     def plain(self) -> Iterator[int]:
-        """Yield the plainest group that may fit, of each runtime, stage and checkpointing.
+        """Yield the plainest group that surely fits by its bound, for each kind of plain setting.
 
-        Without full checkpointing it must surely fit by its bound, except of the first runtime.
+        Until one does, also groups that may fit: with full checkpointing, or of the first runtime.
         """
-        groups = [*self.unbounded.values()]
+        groups, none_fits = [*self.unbounded.values()], True
         for places in plainest(groups):
-            for place in places:
-                known = len(self.groups)
-                if (group := self.unbounded.pop(place, None)) is not None:
-                    self._add(group, self._bounder.bound(group))
-                if len(self.groups) > known:
-                    if self._is_plain(known):
-                        yield known
-                    break
+            found = self._plainest(places, groups)
+            if found is None:
+                continue
+            if not self.bounds[found].is_unsure:
+                none_fits = False
+                yield found
+            elif none_fits and self._may_be_plain(found):
+                yield found
 
-    def _is_plain(self, place: int) -> bool:
+    def _plainest(self, places: Iterable[int], groups: Sequence[SettingGroup]) -> int | None:
+        """Bound groups until one surely fits; return it, else the first that may fit.
+
+        Of each pair of tensor and pipeline degrees, only one that may fit is considered.
+        """
+        first, known = None, set[object]()
+        for place in places:
+            degrees = groups[place].degrees
+            if degrees in known or (group := self.unbounded.pop(place, None)) is None:
+                continue
+            self._add(group, self._bounder.bound(group))
+            if not self.groups or self.groups[-1] is not group:
+                continue  # it cannot run
+            found = len(self.groups) - 1
+            if not self.bounds[found].is_unsure:
+                return found
+            known.add(degrees)
+            first = found if first is None else first
+        return first
+
+    def _may_be_plain(self, place: int) -> bool:
         group = self.groups[place]
-        is_full = group.changes["activations.checkpointing"] == "full"
-        return is_full or group.comes_first or not self.bounds[place].is_unsure
+        return group.comes_first or group.changes["activations.checkpointing"] == "full"
 
     def bound_others(self, executor: Executor) -> Iterator[None]:
         """Bound the other groups with `executor`; yield after each part of them.
@@ -76,6 +97,34 @@ class SettingPool:
         """
         yield from self._bound_all(executor, self.unbounded)
         self.unbounded = {}
+
+    def bound_more_gpus(self, executor: Executor) -> bool:
+        """Bound and add groups of more and more GPUs until one surely fits by its bound.
+
+        Return False if there were none left.
+        """
+        known = len(self.groups)
+        while self.unbounded and not any(not each.is_unsure for each in self.bounds[known:]):
+            least = min(group.fleet.gpus for group in self.unbounded.values())
+            chosen = {
+                place: group for place, group in self.unbounded.items() if group.fleet.gpus == least
+            }
+            for _ in self._bound_all(executor, chosen):
+                pass
+            self._leave_out(chosen)
+        return len(self.groups) > known
+
+    def leave_more_gpus(self) -> None:
+        """Add the other groups without a bound: with more GPUs than an answer they cannot win."""
+        for group in self.unbounded.values():
+            self._add(group, SettingBound())
+        self.unbounded = {}
+
+    def _leave_out(self, places: Iterable[int]) -> None:
+        left_out = {*places}
+        self.unbounded = {
+            place: group for place, group in self.unbounded.items() if place not in left_out
+        }
 
     def release(self, executor: Executor) -> None:
         """Add the groups that were held back, with their bounds."""

@@ -379,12 +379,17 @@ class Bounder:
         return known
 
 
+ONE_LAP = {"all_to_all": "all_gather"}
+"""Collectives that send as many bytes over a GPU's link as another one."""
+
+
 def tensor_seconds(cluster: Cluster, times: CollectiveBounds | None) -> TensorSeconds:
     """Return a function for the seconds of tensor-parallel collectives."""
 
     def of(collective: str, size_bytes: int, ranks: int) -> float:
         if times is None or ranks > cluster.gpus_per_node * cluster.nodes_per_domain:
-            return tensor_s(collective, size_bytes, ranks, cluster.switch_link.bytes_per_s)
+            of_links = ONE_LAP.get(collective, collective)
+            return tensor_s(of_links, size_bytes, ranks, cluster.switch_link.bytes_per_s)
         return times.alone_s(collective, size_bytes, ranks)
 
     return of

@@ -7,10 +7,10 @@ a node or a GPU. Searches skip settings whose bound is worse than the best found
 Land and Doig 1960).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.closed_form.by_model import alike_units, kept_stages
+from zsim.closed_form.by_model import alike_units, kept_stages, units_by_kind
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.memory_bounds import host_state_bytes
@@ -83,14 +83,25 @@ class _Clock:
     def work(self, model: Model, *, ahead: bool = False) -> RankWork:
         """Return the work of one micro-batch; with `ahead` the part for which other stages wait.
 
-        It is computed once of a model: settings that differ in their shards have the same.
+        It is computed once for equal units: stages of a pipeline, and settings that differ in their
+        shards, have the same.
         """
         goes_back = not (ahead and self.strategy.execution.splits)
-        key = id(model), self.strategy.activations, goes_back
+        key = self._kinds(model), self.strategy.activations, goes_back
         known = self.speeds.works.get(key)
-        if known is None:  # the model stays alive, so that no other object gets its id
+        if known is None:  # the model stays alive, so that no other kernels get the ids of its own
             known = self.speeds.works[key] = model, self._work(model, goes_back=goes_back)
         return known[1]
+
+    def _kinds(self, model: Model) -> Hashable:
+        """Return the kernels of the units of each kind, and the number that is recomputed."""
+        again = set[str]()
+        if not self.strategy.activations.early_stop:
+            again = recomputed(model, self.strategy)
+        return tuple(
+            (tuple(map(_costs, unit.segments)), many, is_recomputed)
+            for unit, many, is_recomputed in units_by_kind(model, again)
+        )
 
     def _work(self, model: Model, *, goes_back: bool) -> RankWork:
         found, again = RankWork(), set[str]()
@@ -171,6 +182,12 @@ class _Clock:
         if value.tensor_sharded:
             return self.tensor("reduce_scatter", value.size_bytes * model.tensor, model.tensor)
         return self.tensor("all_reduce", value.size_bytes, model.tensor)
+
+
+def _costs(segment: Segment) -> Hashable:
+    """Return a key that is equal for equal segments of the stages of a model."""
+    made = tuple(value.elements for value in segment.outputs)
+    return id(segment.forward), id(segment.backward), id(segment.again), made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,9 @@ from math import inf
 FRONT_EVERY = 5
 """Period of trials that look for less memory instead of a better value."""
 
+NEAR = 0.05
+"""Gap above which such trials are half as frequent."""
+
 FRONT_STEP = 0.85
 """Such a trial needs a memory bound below this fraction of the least memory found."""
 
@@ -156,6 +159,10 @@ class Search:
         self._plain.extend((each, True) for each in always)
         self._plain.extend((each, False) for each in first)
 
+    def seek_least_again(self) -> None:
+        """Allow `LEAST_MOST` more families, because branches of other GPUs follow."""
+        self._families.clear()
+
     def next(self) -> tuple[int, int] | None:
         """Return the branch and the index of the setting to try next.
 
@@ -219,7 +226,7 @@ class Search:
         found = None
         if self.best == inf and self._picks % 2 == 0:
             found = self._smallest_pick()
-        elif self._picks % FRONT_EVERY == 0:
+        elif self._picks % (FRONT_EVERY if self.gap <= NEAR else 2 * FRONT_EVERY) == 0:
             found = self._front_pick()
         if found is None and self._picks % GAP_EVERY == 0:
             found = self._lowest_that_fits()

@@ -117,6 +117,11 @@ class SettingGroup:
         return str(self.changes["zero.emulate"])
 
     @property
+    def degrees(self) -> tuple[object, object]:
+        """Tensor and pipeline degrees."""
+        return self.changes["parallel.tensor"], self.changes["parallel.pipeline"]
+
+    @property
     def comes_first(self) -> bool:
         """True if every answer shows a plain setting of its runtime."""
         return self._search.comes_first
@@ -181,15 +186,15 @@ class SettingGroup:
     def likely(self) -> float:
         """Expected ratio of the step time to its bound, a rule of thumb to order the search.
 
-        Reductions over a tensor axis and copies to hosts are exposed more than other communication;
-        bounds exclude exchanges of keys and values. Schedules of many operations take long to
-        simulate and get a slightly lower priority.
+        Bounds exclude most waits for collectives of a tensor axis, for messages of a pipeline, for
+        keys and values, and for copies to hosts. Schedules of many operations take long to simulate
+        and get a slightly lower priority.
         """
         found = 1.03
-        found += 0.25 if self.changes["parallel.tensor"] != 1 else 0.0
-        found += 0.1 if self.changes["parallel.pipeline"] != 1 else 0.0
-        found += 0.1 if self.changes.get("parallel.context", 1) != 1 else 0.0
-        found += 0.1 if self.changes.get("parallel.expert", 1) != 1 else 0.0
+        found += 0.05 if self.changes["parallel.tensor"] != 1 else 0.0
+        found += 0.03 if self.changes["parallel.pipeline"] != 1 else 0.0
+        found += 0.05 if self.changes.get("parallel.context", 1) != 1 else 0.0
+        found += 0.05 if self.changes.get("parallel.expert", 1) != 1 else 0.0
         found += 0.25 if self.moves_states else 0.0
         return found + (0.03 if self._search.is_slow else 0.0)
 

@@ -249,6 +249,10 @@ class DeepSpeed(RuntimeOptions):
             optimizer=optimizer,
         )
 
+    def collects_gradients(self, stage: int) -> bool:
+        """Return True in stages 0 and 1, which reduce gradients once."""
+        return stage < 2
+
     def smaller_buckets(self, elements: int) -> str | None:
         """Return the option that limits the bucket size to `elements`, if it is larger."""
         return f"reduce_bucket_size={elements}" if self.reduce_bucket_size > elements else None

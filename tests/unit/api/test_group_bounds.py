@@ -64,3 +64,35 @@ def test_groups_are_added_in_the_order_of_the_space(
     assert order == sorted(order)
     assert len(pool.groups) == len(pool.bounds)
     assert sum(len(each.knobs) for each in pool.groups) + pool.refused.total() == pool.settings
+
+
+def test_more_gpus_are_bounded_only_where_fewer_may_not_suffice() -> None:
+    settings = (*SMALL, "zero.stage=1", "activations.checkpointing=none", "parallel.tensor=1")
+    for memory, gpus in (("80 GB", 1), ("2.6 GB", 2)):
+        asked = question_of(
+            "llama3.2-1b",
+            "8xh100",
+            (*settings, f"cluster.gpu_memory={memory}"),
+            batch_tokens=256 * 8,
+            among=("megatron",),
+            objective="gpus",
+        )
+        pool = SettingPool(asked)
+        assert pool.bound_more_gpus(InProcess())
+        sure = [
+            group.fleet.gpus
+            for group, bound in zip(pool.groups, pool.bounds, strict=True)
+            if not bound.is_unsure
+        ]
+        assert {*sure} == {gpus}
+        assert {each.fleet.gpus for each in pool.unbounded.values()} == {
+            each for each in (2, 4, 8) if each > gpus
+        }
+        known = len(pool.groups)
+        pool.leave_more_gpus()
+        assert not pool.unbounded
+        assert not pool.bound_more_gpus(InProcess())
+        added = sum(len(each.knobs) for each in pool.groups)
+        assert added + pool.refused.total() == pool.settings
+        left_out = [branch.bound for branch in pool.branches(known)]
+        assert {*left_out} == {each for each in (2, 4, 8) if each > gpus}

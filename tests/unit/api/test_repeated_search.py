@@ -23,6 +23,7 @@ from zsim_plan.answer import best_search
 from zsim_plan.answer.best_question import Question, question_of
 from zsim_plan.answer.best_result import BestResult
 from zsim_plan.answer.best_search import best_of
+from zsim_plan.answer.setting_pool import SettingPool
 from zsim_plan.answer.setting_trial import SettingOutcome, tried
 from zsim_plan.answer.tried_setting import TriedSetting
 from zsim_plan.commands import best as best_command
@@ -123,12 +124,12 @@ def test_a_slow_machine_and_two_workers_print_the_same_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = question(*FEW)
-    usual = best_of(asked, workers=1, operations=10_000)
+    usual = best_of(asked, workers=1, operations=30_000)
     assert len(usual.tried) > 5
     monkeypatch.setattr(best_search, "tried", slowly)
     for name in ("perf_counter", "process_time"):
         monkeypatch.setattr(best_search, name, slow_clock(40.0))
-    slow = best_of(asked, workers=2, operations=10_000)
+    slow = best_of(asked, workers=2, operations=30_000)
     assert printed(slow) == printed(usual)
     assert slow.wall_time_s >= 40.0
 
@@ -288,6 +289,36 @@ def test_plain_settings_that_do_not_fit_leave_operations_for_one_with_less_memor
     found = best_of(chosen, workers=1, operations=operations)
     assert found.best is not None
     assert found.best.changes["parallel.context"] == 8
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_settings_in_flight_count_before_they_end(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    def costly(tables: Mapping[str, Any], *, times_unsure: bool = True) -> SettingOutcome:
+        outcome = drawn_far_from_bounds(tables, times_unsure=times_unsure)
+        return replace(outcome, operations=LONG_OPERATIONS)
+
+    monkeypatch.setattr(best_search, "tried", costly)
+    monkeypatch.setattr(best_search, "processes", partial(disordered, seed=1))
+    asked, limit = question("parallel.tensor=1", among=SEVERAL), 20 * LONG_OPERATIONS
+    found = best_of(asked, workers=workers, operations=limit)
+    assert found.open_settings > 0
+    assert limit <= found.operations < limit + LONG_OPERATIONS
+
+
+def test_plain_settings_surely_fit_once_one_does() -> None:
+    asked = question_of(
+        "llama3.2-1b",
+        "8xh100",
+        ("cluster.gpu_memory=10 GB", "model.layers=6"),
+        among=("fsdp2", "megatron", "deepspeed"),
+    )
+    pool = SettingPool(asked)
+    unsure = [pool.bounds[place].is_unsure for place in pool.plain()]
+    assert len(unsure) > 3
+    assert unsure == sorted(unsure, reverse=True)
+    assert any(each.is_unsure for each in pool.bounds)  # others that may not fit were left out
 
 
 def test_work_is_counted_alike_with_and_without_results_that_a_process_keeps() -> None:
