@@ -87,10 +87,10 @@ def unordered(plan: Plan, name: str, reader: str) -> list[Finding]:
     return list(check(fields(reader, after=())(apart), plan.model()))
 
 
-def one_rank(plan: Plan, edit: Edit) -> list[Finding]:
-    """Return the findings if the first expert rank runs an edited program."""
+def one_rank(plan: Plan, edit: Edit, axis: str = "expert") -> list[Finding]:
+    """Return the findings if the first ranks along an axis run an edited program."""
     schedule = right(plan)
-    return list(check(split(schedule, edit(schedule), axis="expert"), plan.model()))
+    return list(check(split(schedule, edit(schedule), axis=axis), plan.model()))
 
 
 def test_expert_gradients_multiplied_by_expert_ranks() -> None:
@@ -285,6 +285,24 @@ def test_rows_and_their_weights_exchanged_in_another_order_on_one_rank() -> None
         moved_before("step/mb0/layer0/dispatch_probs", "step/mb0/layer0/dispatch"),
     )
     assert {each.invariant for each in found} >= {"matching"}
+
+
+def test_reductions_of_experts_and_others_in_another_order_on_one_rank() -> None:
+    """No issue: ranks hang if their groups overlap."""
+    other = moved_before("step/experts0/reduce", "step/embed/reduce")
+    found = one_rank(COPIES, other, "data")
+    assert {each.invariant for each in found} & {"progress", "order across communicators"}
+    assert one_rank(COPIES, other) == []  # no member of a group differs
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [("shared0/0/forward", "layer0/3/forward"), ("experts0/reduce", "experts0/update")],
+)
+def test_outputs_of_a_second_stream_that_are_read_too_early(name: str, reader: str) -> None:
+    """NVIDIA-NeMo/Automodel 3109, deepseek-ai/DeepEP 589: the same class, at other places."""
+    plan = SHARED if name.startswith("shared") else COPIES
+    assert "races" in {each.invariant for each in unordered(plan, name, reader)}
 
 
 def test_every_operation_is_named_that_is_changed() -> None:

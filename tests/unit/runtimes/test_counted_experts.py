@@ -41,7 +41,7 @@ MEGATRON = Zero(stage=1, emulate=Megatron(sequence_parallel=True))
 
 
 def strategy_of(
-    zero: Zero = MEGATRON, *, kept: Checkpointing = Checkpointing.NONE, **degrees: int
+    zero: Zero = MEGATRON, kept: Checkpointing = Checkpointing.NONE, /, **degrees: int
 ) -> Strategy:
     return Strategy(
         parallel=Parallel.of(degrees),
@@ -107,7 +107,7 @@ def test_tensor_ranks_hold_parts_of_shared_experts_and_copies_of_routers() -> No
 def test_capacities_are_proved_and_padded_ones_need_no_host(
     experts: Experts, kept: Checkpointing, *, reads: bool
 ) -> None:
-    strategy = strategy_of(kept=kept, data=4, expert=4)
+    strategy = strategy_of(MEGATRON, kept, data=4, expert=4)
     model = model_of(strategy, experts)
     schedule = make_schedule(model, strategy)
     assert check(schedule, model) == ()
