@@ -9,6 +9,7 @@ from zsim.analysis.summary import Summary
 from zsim.api.answer import Progress
 from zsim.api.forecast import accumulating
 from zsim.api.run_forecast import RunForecast
+from zsim.cluster.foreign_profile import foreign_words
 from zsim.files.shipped_files import published_papers
 from zsim.files.source import settled
 from zsim.prediction.evidence import JudgedRun, flat
@@ -116,11 +117,13 @@ def _row(
 def scenario_features(tables: Mapping[str, object]) -> RunFeatures | str:
     """Return the features of the run in `tables`, or the reason why no published run is similar.
 
-    They do not depend on the number of micro-batches, which may exceed the simulated ones.
+    A run with constants of another GPU judges neither; zsim states no error for such runs. Features
+    do not depend on the number of micro-batches, which may exceed the simulated ones.
     """
     train = tables["train"]
     assert isinstance(train, Mapping)
     counted = "gradient_accumulation_steps" in train and "global_batch_size" not in train
     few = accumulating(tables, 1) if counted else tables
     found, _ = settled("scenario", from_tables(few))
-    return features(found.strategy, found.make_model(), found.cluster)
+    foreign = foreign_words(found.cluster)
+    return foreign or features(found.strategy, found.make_model(), found.cluster)
