@@ -150,9 +150,9 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     size = strategy.train.precision.compute.size_bytes
     tensor = strategy.parallel.tensor
     found = over_tokens(model, times=micro_batches, ranks=tensor, size_bytes=size)
+    every = list(buckets(model, strategy))
     for group, expert in (("data", False), ("expert_data", True)):
-        own = [each for each in buckets(model, strategy) if each.expert is expert]
-        found += _over(group, own, strategy)
+        found += _over(group, [each for each in every if each.expert is expert], strategy)
     return [*found, *_replicas(model, strategy)]
 
 

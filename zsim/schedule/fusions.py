@@ -12,7 +12,6 @@ from zsim.model.kernel import FusedPart, parts_of
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
-    Branch,
     CollectiveOperation,
     Compute,
     Operation,
@@ -120,7 +119,7 @@ def inspect_fusions(program: Program) -> None:
         ScheduleError: no `Compute` reads or makes the data of a collective `in_parts` or `beside`.
     """
     operations = (*program.setup, *program.step)
-    if not _has_fused(operations):
+    if not _has_fused((*program.setup_work, *program.step_work)):
         return
     marked = [each for each in walk(operations) if is_fused(each)]
     found = Fusions.of(program.step)
@@ -132,11 +131,10 @@ def inspect_fusions(program: Program) -> None:
             raise ScheduleError(f"{each.id}: {why}what it scatters")
 
 
-def _has_fused(operations: Iterable[Operation]) -> bool:
+def _has_fused(work: Iterable[Operation]) -> bool:
     """Return True if any operation is a fused collective; most programs have none."""
-    # Check only the type of each, without `walk`: a program has 100,000 operations.
-    few = [each for each in operations if isinstance(each, (CollectiveOperation, Together, Branch))]
-    return any(map(is_fused, walk(few)))
+    few = [each for each in work if isinstance(each, (CollectiveOperation, Together))]
+    return any(map(is_fused, few))
 
 
 def is_fused(operation: Operation) -> bool:

@@ -39,9 +39,12 @@ COMPUTE = "compute"
 COMMUNICATION = "communication"
 
 
+_OPERAND = {Operand}
+
+
 def _operands(given: Iterable[tuple[Role, View] | Operand]) -> tuple[Operand, ...]:
     """Return operands; keep a tuple of operands, by whose identity proofs recognise repetition."""
-    if isinstance(given, tuple) and all(isinstance(each, Operand) for each in given):
+    if isinstance(given, tuple) and {*map(type, given)} <= _OPERAND:
         return cast("tuple[Operand, ...]", given)
     return tuple(
         each if isinstance(each, Operand) else Operand(role=each[0], view=each[1]) for each in given

@@ -10,7 +10,6 @@ from zsim.limits import go_on
 from zsim.model.model import ModelError
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.buffer_handle import BufferHandle
-from zsim.schedule.host_actions import name_of
 from zsim.schedule.mesh import Box, Group
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.operation_list import COMPUTE, OperationList
@@ -35,6 +34,9 @@ ROLE = "all"
 OPERATIONS_MAX: Final = 500_000
 """Maximum length of a program. At 0.6 kB each, they fit in a laptop's memory; 1,000 layers
 with two micro-batches are 128,000."""
+
+OPERATIONS_A_LOOK: Final = 64
+"""How many operations are written between two looks at whether the work is to stop."""
 
 
 class ScheduleWriter(OperationList):
@@ -111,8 +113,10 @@ class ScheduleWriter(OperationList):
         Raises:
             ModelError: there are too many; the message names settings that reduce them.
         """
-        go_on()
-        if len(self.operations) >= OPERATIONS_MAX:
+        count = len(self.operations)
+        if not count % OPERATIONS_A_LOOK:
+            go_on()
+        if count >= OPERATIONS_MAX:
             raise ModelError(
                 f"model.layers: a step of more than {OPERATIONS_MAX:,} operations; fewer layers or "
                 "gradient_accumulation_steps, or larger buckets, need fewer"
@@ -123,12 +127,12 @@ class ScheduleWriter(OperationList):
     def allocate(self, *buffers: BufferHandle | str, micro_batch: int | None = None) -> None:
         """Allocate memory for each buffer; `micro_batch` selects the numbers of counted rows."""
         for each in buffers:
-            name = name_of(each)
+            name = each if isinstance(each, str) else each.name
             assert name not in self.alive, f"{self.prefix}: {name} is alive"
             self.alive.add(name)
             if self.captured and self.prefix.startswith(self.captured):
                 self.buffers[name] = replace(self.buffers[name], captured=True)
-            pool, size = self._size_of(name)
+            pool, size = self._sizes.get(name) or self._size_of(name)
             alive = self.alive_bytes.get(pool, 0) + size
             self.alive_bytes[pool] = alive
             if alive >= self.peak_bytes.get(pool, 0):
@@ -137,11 +141,9 @@ class ScheduleWriter(OperationList):
             self.add(Allocate(id=path, buffer=name, micro_batch=micro_batch))
 
     def _size_of(self, name: str) -> tuple[str, int]:
-        """Return the pool of a buffer, and its bytes."""
-        found = self._sizes.get(name)
-        if found is None:
-            buffer = self.buffers[name]
-            found = self._sizes[name] = buffer.pool, buffer.size_bytes
+        """Return the pool of a buffer, and its bytes, and keep both."""
+        buffer = self.buffers[name]
+        found = self._sizes[name] = buffer.pool, buffer.size_bytes
         return found
 
     def count_late(self, pool: str, size_bytes: int) -> None:
@@ -167,9 +169,9 @@ class ScheduleWriter(OperationList):
         """Free the memory of each buffer after `uses`, by the given mode."""
         uses = tuple(uses)
         for each in buffers:
-            name = name_of(each)
+            name = each if isinstance(each, str) else each.name
             self.alive.remove(name)
-            pool, size = self._size_of(name)
+            pool, size = self._sizes.get(name) or self._size_of(name)
             self.alive_bytes[pool] -= size
             path = f"{self.prefix}/{verb}/{name}"
             self.add(Free(id=path, buffer=name, mode=mode, uses=uses))

@@ -153,7 +153,7 @@ def inspect_place(where: str, buffer: Buffer, pool: Pool) -> None:
     Raises:
         ScheduleError: the buffer does not have the size of a slot, or is produced in a file.
     """
-    if pool.slot_bytes not in (None, buffer.size_bytes):
+    if pool.slot_bytes is not None and pool.slot_bytes != buffer.size_bytes:
         raise ScheduleError(
             f"{where}: {buffer.size_bytes} bytes, but a slot of pool {pool.name} has "
             f"{pool.slot_bytes}"
@@ -286,8 +286,10 @@ def _inspect_contract(schedule: UncheckedSchedule) -> None:
             raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
 
 
-HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
+HOST_ACTIONS = (Allocate, Free, HostWait, ReadCounts, SetScalar, Branch)
 """Operations that an edge cannot name: they end when the host has passed them."""
+
+_HOST_ACTIONS = frozenset(HOST_ACTIONS)
 
 
 class _Inspector:
@@ -316,24 +318,29 @@ class _Inspector:
 
     def _inspect_part(self, operations: Sequence[Operation], work: Sequence[Operation]) -> None:
         """Raise on the first fault of a list; most operations need only a quick test."""
-        self.awaitable = {each.id for each in work if not isinstance(each, HOST_ACTIONS)}
+        self.awaitable = {each.id for each in work if type(each) not in _HOST_ACTIONS}
+        by_name = self.program.by_name
         for operation in walk(operations):
             if type(operation) is Allocate or (type(operation) is Free and not operation.uses):
-                self._need_buffer(operation.id, operation.buffer)
+                if operation.buffer not in by_name:
+                    self._need_buffer(operation.id, operation.buffer)
             elif not (isinstance(operation, (Copy, Compute)) and self._comes_again(operation)):
                 self._inspect_operation(operation)
 
     def _comes_again(self, operation: Copy | Compute) -> bool:
         """Return True if the same operation was inspected before, in another micro-batch."""
         key = recurring(operation)
-        says_more = isinstance(operation, Compute) and (operation.scalars or operation.draw)
-        known = key in self.good and not operation.after and operation.stream in self.streams
-        self.good.add(key)  # it is inspected next, and raises if it is not
-        return bool(key) and known and not says_more
+        if key not in self.good:
+            self.good.add(key)  # it is inspected next, and raises if it is not
+            return False
+        if not key or operation.after or operation.stream not in self.streams:
+            return False
+        return not (isinstance(operation, Compute) and (operation.scalars or operation.draw))
 
     def _inspect_buffers(self) -> None:
+        role = self.program.role
         for buffer in self.program.buffers:
-            where = f"{self.program.role}/buffer {buffer.name}"
+            where = f"{role}/buffer {buffer.name}"
             pool = self.pools.get(buffer.pool)
             if pool is None:
                 names = sorted(self.pools)
@@ -365,9 +372,8 @@ class _Inspector:
                     f"{where}: shard {buffer.shard!r}, but the layout is cut along {layout.axis!r}"
                 )
             count = self.mesh.axis_size(buffer.shard)
-            needed = max(
-                layout.segment(rank, count)[1] for rank in ranks_of_all_sizes(layout, count)
-            )
+            sizes = [layout.segment(each, count)[1] for each in ranks_of_all_sizes(layout, count)]
+            needed = max(sizes)
         if buffer.elements < needed or (buffer.elements > needed and not buffer.has_room):
             raise ScheduleError(f"{where}: {buffer.elements} elements, its layout has {needed}")
 
@@ -380,6 +386,8 @@ class _Inspector:
                 return
             case Compute():
                 self._inspect_compute(operation)
+            case Communication():
+                self._inspect_communication(operation)
             case Allocate(buffer=buffer):
                 self._need_buffer(where, buffer)
                 return
@@ -409,8 +417,6 @@ class _Inspector:
             case Together(members=members):
                 for member in members:
                     self._inspect_communication(member)
-            case Communication():
-                self._inspect_communication(operation)
             case _:
                 assert_never(operation)
         if operation.stream not in self.streams:
@@ -451,7 +457,7 @@ class _Inspector:
             name = edge.operation if isinstance(edge, Previous) else edge
             if name not in by_id:
                 raise ScheduleError(f"{where}: after {name!r}, which is no operation")
-            if isinstance(by_id[name], HOST_ACTIONS):
+            if type(by_id[name]) in _HOST_ACTIONS:
                 raise ScheduleError(f"{where}: after {name!r}, which is on no stream")
             if previous and not self.in_step:
                 raise ScheduleError(f"{where}: setup has no previous {name!r}")
@@ -507,10 +513,11 @@ class _Inspector:
         if operation.group not in self.sizes:
             raise ScheduleError(f"{where}: no group {operation.group!r}")
         count = self.sizes[operation.group]
-        if isinstance(operation, AllToAll) and is_counted(operation, self.program.by_name):
-            inspect_exchange(operation, self.program.by_name, self.counts)
-        elif isinstance(operation, AllToAll) and (operation.sent or operation.received):
-            inspect_blocks(where, operation, count)
+        exchange = operation if isinstance(operation, AllToAll) else None
+        if exchange is not None and is_counted(exchange, self.program.by_name):
+            inspect_exchange(exchange, self.program.by_name, self.counts)
+        elif exchange is not None and (exchange.sent or exchange.received):
+            inspect_blocks(where, exchange, count)
         elif isinstance(operation, CollectiveOperation):
             source, target = operation.source, operation.target
             if operation.splits is operation.joins:
@@ -523,16 +530,18 @@ class _Inspector:
                 self._need_sizes(where, source, count * target.size)
         if isinstance(operation, Broadcast) and not 0 <= operation.root < count:
             raise ScheduleError(f"{where}: root {operation.root} is outside 0 to {count - 1}")
-        for view in filter(None, (operation.reads, operation.writes)):
+        for view in (operation.reads, operation.writes):
+            if view is None:
+                continue
             self._inspect_view(where, view)
-            if not isinstance(operation, AllToAll):
-                need_no_rows(where, self.program.by_name[view.buffer])
+            buffer = self.program.by_name[view.buffer]
+            if exchange is None:
+                need_no_rows(where, buffer)
             if view.layout is not None:
                 raise ScheduleError(f"{where}: a collective needs equal sizes on all ranks")
-            dtype = self.program.by_name[view.buffer].dtype
-            if dtype is not operation.wire:
+            if buffer.dtype is not operation.wire:
                 raise ScheduleError(
-                    f"{where}: wire dtype {operation.wire}, but {view.buffer} is {dtype}"
+                    f"{where}: wire dtype {operation.wire}, but {view.buffer} is {buffer.dtype}"
                 )
 
     def _need_parameters(self, where: str, view: View) -> None:

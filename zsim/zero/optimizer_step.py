@@ -87,6 +87,7 @@ class OptimizerStep:
         self.after = after
         self.updated = updated
         self.stream = stream
+        self.kept = strategy.kept_formats
         self.begin()
 
     def begin(self) -> None:
@@ -221,7 +222,7 @@ class OptimizerStep:
 
     def apply_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> str:
         """Cast, unscale, clip and apply the gradient of a tensor; return the last operation."""
-        optimizer = self.strategy.kept_formats.gradient
+        optimizer = self.kept.gradient
         gradient, after = item.gradient, item.after
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
         cast = None
@@ -353,7 +354,7 @@ class OptimizerStep:
         by their scale, and after the update measured, multiplied and cast back, each in a pass
         (`get_unscaled_state` and `_apply_scale` of Transformer Engine, optimizers/fused_adam.py).
         """
-        kept, wide = self.strategy.kept_formats, self.strategy.train.precision.optimizer
+        kept, wide = self.kept, self.strategy.train.precision.optimizer
         states = (kept.master, *kept.moments)
         moments = len(states)
         elements = kernel.bytes // ((1 + 2 * moments) * wide.size_bytes)

@@ -296,7 +296,9 @@ class Tokens:
 
     def take(self, *buffers: str) -> None:
         """Allocate the `buffers` that are not persistent."""
-        self.writer.allocate(*(each for each in buffers if not self._stays(each)))
+        if self._userbuffers is not None:
+            buffers = tuple(each for each in buffers if not self._stays(each))
+        self.writer.allocate(*buffers)
 
     def give(self, *buffers: str) -> None:
         """Free the `buffers` that are not persistent."""

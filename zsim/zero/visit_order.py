@@ -7,7 +7,7 @@ together: all of them are recomputed, each in a separate visit, before backward 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from msgspec import Struct
@@ -75,13 +75,12 @@ class UnitVisit:
     parts: tuple[str, ...] = ()
     opens: bool = True
     closes: bool = True
+    only_recomputes: bool = field(init=False)
+    """True if the visit only recomputes the unit; its backward is then a separate visit."""
 
-    @property
-    def only_recomputes(self) -> bool:
-        """True if the visit only recomputes the unit; its backward is then a separate visit."""
-        return bool(self.segments) and all(
-            each.action is Action.RECOMPUTE for each in self.segments
-        )
+    def __post_init__(self) -> None:
+        recomputes = all(each.action is Action.RECOMPUTE for each in self.segments)
+        object.__setattr__(self, "only_recomputes", bool(self.segments) and recomputes)
 
 
 def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
@@ -161,18 +160,22 @@ def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
         found.append(_CheckpointedUnits(indices, own, given, again, stored))
         first += len(units)
     readers = Counter(name for block in found for name in block.given)
-    return [replace(each, parts=_parts(model, strategy, each, readers)) for each in found]
+    moved = [_parts(model, strategy, each, readers) for each in found]
+    return [
+        replace(each, parts=parts) if parts else each
+        for each, parts in zip(found, moved, strict=True)
+    ]
 
 
 def _parts(
     model: Model, strategy: Strategy, block: _CheckpointedUnits, readers: Mapping[str, int]
 ) -> tuple[str, ...]:
     """Return the checkpoints that move to a store: inputs that no other block reads."""
-    units = [model.units[index] for index in block.units]
     if block.stored:
         return _stored(model, strategy, block, readers)
-    differentiated = any(_differentiated(model, unit) for unit in units)
-    if not (block.again and strategy.moves_checkpoints and differentiated):
+    if not (block.again and strategy.moves_checkpoints):
+        return ()
+    if not any(_differentiated(model, model.units[index]) for index in block.units):
         return ()
     return tuple(
         name for name in block.given if readers[name] == 1 and model.values[name].requires_gradient

@@ -75,7 +75,9 @@ def launch_script(asked: SettingLaunch, config: Path) -> str:
     lines += [before.format(file=file)] if before else []
     if asked.nodes > 1:
         lines += [
-            'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            # `head -n 1` would end scontrol by a signal, and with pipefail the script
+            'names=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            "first=${names%%$'\\n'*}",
             f"srun torchrun --nnodes={asked.nodes} --nproc-per-node={per_node} \\",
             f'  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$first:{PORT}" \\',
         ]

@@ -14,7 +14,10 @@ PRINTING = '#!/bin/bash\nprintf \'%s\\n\' "$(basename "$0")" "$@"\n'
 
 
 def started(folder: Path, asked: SettingLaunch, config: Path) -> list[str]:
-    """Return the words of the first command that the script of `config` runs."""
+    """Return the words of the first command that the script of `config` runs.
+
+    `scontrol` names more nodes than a pipe holds.
+    """
     script = asked.path(config)
     script.write_text(launch_script(asked, config), "utf-8")
     programs = folder / "programs"
@@ -22,7 +25,7 @@ def started(folder: Path, asked: SettingLaunch, config: Path) -> list[str]:
     for name, text in (
         ("torchrun", PRINTING),
         ("srun", PRINTING),
-        ("scontrol", "#!/bin/bash\necho node7\necho node9\n"),
+        ("scontrol", "#!/bin/bash\necho node7\nseq --format 'node%g' 9 20000\n"),
     ):
         (programs / name).write_text(text, "utf-8")
         (programs / name).chmod(0o755)
