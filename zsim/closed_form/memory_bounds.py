@@ -89,7 +89,7 @@ def _of_stage(stage: Stage, strategy: Strategy) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Activations:
+class _ActivationBytes:
     """Lower bounds of the bytes of a micro-batch: kept for its backward, and while that runs.
 
     Counted at the `peak` are activations that are kept or recomputed, and the workspace, gradients
@@ -100,7 +100,7 @@ class _Activations:
     peak: int
 
 
-def _activations(model: Model, strategy: Strategy, chunks: int) -> _Activations:
+def _activations(model: Model, strategy: Strategy, chunks: int) -> _ActivationBytes:
     """Return the activations of a model that is one of the `chunks` of a pipeline stage."""
     gathers = _gathered_for_backward(strategy, chunks)
     moves, away = strategy.moves_checkpoints, strategy.layers_on_host
@@ -129,14 +129,14 @@ def _gathered_for_backward(strategy: Strategy, chunks: int) -> _Gathers:
     return _Gathers(blocks=blocks, root=root, ahead=blocks and runtime.gathers_ahead_in_backward)
 
 
-def _new_activations(model: Model, strategy: Strategy, gathers: _Gathers) -> _Activations:
+def _new_activations(model: Model, strategy: Strategy, gathers: _Gathers) -> _ActivationBytes:
     again = recomputed(model, strategy)
     away = {unit.name for unit in stored(model, strategy)}
     last = {
         (id(first), name in again): name for first, names in alike_units(model) for name in names
     }
     chosen = {*last.values()} - away
-    most, kept = 0, _Kept(model, strategy)
+    most, kept = 0, _KeptActivations(model, strategy)
     smallest = 0
     for unit in model.units:
         if unit.name in chosen:
@@ -150,7 +150,7 @@ def _new_activations(model: Model, strategy: Strategy, gathers: _Gathers) -> _Ac
             smallest = min(smallest or own, own)
         if unit.name not in away:
             kept.add(unit, again=unit.name in again)
-    return _Activations(kept.size_bytes, max(most, kept.size_bytes))
+    return _ActivationBytes(kept.size_bytes, max(most, kept.size_bytes))
 
 
 def _gathered(parameters: Iterable[Parameter], compute: DType) -> int:
@@ -259,7 +259,7 @@ def _leaves_device(strategy: Strategy) -> bool:
     return offload.optimizer is not MemoryTier.DEVICE
 
 
-class _Kept:
+class _KeptActivations:
     """Activations of a micro-batch that units keep for their backward."""
 
     def __init__(self, model: Model, strategy: Strategy) -> None:

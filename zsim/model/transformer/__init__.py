@@ -148,7 +148,9 @@ def _routed(shape: Architecture) -> Iterator[bool]:
 
 
 def _names(size: Size, source: Value, *, routed: bool) -> list[str]:
-    """Return the names of the parameters of a block, without the block's name."""
+    """Return the names of parameters of a block that may be frozen, without the block's name."""
+    if not size.shape.frozen and size.shape.lora is None:
+        return []
     return [
         parameter.name.removeprefix("block0")
         for unit in _cut(size, "block0", source, local=False, routed=routed)
