@@ -145,7 +145,7 @@ def test_work_ends_when_its_client_leaves_and_the_next_client_is_answered(
     def has_left(_: object) -> bool:
         nonlocal looks
         looks += 1
-        return looks == 100
+        return looks == 10
 
     monkeypatch.setattr(page_server, "has_left", has_left)
     monkeypatch.setattr(local_page, "LOOK_S", 0.0)

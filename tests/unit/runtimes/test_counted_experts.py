@@ -74,7 +74,7 @@ def model_of(strategy: Strategy, experts: Experts = EXPERTS) -> Model:
 def test_tensor_ranks_that_route_their_own_tokens_are_proved(
     zero: Zero, degrees: dict[str, int], *, gate: bool
 ) -> None:
-    strategy = strategy_of(zero, kept=Checkpointing.NONE, **degrees)
+    strategy = strategy_of(zero, **degrees)
     model = model_of(strategy, replace(EXPERTS, shared_gate=gate))
     assert check(make_schedule(model, strategy), model) == ()
 
