@@ -105,8 +105,8 @@ class LoRA:
     that computes both; `HEAD` may be one. `quantization` is the format of the frozen weights of all
     linear layers of blocks (Dettmers et al. 2023, "QLoRA"), and of the head if it `quantizes_head`;
     embeddings and norms are not quantized. If it `keeps_inputs`, autograd keeps the input of each
-    quantized layer, as `MatMul4Bit` of bitsandbytes does before 0.43.2. If it `casts_weights`,
-    weights were quantized from fp16, so `MatMul4Bit` casts each dequantized weight to bf16.
+    quantized layer, as `MatMul4Bit` of bitsandbytes does before 0.43.2; if it `casts_weights`, the
+    latter casts each dequantized weight to bf16, because weights were quantized from fp16.
     `dropout` is the probability that an element of the input of A is dropped, apart for each layer.
     """
 

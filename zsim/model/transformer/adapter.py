@@ -1,5 +1,6 @@
 """Adapters of frozen linear layers, and their weights in 4 bits; loaded with the first adapter."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from zsim.dtype import SCALE_BYTES, WEIGHTS_BLOCK, DType, Quantization
@@ -7,15 +8,18 @@ from zsim.model.architecture import HEAD
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel, KernelKind, dropout, streaming
 from zsim.model.model import Parameter
-from zsim.model.transformer.linear import linear
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
 
+Linear = Callable[[Size, Tensor, Tensor, Parameter], Operator]
+"""`zsim.model.transformer.linear.linear`, which imports this module."""
+
 
 def adapter(
-    size: Size, source: Tensor, base: Tensor, target: Tensor, *, name: str
+    linear: Linear, size: Size, source: Tensor, tensors: tuple[Tensor, Tensor], *, name: str
 ) -> tuple[Operator, ...]:
-    """Return the operators of an adapter, which adds its output to `base`."""
+    """Return the operators of an adapter, which adds its output to the first of `tensors`."""
+    base, target = tensors
     lora = size.shape.lora
     assert lora is not None
     rows, columns = (each.elements // size.tokens for each in (target, source))
@@ -43,7 +47,7 @@ def adapter(
     return (*operators, scale, replace(added, reads=(base, scaled)))
 
 
-def adapted_head(size: Size, plain: Operator, *, chunk: int) -> Operator:
+def adapted_head(linear: Linear, size: Size, plain: Operator, *, chunk: int) -> Operator:
     """Return the output projection with a weight of 4 bits and an adapter, if the shape has them.
 
     The terms of its sum have `chunk` elements each.
@@ -57,12 +61,11 @@ def adapted_head(size: Size, plain: Operator, *, chunk: int) -> Operator:
         found = dequantizing(size, found, weight)
     if HEAD not in size.shape.adapted:
         return found
-    drops, _ = _dropped(size, source, HEAD, lora.dropout)
+    drops, given = _dropped(size, source, HEAD, lora.dropout)
     low = size.rows(f"{HEAD}/lora_A", lora.rank)
     rows, columns = weight.shape
     down = size.copied(f"{HEAD}.lora_A.weight", lora.rank, columns)
     up = size.copied(f"{HEAD}.lora_B.weight", rows, lora.rank)
-    given = drops[0].makes if drops else source
     parts = (*drops, linear(size, given, low, down), linear(size, low, plain.makes, up))
     area = (size.tokens, rows)
     sums = tuple(streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=n) for n in (2, 3))

@@ -82,10 +82,9 @@ def attend(
 
 
 def _apart(size: Size, joined: Tensor) -> tuple[Operator, tuple[Tensor, ...]]:
-    """Return the operator that separates queries, keys and values, and what attention reads.
+    """Return the operator that rotates heads of a joined layer, and what attention reads.
 
-    Queries and keys are rotated to new tensors. If query heads share keys, keys and values have a
-    copy for each query head; else values are a view, so the whole of `joined` is read.
+    Shared keys and values have a copy for each query head; other values are a view of `joined`.
     """
     is_shared = size.heads > size.shared_heads
     width = size.query_width * (3 if is_shared else 2)

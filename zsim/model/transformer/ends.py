@@ -182,11 +182,12 @@ def scores(
     (weight, bias), logits = projection, size.rows("head/logits", size.vocabulary)
     project = linear(size, size.whole(normed), logits, weight, bias=bias, kept=size.kept(normed))
     way = size.shape.execution.loss
-    lora = size.shape.lora
-    if lora is not None and (lora.quantizes_head or HEAD in size.shape.adapted):
+    if (lora := size.shape.lora) is not None and (
+        lora.quantizes_head or HEAD in size.shape.adapted
+    ):
         from zsim.model.transformer.adapter import adapted_head  # noqa: PLC0415 (only with adapters)
 
-        project = adapted_head(size, project, chunk=_chunk(size, logits))
+        project = adapted_head(linear, size, project, chunk=_chunk(size, logits))
     if way is Loss.CHUNKED_HEAD:
         return _chunked_head(size, project, target)
     if way is Loss.CAST_CHUNKED:
@@ -332,10 +333,9 @@ def _chunked_head(size: Size, project: Operator, target: Tensor) -> tuple[Operat
 
 
 def _cast_chunks(size: Size, project: Operator, target: Tensor) -> tuple[Operator, ...]:
-    """Return projection, cast and cross entropy by chunks of positions, and then their backward.
+    """Return projection, cast and cross entropy of one chunk of positions after the other.
 
-    The caller keeps the logits of all chunks in the format of the loss, and autograd the
-    log-softmax of each. Gradients exist for one chunk at a time.
+    Saved are the log-softmax of all chunks and, if the caller holds them, all cast logits.
     """
     logits = project.makes
     wide = replace(logits, name="head/wide", dtype=size.wide)

@@ -76,19 +76,19 @@ def layer(
         elif scatters or not size.sequence:
             kept = kept_cast(narrow, size, source)
     frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=narrow, came=came)
-    if lora is not None:
-        from zsim.model.transformer import adapter  # noqa: PLC0415 (only with adapters)
-
-        frozen = adapter.dequantizing(size, frozen, weight)
     if size.fused_by is TokenFusion.COMPILER:
         frozen = replace(
             frozen,
             forward=_in_parts(size, frozen.forward, _PARTS[scatters][0]),
             backward=_in_parts(size, frozen.backward, _PARTS[scatters][1]),
         )
-    if not adapted or lora is None:
-        return (frozen,)
-    return (frozen, *adapter.adapter(size, source, base, target, name=name))
+    if lora is not None:
+        from zsim.model.transformer import adapter  # noqa: PLC0415 (only with adapters)
+
+        frozen = adapter.dequantizing(size, frozen, weight)
+        if adapted:
+            return (frozen, *adapter.adapter(linear, size, source, (base, target), name=name))
+    return (frozen,)
 
 
 def linear(
