@@ -91,7 +91,7 @@ LIBRARIES: Mapping[DispatchLibrary, LibraryConstants] = {
 }
 
 
-class TokenRows(NamedTuple):
+class SentTokens(NamedTuple):
     """Rows that each rank sends: their number, before copies, and the bytes of each."""
 
     tokens: float
@@ -142,7 +142,7 @@ class LibraryTiming:
 
 def library_timing(
     transport: ExpertTransport,
-    rows: TokenRows,
+    rows: SentTokens,
     shape: GroupShape,
     *,
     links: Bandwidths,

@@ -151,9 +151,9 @@ class LinkLoads:
 
         With unequal blocks, copies for the busiest node are as much more as its rows.
         """
-        from zsim.network.expert_library import TokenRows, library_timing  # noqa: PLC0415 (few models need it)
+        from zsim.network.expert_library import SentTokens, library_timing  # noqa: PLC0415 (few models need it)
 
-        rows = TokenRows(size_bytes / transport.choice.top_k / row_bytes, row_bytes)
+        rows = SentTokens(size_bytes / transport.choice.top_k / row_bytes, row_bytes)
         links, network = bandwidths(self.cluster, shape), self.cluster.network
         timing = library_timing(transport, rows, shape, links=links, profile=network)
         latency_ps = round(timing.latency_s * PICOSECONDS_PER_SECOND)

@@ -17,7 +17,7 @@ from zsim.model.transformer.operator import Stretch
 from zsim.model.transformer.size import Size
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
-from zsim.network.expert_library import TokenRows, library_timing
+from zsim.network.expert_library import SentTokens, library_timing
 from zsim.network.link_load import bandwidths
 from zsim.network.tuner import alone_s, choose
 from zsim.strategy.execution import DispatchLibrary, Execution, Float8, Quantizer, TokenDispatch
@@ -91,7 +91,7 @@ def dispatch_s(row: DispatchRow) -> float:
     """
     transport = _transport(row)
     shape = GroupShape(ranks=row.ranks, nodes=row.domains)
-    rows = TokenRows(tokens=float(row.tokens), row_bytes=row.width * row.element_bytes)
+    rows = SentTokens(tokens=float(row.tokens), row_bytes=row.width * row.element_bytes)
     calls_hybrid = row.is_called and transport.library is DispatchLibrary.HYBRIDEP
     plans = calls_hybrid and not row.returns
     timing = library_timing(
@@ -227,7 +227,7 @@ class LayerExchanges:
         marked = replace(
             self.transport, width=width, returns=returns, plans=plans and not rides, rides=rides
         )
-        rows = TokenRows(tokens=float(self.tokens), row_bytes=width * value.dtype.size_bytes)
+        rows = SentTokens(tokens=float(self.tokens), row_bytes=width * value.dtype.size_bytes)
         return library_timing(
             marked, rows, self.shape, links=self.links, profile=self.profile
         ).seconds

@@ -18,7 +18,7 @@ from zsim.files.installed import fitted_kernels, network_profile
 from zsim.model.expert_transport import ExpertChoice, ExpertTransport
 from zsim.model.kernel import matmul
 from zsim.network.algorithm.activity import GroupShape
-from zsim.network.expert_library import TokenRows, library_timing
+from zsim.network.expert_library import SentTokens, library_timing
 from zsim.network.link_load import bandwidths
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Span
@@ -136,7 +136,7 @@ def test_a_library_takes_as_long_in_a_run_as_its_formula_says(
 ) -> None:
     cluster, by = fitted(nodes), transport(library, returns=returns, plans=not returns)
     shape = GroupShape(ranks=4 * nodes, nodes=nodes)
-    rows = TokenRows(tokens=float(TOKENS), row_bytes=2.0 * WIDTH)
+    rows = SentTokens(tokens=float(TOKENS), row_bytes=2.0 * WIDTH)
     links = bandwidths(cluster, shape)
     timing = library_timing(by, rows, shape, links=links, profile=cluster.network)
     assert end_s(exchange(4 * nodes, by), cluster) == pytest.approx(timing.seconds, rel=1e-4)

@@ -10,7 +10,7 @@ from zsim.files.installed import network_profile
 from zsim.model.expert_transport import ExpertChoice, ExpertTransport
 from zsim.network.algorithm.activity import GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
-from zsim.network.expert_library import LibraryTiming, TokenRows, crossed_rows, library_timing
+from zsim.network.expert_library import LibraryTiming, SentTokens, crossed_rows, library_timing
 from zsim.strategy.execution import DispatchLibrary
 
 GB = 10**9
@@ -18,11 +18,11 @@ LINKS = Bandwidths(gpu=450 * GB, node=400 * GB, pair=50 * GB)
 H100 = network_profile("h100")
 CHOICE = ExpertChoice(experts=64, top_k=8)
 DEEPEP = ExpertTransport(library=DispatchLibrary.DEEPEP, choice=CHOICE, width=7168, num_sms=20)
-ROWS = TokenRows(tokens=4096.0, row_bytes=2 * 7168.0)
+ROWS = SentTokens(tokens=4096.0, row_bytes=2 * 7168.0)
 
 
 def timing(
-    transport: ExpertTransport, *, nodes: int = 1, ranks: int = 8, rows: TokenRows = ROWS
+    transport: ExpertTransport, *, nodes: int = 1, ranks: int = 8, rows: SentTokens = ROWS
 ) -> LibraryTiming:
     shape = GroupShape(ranks=ranks, nodes=nodes)
     return library_timing(transport, rows, shape, links=LINKS, profile=H100)
@@ -65,7 +65,7 @@ def test_more_multiprocessors_never_slow_an_exchange(
 
 def test_small_rows_take_a_multiprocessor_as_long_as_their_fixed_time() -> None:
     few = replace(DEEPEP, num_sms=4)
-    tiny = timing(few, rows=TokenRows(tokens=4096.0, row_bytes=2.0))
+    tiny = timing(few, rows=SentTokens(tokens=4096.0, row_bytes=2.0))
     rows = 4096 * CHOICE.places(8)
     assert tiny.gpu_s == pytest.approx(rows * 249e-9 / 4, rel=0.01)
 

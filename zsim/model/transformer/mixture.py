@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import repeat
 
 from zsim.dtype import DType
-from zsim.model.experts import ExpertKernels, Experts, RouterFormat, Scores
+from zsim.model.experts import ExpertKernels, Experts
 from zsim.model.kernel import (
     Kernel,
     KernelKind,
@@ -31,6 +31,7 @@ from zsim.model.token_loads import balanced
 from zsim.model.transformer.expert_rows import ExpertRows
 from zsim.model.transformer.linear import column_sum, linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
+from zsim.model.transformer.router import Router
 from zsim.model.transformer.size import Size
 
 
@@ -47,7 +48,7 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
         inputs=(source.name, *(value.name for value in read)),
         outputs=(target,),
         operators=(
-            *steps.route(),
+            *steps.router.route(),
             *steps.permute(),
             *steps.experts(),
             *steps.combine(routed),
@@ -73,6 +74,14 @@ class _ExpertSteps:
         self.copies = self.loads.total
         self.rows = ExpertRows(size=size, loads=self.loads, loops=self.loop)
         self.weights = self._tensor("weights", self.copies, size.wide)
+        self.router = Router(
+            size=size,
+            experts=experts,
+            source=self.source,
+            name=name,
+            copies=self.copies,
+            weights=self.weights,
+        )
 
     @property
     def apart(self) -> bool:
@@ -125,7 +134,7 @@ class _ExpertSteps:
             Stretch(
                 inputs=(self.source.name,),
                 outputs=(*sent, *(_value(each.makes) for each in counts)),
-                operators=(*self.route(), *counts, *self.permute()),
+                operators=(*self.router.route(), *counts, *self.permute()),
                 ends=SWAP_EXPERTS,
             ),
             Stretch(
@@ -176,100 +185,6 @@ class _ExpertSteps:
     @property
     def _weighted(self) -> Tensor:
         return self._rows("weighted", self.size.hidden)
-
-    def route(self) -> tuple[Operator, ...]:
-        """Return the product of the router, and the choice of experts with their weights."""
-        size, shape = self.size, self.shape
-        wide = shape.router_format is RouterFormat.FP32
-        dtype = DType.FP32 if wide else size.dtype
-        logits = self._tensor("logits", size.tokens * shape.count, dtype)
-        weight = size.copied(f"{self.name}.router.weight", shape.count, size.hidden)
-        bias = size.copied(f"{self.name}.router.bias", shape.count) if shape.router_bias else None
-        made: list[Operator] = []
-        read = self.source
-        if wide and dtype is not size.dtype and not self.fused:
-            read = replace(self.source, name=f"{self.name}/router/wide", dtype=dtype)
-            made.append(self._cast(read))
-        project = linear(replace(size, dtype=dtype), read, logits, weight, bias=bias)
-        if wide and dtype is not size.dtype and self.fused:
-            project = self._widening(project)
-        return (*made, project, self._choose(logits))
-
-    def _widening(self, project: Operator) -> Operator:
-        """Return the product of a router whose operands are narrower than its output.
-
-        In backward, the source is cast for products in fp32 (`RouterGatingLinearFunction` of
-        megatron/core/transformer/moe/moe_utils.py).
-        """
-        size, count = self.size, self.shape.count
-        product = matmul(size.tokens, count, size.hidden, size.dtype, layout=OperandLayout.NT)
-        area = size.tokens * count
-        wider = area * (DType.FP32.size_bytes - size.dtype.size_bytes)
-        source = replace(self.source, name=f"{self.source.name}/wide", dtype=DType.FP32)
-        _, *rest = project.forward
-        return replace(
-            project,
-            forward=(replace(product, bytes=product.bytes + wider), *rest),
-            trains=(*self._cast(source).backward, *project.trains) if project.trains else (),
-        )
-
-    def _cast(self, target: Tensor) -> Operator:
-        moved = target.elements * (self.size.dtype.size_bytes + target.element_bytes)
-        forward, backward = (
-            Kernel(
-                kind=KernelKind.ELEMENTWISE,
-                flops=target.elements,
-                bytes=moved,
-                dtype=self.size.dtype,
-                shape=(self.size.tokens, self.size.hidden),
-                backward=way,
-            )
-            for way in (False, True)
-        )
-        return Operator(
-            reads=(self.source,), makes=target, forward=(forward,), backward=(backward,)
-        )
-
-    def _choose(self, logits: Tensor) -> Operator:
-        """Return scores, the choice of experts, and the weights of the chosen ones.
-
-        Fused kernels keep scores, weights of all experts and the map from tokens to experts.
-        Others keep the scores, the chosen experts, and weights with their sum if they are divided
-        by it. An auxiliary loss is a softmax of the logits and its sum over tokens, kept as scores.
-        """
-        size, shape, wide = self.size, self.shape, self.size.wide
-        area = size.tokens * shape.count
-        of_chosen = shape.scores is Scores.SOFTMAX_OF_CHOSEN
-        chosen = self._tensor("chosen", self.copies, DType.INT64)
-        saves = [chosen]
-        if self.fused:
-            saves = [self._tensor("map", area, DType.INT8), self._tensor("dense", area, wide)]
-        if not of_chosen or self.fused:
-            saves.append(self._tensor("scores", area, wide))
-        if shape.normalised and not of_chosen and not self.fused:
-            saves += [
-                self._tensor("top", self.copies, wide),
-                self._tensor("sums", size.tokens, wide),
-            ]
-        if of_chosen and not self.fused:
-            saves.append(self._tensor("softmax", self.copies, wide))
-        passes = 3 + (shape.groups > 1) + shape.score_bias  # scores, choice, groups, bias
-        if shape.auxiliary_loss:
-            saves.append(self._tensor("auxiliary", area, wide))
-            passes += 2
-        kernel, rows = KernelKind.SOFTMAX, (size.tokens, shape.count)
-        forward = tuple(streaming(kernel, rows, wide, streams=2) for _ in range(passes // 2))
-        backward = tuple(
-            streaming(kernel, rows, wide, streams=3, backward=True)
-            for _ in range(1 + shape.auxiliary_loss)
-        )
-        return Operator(
-            reads=(logits,),
-            makes=self.weights,
-            saves=tuple(saves),
-            forward=forward,
-            backward=backward,
-        )
 
     def permute(self) -> tuple[Operator, ...]:
         """Return the copies of tokens in the order of experts.
