@@ -7,14 +7,14 @@ one; with a `seed`, counts are drawn. A file has recorded counts.
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from zsim.config_error import ConfigError
 from zsim.model.token_loads import MOST
 from zsim.schedule.binding import BALANCED, AnyBinding, CountTrace, Ratio, Zipf
 from zsim.strategy.config_table import Table, WholeNumber
 
-AtLeastOne = Annotated[float, Field(ge=1)]
+AtLeastOne = Annotated[float, Strict(), Field(ge=1, allow_inf_nan=False)]
 Counts = tuple[tuple[int, int, int, int, int, int], ...]
 
 

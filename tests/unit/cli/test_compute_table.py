@@ -89,6 +89,10 @@ def test_a_table_of_kernels_becomes_a_file_beside_those_of_networks(
     assert fitted.publications == ("github:a/b@0123",)
 
 
+JUDGED = {"a100", "gb300", "h100", "h100_hbm2e", "h100_hbm2e_2025", "h100_nemo_2025", "h200"}
+"""Profiles with judged runs on their GPU."""
+
+
 def test_every_profile_names_the_runs_that_its_constants_of_training_rest_on() -> None:
     for name, fitted in fitted_kernels().items():
         evidence = fitted.constants.training.evidence
@@ -96,7 +100,7 @@ def test_every_profile_names_the_runs_that_its_constants_of_training_rest_on() -
             assert fitted.constants.training == ALONE
             continue
         assert evidence is not None
-        assert evidence.gpu in {"a100", "h100", "h100_hbm2e", "h100_hbm2e_2025", "h200"}, name
+        assert evidence.gpu in JUDGED, name
         assert evidence.fitted > 0
         assert evidence.judged > 0
 
