@@ -11,8 +11,7 @@ from zsim.model.model import Parameter
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
 
-Linear = Callable[[Size, Tensor, Tensor, Parameter], Operator]
-"""`zsim.model.transformer.linear.linear`, which imports this module."""
+Linear = Callable[[Size, Tensor, Tensor, Parameter], Operator]  # `linear.linear`, its importer
 
 
 def adapter(

@@ -182,9 +182,7 @@ def scores(
     (weight, bias), logits = projection, size.rows("head/logits", size.vocabulary)
     project = linear(size, size.whole(normed), logits, weight, bias=bias, kept=size.kept(normed))
     way = size.shape.execution.loss
-    if (lora := size.shape.lora) is not None and (
-        lora.quantizes_head or HEAD in size.shape.adapted
-    ):
+    if (lora := size.shape.lora) and (lora.quantizes_head or HEAD in size.shape.adapted):
         from zsim.model.transformer.adapter import adapted_head  # noqa: PLC0415 (only with adapters)
 
         project = adapted_head(linear, size, project, chunk=_chunk(size, logits))
