@@ -15,26 +15,6 @@ from zsim.api.forecast import (
     settled_source,
     simulated_micro_batches,
 )
-from zsim.closed_form.memory_bounds import device_bytes, host_state_bytes
-from zsim.closed_form.rank_speeds import (
-    KernelTime,
-    KernelTimes,
-    RankSpeeds,
-    TensorSeconds,
-    tensor_s,
-)
-from zsim.closed_form.step_bounds import (
-    CollectiveSeconds,
-    GroupCollective,
-    LinkCut,
-    busy_time,
-    data_exchange_s,
-    exchange_s,
-    filed_update_s,
-    host_update_s,
-    least_exchange_s,
-    offload_s,
-)
 from zsim.cluster.cluster import Cluster, Gpu
 from zsim.cluster.host_side import HostKernel
 from zsim.compute.roofline import kernel_ps
@@ -61,6 +41,26 @@ from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import StepError
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 from zsim_plan.answer.setting_bound import SettingBound, least_bound
+from zsim_plan.bounds.memory_bounds import device_bytes, host_state_bytes
+from zsim_plan.bounds.rank_speeds import (
+    KernelTime,
+    KernelTimes,
+    RankSpeeds,
+    TensorSeconds,
+    tensor_s,
+)
+from zsim_plan.bounds.step_bounds import (
+    CollectiveSeconds,
+    GroupCollective,
+    LinkCut,
+    busy_time,
+    data_exchange_s,
+    exchange_s,
+    filed_update_s,
+    host_update_s,
+    least_exchange_s,
+    offload_s,
+)
 from zsim_plan.search.space import SettingGroup
 
 NAME = "best"

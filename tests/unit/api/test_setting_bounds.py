@@ -11,8 +11,6 @@ from hypothesis.strategies import DrawFn, composite
 from zsim.api.forecast import RUN_FAULTS, forecast, settled_source
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.api.run_forecast import RunForecast
-from zsim.closed_form.fused_bounds import fused_backward_s, fused_forward_s
-from zsim.closed_form.rank_speeds import KernelTime, RankSpeeds
 from zsim.compute.roofline import touched_bytes
 from zsim.files.source import settled
 from zsim.prediction.memory_margin import TIGHT
@@ -24,6 +22,8 @@ from zsim.schedule.host_traffic import leaves_device
 from zsim.schedule.operation import Copy
 from zsim.schedule.schedule import Place
 from zsim_plan.answer.setting_trial import Bounder, SettingOutcome, tried
+from zsim_plan.bounds.fused_bounds import fused_backward_s, fused_forward_s
+from zsim_plan.bounds.rank_speeds import KernelTime, RankSpeeds
 from zsim_plan.search.fleet import Fleet
 from zsim_plan.search.space import RuntimeSpace, SettingGroup, SettingSpace
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import isinf
 
-from zsim.closed_form.rank_speeds import RankSpeeds, tensor_s
 from zsim.model.kernel import FusedPart, Kernel, parts_of
 from zsim.model.model import Model, Segment, Value
 from zsim.schedule.fusions import BY_KERNEL, MAKES
 from zsim.strategy.execution import TokenFusion
 from zsim.strategy.strategy import Strategy
+from zsim_plan.bounds.rank_speeds import RankSpeeds, tensor_s
 
 
 def fused_forward_s(
