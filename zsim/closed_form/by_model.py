@@ -1,7 +1,6 @@
 """Results that are computed from a model once, and kept while the model is alive."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
-from functools import partial
+from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
 from weakref import finalize
 
@@ -43,36 +42,12 @@ def kept_stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     """Return the stages of a model under a strategy; settings with the same split share them."""
     runtime = strategy.zero.emulate
     forms = runtime is not None and runtime.stages_in_v, runtime is not None and runtime.ties_ends
-    key = "stages", strategy.parallel.pipeline, kept_split(model, strategy), forms
-    return kept_by_model(model, key, lambda: _stages(model, strategy))
-
-
-def _stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
-    """Return the stages; their models get the kinds of their units from the whole model."""
-    kinds = {name: kind for kind, (_, names) in enumerate(alike_units(model)) for name in names}
-    made = stages(model, strategy)
-    for part in (part for stage in made for part in (stage.model, *_models(stage))):
-        found: dict[int, tuple[Unit, list[str]]] = {}
-        for unit in part.units:
-            found.setdefault(kinds[unit.name], (unit, []))[1].append(unit.name)
-        kept_by_model(part, "alike units", partial(_as_kinds, found))
-    return made
-
-
-def _models(stage: Stage) -> list[Model]:
-    return [chunk.model for chunk in stage.chunks]
-
-
-def _as_kinds(
-    found: Mapping[int, tuple[Unit, Sequence[str]]],
-) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
-    return tuple((first, tuple(names)) for first, names in found.values())
-
-
-def kept_split(model: Model, strategy: Strategy) -> tuple[int, ...]:
-    """Return the virtual stage of each unit of a model under a strategy."""
-    key = "virtual stages", strategy.parallel.pipeline, strategy.zero.emulate
-    return kept_by_model(model, key, lambda: tuple(virtual_stages(model, strategy)))
+    count = strategy.parallel.pipeline
+    split = kept_by_model(
+        model, ("virtual stages", count, runtime), lambda: tuple(virtual_stages(model, strategy))
+    )
+    key = "stages", count, split, forms
+    return kept_by_model(model, key, lambda: stages(model, strategy))
 
 
 def alike_units(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
@@ -81,16 +56,6 @@ def alike_units(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
     A kind is its first unit and the names of all its units, in the order of the model.
     """
     return kept_by_model(model, "alike units", lambda: _grouped(model))
-
-
-def units_by_kind(model: Model, again: Set[str]) -> Iterator[tuple[Unit, int, bool]]:
-    """Yield a unit of each kind, the number of its kind, and whether these are among `again`."""
-    for unit, names in alike_units(model):
-        many = sum(name in again for name in names)
-        if many:
-            yield unit, many, True
-        if many < len(names):
-            yield unit, len(names) - many, False
 
 
 def _grouped(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:

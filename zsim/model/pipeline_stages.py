@@ -252,12 +252,10 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     tied = _tied(model, ranks, ends=runtime is not None and runtime.ties_ends)
     made: list[list[Chunk]] = [[] for _ in range(count)]
     given: Value | None = None
-    of_places: list[list[Unit]] = [[] for _ in range(found[-1] + 1)]
-    for unit, place in zip(model.units, found, strict=True):
-        of_places[place].append(unit)
-    for place, units in enumerate(of_places):
+    for place in range(found[-1] + 1):
         own = made[_rank_of(place, count, in_v=in_v)]
-        part = _chunk_model(model, tuple(units), given)
+        units = tuple(unit for unit, at in zip(model.units, found, strict=True) if at == place)
+        part = _chunk_model(model, units, given)
         sent = part.loss if place < found[-1] else None
         first = sum(len(each.model.units) for each in own)
         own.append(Chunk(first=first, model=part, given=given, sent=sent))

@@ -270,25 +270,13 @@ class RuntimeOptions(Table):
         """True if unsharded gradients of a pipeline stage accumulate until its last backward."""
         return False
 
-    def collects_gradients(self, stage: int) -> bool:
-        """Return True if unsharded gradients accumulate over micro-batches, without a pipeline."""
+    def keeps_whole(self, stage: int) -> frozenset[str]:
+        """Return sharded states that are whole when a backward begins, without a pipeline.
+
+        "gradients" accumulate; "blocks" and "root" stay gathered; a block is gathered "ahead".
+        """
         del stage
-        return False
-
-    @property
-    def keeps_blocks_gathered(self) -> bool:
-        """True if sharded parameters of blocks stay gathered from forward to backward."""
-        return False
-
-    @property
-    def keeps_root_gathered(self) -> bool:
-        """True if sharded parameters outside blocks stay gathered from forward to backward."""
-        return False
-
-    @property
-    def gathers_ahead_in_backward(self) -> bool:
-        """True if a block is gathered before the backward of the unit after it computes."""
-        return False
+        return frozenset()
 
     def keeps_stage_gathered(self, *, chunks: int) -> bool:
         """Return True if all parameters of a stage stay gathered from its first forward on."""

@@ -14,7 +14,6 @@ from zsim.api.forecast import (
     settled_source,
     simulated_micro_batches,
 )
-from zsim.closed_form.memory_bounds import device_bytes, host_state_bytes
 from zsim.cluster.cluster import Cluster, Gpu
 from zsim.cluster.host_side import HostKernel
 from zsim.compute.roofline import kernel_ps
@@ -43,6 +42,7 @@ from zsim.trace.trace import StepError
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 from zsim_plan.answer.setting_bound import SettingBound, least_bound
 from zsim_plan.bounds.collective_bounds import CollectiveBounds
+from zsim_plan.bounds.memory_bounds import device_bytes, host_state_bytes
 from zsim_plan.bounds.rank_speeds import (
     KernelTime,
     KernelTimes,

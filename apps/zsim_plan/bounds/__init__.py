@@ -1,1 +1,1 @@
-"""Lower bounds of the step time of a setting, valid for every schedule of it."""
+"""Lower bounds of the time and memory of settings, from model and strategy alone."""

@@ -10,10 +10,9 @@ Land and Doig 1960).
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.closed_form.by_model import alike_units, kept_stages, units_by_kind
+from zsim.closed_form.by_model import alike_units, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
-from zsim.closed_form.memory_bounds import host_state_bytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
 from zsim.model.expert_transport import ExpertTransport
 from zsim.model.kernel import FusedPart, parts_of
@@ -22,6 +21,7 @@ from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim_plan.bounds.fused_bounds import fused_backward_s, fused_forward_s
+from zsim_plan.bounds.memory_bounds import host_state_bytes
 from zsim_plan.bounds.rank_speeds import (
     ALONE_IN_RING,
     KernelTime,
@@ -31,6 +31,7 @@ from zsim_plan.bounds.rank_speeds import (
     TensorSeconds,
     tensor_s,
 )
+from zsim_plan.bounds.stage_kinds import units_by_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -249,9 +249,9 @@ class DeepSpeed(RuntimeOptions):
             optimizer=optimizer,
         )
 
-    def collects_gradients(self, stage: int) -> bool:
-        """Return True in stages 0 and 1, which reduce gradients once."""
-        return stage < 2
+    def keeps_whole(self, stage: int) -> frozenset[str]:
+        """Return the states that are whole: stages 0 and 1 reduce gradients once."""
+        return frozenset({"gradients"} if stage < 2 else ())
 
     def smaller_buckets(self, elements: int) -> str | None:
         """Return the option that limits the bucket size to `elements`, if it is larger."""

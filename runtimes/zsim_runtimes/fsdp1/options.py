@@ -52,25 +52,10 @@ class FSDP1(RuntimeOptions):
     no_sync: Flag = False
     offload_wrapper: Flag = False
 
-    def collects_gradients(self, stage: int) -> bool:
-        """Return True with `no_sync`: gradients are communicated in the last micro-batch only."""
+    def keeps_whole(self, stage: int) -> frozenset[str]:
+        """Return the root, which is never resharded, and gradients that accumulate."""
         del stage
-        return self.no_sync
-
-    @property
-    def keeps_blocks_gathered(self) -> bool:
-        """True if blocks are not resharded after forward."""
-        return self.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
-
-    @property
-    def gathers_ahead_in_backward(self) -> bool:
-        """True with BACKWARD_PRE."""
-        return self.backward_prefetch is BackwardPrefetch.PRE
-
-    @property
-    def keeps_root_gathered(self) -> bool:
-        """True: the root is not resharded after forward."""
-        return True
+        return frozenset({"root", "gradients"} if self.no_sync else {"root"})
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return dtypes: whole gradients accumulate in that of parameters, sharded ones in theirs.

@@ -235,25 +235,12 @@ class FSDP2(RuntimeOptions):
         """True: a stage reduces once, after its last backward."""
         return True
 
-    def collects_gradients(self, stage: int) -> bool:
-        """Return True if gradients are communicated in the last micro-batch only."""
+    def keeps_whole(self, stage: int) -> frozenset[str]:
+        """Return the states that are whole when a backward begins; gathers run a block ahead."""
         del stage
-        return self.gradient_sync is Sync.LAST
-
-    @property
-    def keeps_blocks_gathered(self) -> bool:
-        """True if blocks are not resharded after forward."""
-        return self.reshard_after_forward is False
-
-    @property
-    def gathers_ahead_in_backward(self) -> bool:
-        """True: the host issues gathers in backward one unit ahead."""
-        return True
-
-    @property
-    def keeps_root_gathered(self) -> bool:
-        """True if the root is not resharded after forward."""
-        return not self.reshard_root_after_forward
+        whole = {"ahead", *({"gradients"} if self.gradient_sync is Sync.LAST else ())}
+        whole |= {"blocks"} if self.reshard_after_forward is False else set()
+        return frozenset(whole if self.reshard_root_after_forward else whole | {"root"})
 
     def keeps_stage_gathered(self, *, chunks: int) -> bool:
         """Return True if parameters stay whole after forward: at most 3 chunks can."""

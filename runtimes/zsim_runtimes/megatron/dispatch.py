@@ -1,13 +1,12 @@
 """Megatron-LM: the schedule with and without a pipeline, its checks and its volume."""
 
 from zsim.closed_form import DataVolume
-from zsim.closed_form.by_model import kept_split, kept_stages
+from zsim.closed_form.by_model import kept_stages
 from zsim.model.model import Model, ModelError
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 from zsim_runtimes.megatron import pipeline
 from zsim_runtimes.megatron import schedule as megatron
-from zsim_runtimes.megatron.interleaved_limits import need_interleaved
 from zsim_runtimes.megatron.options import DispatcherType, Megatron
 from zsim_runtimes.megatron.volume import VOLUME
 
@@ -26,8 +25,6 @@ def need(model: Model, strategy: Strategy) -> None:
             "use alltoall or flex"
         )
     if strategy.parallel.pipeline > 1:
-        if max(kept_split(model, strategy)) >= strategy.parallel.pipeline:
-            need_interleaved(strategy)  # before the stages are made
         pipeline.need(kept_stages(model, strategy), strategy)
         return
     for name in options.split_options:

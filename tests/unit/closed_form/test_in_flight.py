@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.closed_form.in_flight import BackwardMoment, moments
-from zsim.closed_form.memory_bounds import device_bytes
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import stages
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Compute, walk
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
+from zsim_plan.bounds.in_flight import BackwardMoment, moments
+from zsim_plan.bounds.memory_bounds import device_bytes
 from zsim_runtimes.fsdp2.options import PipelineSchedule
 from zsim_runtimes.fsdp2.order import WeightTask
 from zsim_runtimes.fsdp2.pipeline import orders

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from zsim.api.forecast import settled_source
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.backend.backend import Job
-from zsim.closed_form.memory_bounds import device_bytes
 from zsim.memory import AtOnce, memory_ledger, peak_bytes
 from zsim.schedule.schedule import Place
+from zsim_plan.bounds.memory_bounds import device_bytes
 
 CLOSE = {"megatron": 0.95, "nanotron": 0.95, "fsdp1": 0.9, "fsdp2": 0.85, "deepspeed": 0.8}
 """Least ratio of the bound to the live bytes; DeepSpeed's buckets are not counted."""

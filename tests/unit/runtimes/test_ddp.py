@@ -9,7 +9,6 @@ from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.closed_form.memory_bounds import device_bytes
 from zsim.model.architecture import GPT
 from zsim.model.model import ModelError, Parameter
 from zsim.model.transformer import transformer
@@ -21,6 +20,7 @@ from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_plan.bounds.memory_bounds import device_bytes
 from zsim_runtimes.ddp.assignment import assigned, buckets_of
 from zsim_runtimes.ddp.options import DDP, CommunicationHook
 

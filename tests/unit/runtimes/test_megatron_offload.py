@@ -7,7 +7,6 @@ from fitting import fitting
 
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
-from zsim.closed_form.memory_bounds import device_bytes
 from zsim.config_error import ConfigError
 from zsim.files.installed import topology
 from zsim.memory import memory_ledger, peak_bytes
@@ -22,6 +21,7 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des import SimBackend
+from zsim_plan.bounds.memory_bounds import device_bytes
 from zsim_runtimes.megatron.options import Megatron
 from zsim_torch.capability import of_schedule
 

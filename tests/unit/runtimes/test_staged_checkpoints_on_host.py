@@ -11,7 +11,6 @@ from stage_orders import without_first_wait
 
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
-from zsim.closed_form.memory_bounds import device_bytes
 from zsim.cluster.cluster import Cluster
 from zsim.config_error import ConfigError
 from zsim.files.installed import topology
@@ -25,6 +24,7 @@ from zsim.schedule.schedule import HostBytes, Program, Schedule, ScheduleError
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
+from zsim_plan.bounds.memory_bounds import device_bytes
 from zsim_runtimes.fsdp2.options import FSDP2, PipelineSchedule
 
 FULL = {"activations.checkpointing": Checkpointing.FULL}

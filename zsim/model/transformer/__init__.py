@@ -148,9 +148,7 @@ def _routed(shape: Architecture) -> Iterator[bool]:
 
 
 def _names(size: Size, source: Value, *, routed: bool) -> list[str]:
-    """Return the names of parameters of a block that may be frozen, without the block's name."""
-    if not size.shape.frozen and size.shape.lora is None:
-        return []
+    """Return the names of the parameters of a block, without the block's name."""
     return [
         parameter.name.removeprefix("block0")
         for unit in _cut(size, "block0", source, local=False, routed=routed)

@@ -7,9 +7,8 @@ Searches skip settings whose bound exceeds the memory.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zsim.closed_form.by_model import alike_units, elements_of, kept_by_model, kept_stages
+from zsim.closed_form.by_model import alike_units, elements_of, kept_by_model
 from zsim.closed_form.checkpoint import recomputed
-from zsim.closed_form.in_flight import moments
 from zsim.closed_form.stored_layers import stored
 from zsim.dtype import DType
 from zsim.model.kernel import FusedPart, parts_of
@@ -18,6 +17,8 @@ from zsim.model.pipeline_stages import Stage
 from zsim.strategy.execution import NarrowWeights, TokenFusion
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
+from zsim_plan.bounds.in_flight import moments
+from zsim_plan.bounds.stage_kinds import stages_of
 
 
 def device_bytes(model: Model, strategy: Strategy) -> int:
@@ -31,7 +32,7 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     counted.
     """
     if strategy.parallel.pipeline > 1:
-        made = kept_stages(model, strategy)
+        made = stages_of(model, strategy)
         ends = {0, 1, len(made) - 2, len(made) - 1}  # stages in between need no more
         return max(_of_stage(made[place], strategy) for place in ends)
     states = _states(model, strategy) + _whole_gradients(model, strategy)
@@ -43,10 +44,11 @@ def _whole_parameters(model: Model, strategy: Strategy) -> int:
     runtime = strategy.zero.emulate
     if runtime is None or strategy.zero.stage != 3:
         return 0
+    whole = runtime.keeps_whole(strategy.zero.stage)
     kept = {
         parameter.name: parameter
         for unit in model.units
-        if (runtime.keeps_blocks_gathered if unit.checkpoint else runtime.keeps_root_gathered)
+        if ("blocks" if unit.checkpoint else "root") in whole
         for parameter in unit.parameters
     }
     return _gathered(kept.values(), strategy.train.precision.compute)
@@ -56,7 +58,7 @@ def _whole_gradients(model: Model, strategy: Strategy) -> int:
     """Return the bytes of whole gradients that accumulate over micro-batches."""
     runtime, precision = strategy.zero.emulate, strategy.train.precision
     once = strategy.train.gradient_accumulation_steps == 1
-    if runtime is None or once or not runtime.collects_gradients(strategy.zero.stage):
+    if runtime is None or once or "gradients" not in runtime.keeps_whole(strategy.zero.stage):
         return 0
     formats = runtime.formats(
         stage=strategy.zero.stage, compute=precision.compute, optimizer=precision.optimizer
@@ -123,10 +125,11 @@ def _gathered_for_backward(strategy: Strategy, chunks: int) -> _Gathers:
         return _Gathers()
     if runtime is None:
         return _Gathers(blocks=True, root=True)
-    blocks, root = not runtime.keeps_blocks_gathered, not runtime.keeps_root_gathered
+    whole = runtime.keeps_whole(strategy.zero.stage)
+    blocks, root = "blocks" not in whole, "root" not in whole
     if strategy.parallel.pipeline > 1:
         blocks = root = not runtime.keeps_stage_gathered(chunks=chunks)
-    return _Gathers(blocks=blocks, root=root, ahead=blocks and runtime.gathers_ahead_in_backward)
+    return _Gathers(blocks=blocks, root=root, ahead=blocks and "ahead" in whole)
 
 
 def _new_activations(model: Model, strategy: Strategy, gathers: _Gathers) -> _ActivationBytes:
@@ -243,7 +246,7 @@ def _sharded_gradient(strategy: Strategy) -> int:
     once = strategy.train.gradient_accumulation_steps == 1
     if runtime is None or stage < 2 or once or strategy.parallel.pipeline > 1:
         return 0
-    if runtime.collects_gradients(stage):
+    if "gradients" in runtime.keeps_whole(stage):
         return 0
     if runtime.gradient_bytes(stage=stage, compute=precision.compute, data=strategy.parallel.data):
         return 0
