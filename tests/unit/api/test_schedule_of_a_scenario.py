@@ -210,6 +210,23 @@ VARIANTS: tuple[dict[str, object], ...] = (
         "model.experts": {"count": 4, "top_k": 2, "intermediate_size": 8},
         "parallel.expert": 2,
         "parallel.expert_tensor": 1,
+        "experts.busiest": 1.2,
+        "experts.seed": 7,
+        "experts.maximum": 3.0,
+    },
+    {
+        "model.architecture": "llama",
+        "model.intermediate_size": 128,
+        "model.experts": {"count": 4, "top_k": 2, "intermediate_size": 8},
+        "parallel.expert": 2,
+        "parallel.expert_tensor": 1,
+        "experts.rows": [
+            [0, layer, group, source, expert, 64]
+            for layer in range(2)
+            for group in range(8)
+            for source in range(2)
+            for expert in range(2)
+        ],
     },
     {
         "cluster.node": "hgx_b200",
