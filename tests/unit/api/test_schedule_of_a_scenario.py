@@ -260,7 +260,10 @@ def figures(loaded: LoadedScenario) -> dict[str, object]:
     return found
 
 
-FROM_FILES = {"model.name", "model.hf_config", *(f"zero.{key}" for key in file_keys())}
+FROM_FILES = {
+    *("model.name", "model.hf_config", "experts.counts"),
+    *(f"zero.{key}" for key in file_keys()),
+}
 """Keys that stand for a file, whose content becomes the keys below before anything is made."""
 
 
