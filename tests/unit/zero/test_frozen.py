@@ -156,7 +156,7 @@ WRONG = {
     "rank": (LoRA(rank=0), r"^model\.lora\.rank: 0 must be at least 1$"),
     "target": (
         LoRA(rank=1, targets=("q",)),
-        r"^model\.lora\.targets: 'q' must be one of qkv, proj, up, down$",
+        r"^model\.lora\.targets: 'q' must be one of qkv, proj, up, down, head$",
     ),
 }
 
