@@ -322,6 +322,8 @@ def _fsdp2(options: SectionOptions, section: str) -> None:
     """Set the options of `fully_shard`."""
     name = f"{section}.fsdp_reshard_after_forward"
     options.set_field("zero.fsdp2.reshard_after_forward", options.flag(name, default=True), name)
+    # fsdp2_prepare_model calls fully_shard without shard_placement_fn
+    options.set_field("zero.fsdp2.shard_placement_fn", "first", "fsdp_version")
     offload = f"{section}.fsdp_offload_params"
     tier = "cpu" if options.flag(offload) else "none"
     options.set_field("zero.fsdp2.offload_policy", tier, offload)

@@ -14,6 +14,7 @@ from zsim.strategy.execution import TokenFusion
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 from zsim_runtimes.fsdp2.order import WHOLE_CHUNKS
+from zsim_runtimes.fsdp2.placement import ShardPlacement
 
 
 class Sync(StrEnum):
@@ -63,6 +64,10 @@ class FSDP2(RuntimeOptions):
             false keeps; a number keeps parameters sharded over that many ranks, the last gathered
             first.
         reshard_after_backward: false keeps parameters from one micro-batch to the next.
+        shard_placement_fn: experts shards the stacked weights of routed experts along their second
+            dimension if there are more ranks than experts, as torchtitan does; first pads their
+            first dimension, the experts, to a multiple of the ranks, as `fully_shard` does without
+            this argument.
         reduce_dtype: dtype in which gradients are reduced; None for the parameters' dtype.
         gradient_sync: last is `set_requires_gradient_sync(False)` before the last micro-batch:
             whole gradients accumulate.
@@ -136,6 +141,7 @@ class FSDP2(RuntimeOptions):
 
     reshard_after_forward: Flag | Annotated[Count, Field(ge=2)] = True
     reshard_after_backward: Flag = True
+    shard_placement_fn: ShardPlacement = ShardPlacement.EXPERTS
     reduce_dtype: FloatFormat | None = None
     gradient_sync: Sync = Sync.EVERY
     all_reduce: Sync = Sync.EVERY

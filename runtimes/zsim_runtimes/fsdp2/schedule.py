@@ -15,7 +15,6 @@ Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in to
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import prod
 
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
@@ -31,6 +30,7 @@ from zsim.zero.names import DATA
 from zsim.zero.visit_order import UnitVisit
 from zsim_runtimes.fsdp2.gather import ALL_GATHER, COPY_IN, GatheredPart, GroupGathers
 from zsim_runtimes.fsdp2.options import FSDP2, Sync
+from zsim_runtimes.fsdp2.placement import padded_elements
 from zsim_runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER, GroupReductions
 from zsim_runtimes.fsdp2.scales import WeightScales
 from zsim_runtimes.fsdp2.volume import VOLUME
@@ -46,7 +46,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned.
     """
     need_single_calls(model, "FSDP2")
-    place = padded_rows(strategy.parallel.data)
+    place = padded_rows(strategy)
     buckets = numbered(model, groups(model), place=place, ranks=strategy.parallel.data)
     step = FSDP2Step(
         model, strategy, buckets, kept=shards(model, buckets, place, strategy.parallel.data)
@@ -66,15 +66,12 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     )
 
 
-def padded_rows(ranks: int) -> Packing:
-    """Return a packing in which the first dimension of each parameter is padded to a multiple."""
+def padded_rows(strategy: Strategy) -> Packing:
+    """Return a packing in which the sharded dimension of each parameter is padded to a multiple."""
+    ranks, placement = strategy.parallel.data, strategy.options(FSDP2).shard_placement_fn
 
-    # FSDPParam._init_sharded_param (_fsdp_param.py): chunks of dimension 0, padded to the largest
     def place(parameters: Sequence[Parameter]) -> Packed:
-        ends: list[int] = []
-        for parameter in parameters:
-            rows, *others = parameter.shape or (1,)
-            ends.append(-(-rows // ranks) * ranks * prod(others))
+        ends = [padded_elements(each, ranks, placement) for each in parameters]
         starts = (0, *accumulate(ends))
         return Packed(starts=starts[:-1], elements=starts[-1], blocks=starts[:-1])
 
@@ -107,7 +104,7 @@ def gathered_parts(
     """Return the parts of each group: parameters gathered in float8, and in the compute dtype."""
     ranks, compute = strategy.parallel.data, strategy.train.precision.compute
     members = {each.name: each for each in model.parameters}
-    place = padded_rows(ranks)
+    place = padded_rows(strategy)
     found: list[tuple[GatheredPart, ...]] = []
     for group in groups.all:
         own = [members[piece.parameter] for piece in group.layout.pieces]

@@ -51,7 +51,7 @@ class FSDP2Stage(FSDP2Step):
 
     def __init__(self, stage: Stage, strategy: Strategy, actions: Sequence[Action]) -> None:
         ranks, several = strategy.parallel.data, len(stage.chunks) > 1
-        place = padded_rows(ranks)
+        place = padded_rows(strategy)
         buckets = numbered(
             stage.model,
             [group for chunk in stage.chunks for group in groups(chunk.model)],

@@ -14,7 +14,6 @@ chunks, a chunk is gathered again after three others have run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from zsim.closed_form.by_model import kept_by_model
 from zsim.closed_form.checkpoint import goes_back
@@ -32,6 +31,7 @@ from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim_runtimes.fsdp2.options import FSDP2, Sync
+from zsim_runtimes.fsdp2.placement import ShardPlacement, padded_elements
 
 
 @dataclass(slots=True)
@@ -53,32 +53,35 @@ class GroupShare:
         return (self.elements - self.narrow) * size + self.narrow * DType.FP8.size_bytes
 
 
-def share(parameters: Sequence[Parameter], ranks: int) -> GroupShare:
-    """Return a rank's share of a group: the same rows of each parameter."""
-    sizes = {
-        each: -(-(each.shape or (1,))[0] // ranks) * prod(each.shape[1:]) for each in parameters
-    }
+def share(parameters: Sequence[Parameter], ranks: int, placement: ShardPlacement) -> GroupShare:
+    """Return a rank's share of a group: the same part of each parameter."""
+    sizes = {each: padded_elements(each, ranks, placement) // ranks for each in parameters}
     trained = sum(size for each, size in sizes.items() if not each.frozen)
     narrow = sum(size for each, size in sizes.items() if each.float8)
     return GroupShare(elements=sum(sizes.values()), trained=trained, narrow=narrow)
 
 
-def groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
+def groups(
+    model: Model, ranks: int, placement: ShardPlacement
+) -> tuple[list[GroupShare], GroupShare]:
     """Return each block that has parameters, and the root."""
-    return kept_by_model(model, ("FSDP2 groups", ranks), lambda: _groups(model, ranks))
+    key = "FSDP2 groups", ranks, placement
+    return kept_by_model(model, key, lambda: _groups(model, ranks, placement))
 
 
-def _groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
+def _groups(
+    model: Model, ranks: int, placement: ShardPlacement
+) -> tuple[list[GroupShare], GroupShare]:
     inside, outside = wrapped(model)
     blocks: list[GroupShare] = []
     for unit, own in inside:
-        blocks.append(share(own, ranks))
+        blocks.append(share(own, ranks, placement))
         blocks[-1].back = goes_back(model, unit)
     behind = bool(outside)  # the root gathers the last block before its backward
     for block in reversed(blocks):
         block.again = block.back or behind
         behind = block.back
-    return blocks, share(outside, ranks)
+    return blocks, share(outside, ranks, placement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Gathers:
 def gathers(model: Model, strategy: Strategy, *, times: int = 1) -> list[Gathers]:
     """Return the gathers of the root and of each block; a chunk is gathered `times` times."""
     options = strategy.options(FSDP2)
-    blocks, root = groups(model, strategy.parallel.data)
+    blocks, root = groups(model, strategy.parallel.data, options.shard_placement_fn)
     micro_batches = strategy.train.gradient_accumulation_steps
     if strategy.parallel.pipeline > 1:
         again = micro_batches + 1 if options.reshard_after_forward else times

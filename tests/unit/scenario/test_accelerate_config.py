@@ -108,6 +108,7 @@ def test_fsdp_of_version_2_is_read_and_runs(tmp_path: Path) -> None:
     assert options.model_dump(exclude_unset=True) == {
         "reshard_after_forward": True,
         "offload_policy": "cpu",
+        "shard_placement_fn": "first",
         "gradient_sync": "last",
     }
 

@@ -84,6 +84,7 @@ def test_a_fine_tuning_with_fsdp_of_version_2_is_read() -> None:
     assert found.zero.model_dump()["fsdp2"] == {
         "reshard_after_forward": True,
         "offload_policy": "none",
+        "shard_placement_fn": "first",
         "gradient_sync": "last",
     }
     train = found.train
