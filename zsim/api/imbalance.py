@@ -1,4 +1,4 @@
-"""Sensitivity of a step time to imbalance: the run with a busier rank among those of experts."""
+"""Sensitivity of a step time to imbalance: the same run with a busier expert rank."""
 
 from dataclasses import dataclass, replace
 

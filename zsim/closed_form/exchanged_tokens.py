@@ -34,7 +34,7 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
-    """Return the bytes of counts that are copied to host memory: those of all ranks and experts."""
+    """Return the bytes of the counts of all ranks and experts, which are copied to host memory."""
     found = sum(
         segment.counts.size_bytes
         for unit in model.units

@@ -1,7 +1,7 @@
 """Exchange of token rows by a library in place of NCCL, as a mark of an `AllToAll`.
 
 The result is the same: the rows of each expert arrive at its rank. But a library sends a token once
-to each place where it has experts, and it takes multiprocessors of its own. The expected number of
+to each place where it has experts, and it occupies multiprocessors. The expected number of
 places follows from a uniform choice of experts, without repetition. If experts are chosen from some
 of several groups, the groups are chosen uniformly, then the experts in them (DeepSeek-AI 2024,
 "DeepSeek-V3", section 2.1.2).

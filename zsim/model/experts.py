@@ -33,7 +33,7 @@ class DropRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drops:
-    """Rows that are dropped: those of a source for an expert beyond `capacity`, chosen by `by`."""
+    """Rows of a source for an expert beyond `capacity` are dropped; `by` chooses them."""
 
     capacity: int
     by: DropRule = DropRule.WEIGHT

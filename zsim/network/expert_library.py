@@ -103,7 +103,7 @@ class CrossedRows:
     """Rows of a library's exchange.
 
     Attributes:
-        received: rows that a GPU receives, with those of its own.
+        received: rows that a GPU receives, also from itself.
         near: rows that NVLink of a GPU carries in each direction.
         far: rows that the NICs of a GPU carry in each direction.
     """

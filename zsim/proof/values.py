@@ -57,7 +57,7 @@ class Shown:
         findings: faults that refute the values.
         not_shown: why values were not checked; empty if they were.
         training: the training with which they were compared.
-        routing: how rows of experts are routed, in words; empty without experts.
+        routing: a text that says how rows of experts are routed; empty without experts.
         assumed: assumptions that the contract does not state.
         ranks: number of ranks of the schedule.
         classes: number of ranks that were run to represent them.
@@ -186,7 +186,7 @@ def _by_induction(
     """Prove a schedule by one with fewer micro-batches or blocks; None if that is not possible."""
     if model is None or training is None or schedule.counts or any(_copies(schedule, model)):
         return None
-    if model.loads or _sums_batches(model):  # micro-batches are not alike
+    if model.loads or _sums_batches(model):  # micro-batches differ
         return None
     fewer = with_fewer(schedule, training)
     if fewer is not None:

@@ -124,7 +124,7 @@ def _wire(context: Context, each: NumberedProgram, promised: Counter[Line]) -> I
 
 
 def _sent(schedule: Schedule, each: NumberedProgram, member: Communication, ranks: int) -> int:
-    """Return the ring-equivalent bytes of a communication; counted rows are those of a balance."""
+    """Return the ring-equivalent bytes of a communication; counted rows have balanced numbers."""
     if schedule.counts and isinstance(member, AllToAll):
         rows = each.program.by_name[member.source.buffer].rows
         if rows is not None:

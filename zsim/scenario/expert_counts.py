@@ -1,7 +1,7 @@
 """`[experts]`: how many copies of tokens reach the experts of each rank.
 
-By default, each expert gets as many. `busiest` alone makes the first rank of each group the busiest
-one; with a `seed`, counts are drawn. A file has recorded counts.
+By default, all experts get equal numbers. `busiest` alone makes the first rank of each group the
+busiest one; with a `seed`, counts are drawn. A file has recorded counts.
 """
 
 from dataclasses import dataclass

@@ -25,8 +25,8 @@ class NamedCount:
     """Rows that each member of `group` sends to each of `experts`, by layer and micro-batch.
 
     Member j has the experts from j times `experts` / members on. Each member sends `sent` rows in
-    total and receives at most `maximum`. With a `capacity`, it sends at most so many to an expert,
-    and drops others. With `padded`, it sends equal numbers of rows to all
+    total and receives at most `maximum`. With a `capacity`, it sends at most that number to an
+    expert, and drops others. With `padded`, it sends equal numbers of rows to all
     experts, a capacity filled with zeros; then counts do not depend on data, and the host does not
     read them. With `drops`, rows beyond a capacity are dropped, and `sent` is the most
     that a member sends.

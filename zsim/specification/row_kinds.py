@@ -16,7 +16,7 @@ from zsim.model.model import Model
 from zsim.specification.residues import Numbers
 
 RULES_MAX = 4
-"""Maximum number of rules whose kinds are told apart."""
+"""Maximum number of rules; each set of them has a kind of rows."""
 
 
 @dataclass(frozen=True, slots=True)

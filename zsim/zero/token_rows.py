@@ -1,7 +1,7 @@
 """Sizes of buffers with copies of tokens for experts: counted rows, whose number depends on data.
 
-Before a segment's exchange of its outputs (`swaps`), rows to be dispatched are those that the rank
-sends, and results those of the rows that it received; after the exchange it is the reverse. What a
+Before a segment's exchange of its outputs (`swaps`), copies of tokens are the rows that the rank
+sends, and results are the rows that it received; after the exchange it is the reverse. What a
 segment of experts saves and holds while it runs grows with the rows that it received.
 """
 

@@ -134,7 +134,7 @@ class Selection:
 
     Attributes:
         tables: names of the tables to predict; rows of other publications are kept. Empty for all.
-        resume: file that keeps forecasts, for a run that goes on where another ended.
+        resume: file that keeps forecasts; a later run reads it and predicts only the others.
         most: maximum of rows to predict in addition to those in the file; None for all.
     """
 
@@ -196,7 +196,7 @@ def validate_error(
 
 
 def _selected(folder: Path, tables: Sequence[str]) -> list[Published]:
-    """Return the runs of the tables in `folder`: all, or those of the publications of `tables`.
+    """Return the runs in `folder` of the publications of `tables`; of all if it is empty.
 
     Raises:
         MistakeError: there is nothing to read, or no such table.

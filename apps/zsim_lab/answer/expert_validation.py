@@ -9,7 +9,7 @@ from zsim_lab.verdict.expert_verdict import expert_verdict
 
 
 def validate_experts(folder: str | PathLike[str]) -> Validation:
-    """Return how well exchanges and layers of experts in the tables of `folder` are predicted.
+    """Return the errors of predicted exchanges and layers of experts in the tables of `folder`.
 
     Raises:
         MistakeError: there is nothing to read.

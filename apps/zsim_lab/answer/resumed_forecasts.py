@@ -35,7 +35,7 @@ def resumed(
 ) -> list[Made | None]:
     """Return forecasts of runs as `zsim.api.forecast.forecasts` does, and keep them in `path`.
 
-    Forecasts in the file are not made again; a line that was not finished is ignored. The cheapest
+    Runs with forecasts in the file are skipped; an incomplete line is ignored. The cheapest
     runs are predicted first, equal runs once. After `most` runs no further one starts, and the
     result of those that are left is None, as for a run without scenarios. The file does not know
     with which constants and code it was made: start a new one after a change.

@@ -86,7 +86,7 @@ def validate(
 
 
 def _runs(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
-    """Compare predictions of one kind with the rows of a folder, or with those that ship."""
+    """Compare predictions of one kind with the rows of a folder, or with shipped rows."""
     from zsim.api.output import FileKind, need_output
 
     need_output("--picture", picture, FileKind.PICTURE)

@@ -260,7 +260,7 @@ class _SearchRun:
         return f"{found}; up to {self.search.gap:.1%} {BETTER[self.question.objective]} may exist"
 
     def _is_over(self, running: Iterable[tuple[int, int]]) -> bool:
-        """Return True if no more settings may be simulated, besides those that are `running`."""
+        """Return True if no setting other than those `running` may be simulated."""
         expected = sum(map(self._expected_operations, running))
         if self.operations + expected >= self.most_operations:
             return True
@@ -275,7 +275,7 @@ class _SearchRun:
     def _next_of_others(self, executor: Executor) -> tuple[int, int] | None:
         """Return the setting to try next when no branch is left that can win; None if none is.
 
-        If nothing fits so far, add settings of more GPUs if they were left out, then the settings
+        If nothing fits so far, add settings of more GPUs if there are any, then the settings
         with offload. Else compute tighter lower bounds of groups that lost by little: their knobs
         may win.
         """

@@ -20,7 +20,7 @@ class SettingPool:
     """Groups of settings with their bounds, and refused groups.
 
     Groups get bounds by `plain`, then by `bound_others`. If the question asks for the fewest GPUs,
-    `bound_more_gpus` instead bounds those of the next larger number of GPUs. Groups that keep
+    `bound_more_gpus` instead bounds groups with the next larger number of GPUs. Groups that keep
     states or checkpoints off the device are held back until `release`. A bound holds for the
     defaults of its group; `lowered` computes that of all its knobs. See `GroupBounder` for
     `sure_only`.

@@ -380,7 +380,7 @@ class Bounder:
 
 
 ONE_LAP = {"all_to_all": "all_gather"}
-"""Collectives that send as many bytes over a GPU's link as another one."""
+"""Collectives by another one that sends equally many bytes over a GPU's link."""
 
 
 def tensor_seconds(cluster: Cluster, times: CollectiveBounds | None) -> TensorSeconds:

@@ -1,4 +1,4 @@
-"""Kinds of units of a model and of its pipeline stages, which share those of the whole model."""
+"""Kinds of units of a model and of its pipeline stages, which are kinds of the whole model."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
