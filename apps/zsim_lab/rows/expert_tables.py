@@ -1,7 +1,7 @@
 """Tables of exchanges and layers of experts: each row with its published figures.
 
 A file of `apps/zsim_lab/expert_rows` describes the columns of a table, as for tables of training
-runs (`zsim_lab.rows.training_tables`). Its `kind` is the kind of its rows, and `row` has their fields.
+runs (`zsim_lab.rows.training_tables`). `kind` is the kind of its rows, and `row` has their fields.
 """
 
 import tomllib
