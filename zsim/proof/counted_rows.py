@@ -77,12 +77,14 @@ def examine(context: Context) -> list[Finding]:
 
 def _routes(model: Model) -> Routes:
     """Return the segments that choose the experts of rows, and the output that counts these."""
-    return {
-        (unit.name, place): [value.name for value in segment.outputs].index(segment.routes)
-        for unit in model.units
-        for place, segment in enumerate(unit.segments)
-        if segment.routes
-    }
+    found: dict[tuple[str, int], int] = {}
+    for unit in model.units:
+        for place, segment in enumerate(unit.segments):
+            routes = segment.routes or (segment.counts.name if segment.counts else "")
+            if routes:
+                names = [value.name for value in segment.outputs]
+                found[unit.name, place] = names.index(routes)
+    return found
 
 
 class _SegmentNumbers(NamedTuple):
