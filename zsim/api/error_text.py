@@ -1,6 +1,6 @@
 """Text and JSON objects of errors and probabilities."""
 
-from zsim.prediction.error_rule import LEVEL
+from zsim.prediction.error_rule import LEVEL, SURE
 from zsim.trace.trace import StepError
 
 
@@ -16,7 +16,11 @@ def error_object(error: StepError | None, step_s: float, text: str) -> dict[str,
 
 
 def probability_text(probability: float) -> str:
-    """Return a probability in percent, from "under 1%" to "over 99%"."""
+    """Return a probability in percent, from "under 1%" to "over 99%".
+
+    One that rounds up to `SURE` is "almost" that, because runs below it may not fit.
+    """
     if probability > 0.995:
         return "over 99%"
-    return "under 1%" if probability < 0.005 else f"{probability:.0%}"
+    text = "under 1%" if probability < 0.005 else f"{probability:.0%}"
+    return f"almost {text}" if probability < SURE and text == f"{SURE:.0%}" else text

@@ -366,3 +366,10 @@ def test_the_table_that_ships_is_written_by_its_writer_and_names_no_file_of_ours
 @pytest.mark.parametrize("publication", ["A paper", "A paper on H100"])
 def test_the_closest_runs_name_their_gpu_once(publication: str) -> None:
     assert ClosestRuns(publication, "h100", 2).text() == "A paper on H100, 2 runs"
+
+
+def test_a_probability_just_below_the_level_of_sure_settings_does_not_read_like_it() -> None:
+    assert probability_text(SURE) == "95%"
+    assert probability_text(0.9499) == "almost 95%"
+    assert probability_text(0.944) == "94%"
+    assert [probability_text(each) for each in (0.001, 0.999)] == ["under 1%", "over 99%"]
