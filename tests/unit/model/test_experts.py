@@ -437,15 +437,21 @@ def changed(part: str, value: Any) -> Any:  # noqa: ANN401 - a field of any type
     return replace(whole[part], **value) if isinstance(value, dict) else value
 
 
-@pytest.mark.parametrize(
-    "changes", [{"sinks": True}, {"mtp_layers": 1}], ids=lambda each: next(iter(each))
-)
-def test_parts_that_no_tensor_axis_divides_are_refused(changes: dict[str, Any]) -> None:
-    shape = replace(shape_of(SMALL), **{"sequence_length": 32, "experts": None} | changes)
-    (name,) = changes
+def test_blocks_of_further_tokens_are_refused_on_a_tensor_axis() -> None:
+    shape = replace(shape_of(SMALL), sequence_length=32, experts=None, mtp_layers=1)
     with pytest.raises(ModelError) as caught:
         transformer(shape, micro_batch_size=1, tensor=2)
-    assert str(caught.value) == f"model.{name}: not modelled with tensor 2, allowed is 1"
+    assert str(caught.value) == "model.mtp_layers: not modelled with tensor 2, allowed is 1"
+
+
+def test_ranks_of_a_tensor_axis_have_the_sinks_of_their_heads() -> None:
+    shape = replace(shape_of(SMALL), sequence_length=32, experts=None, sinks=True)
+    whole, part = (transformer(shape, micro_batch_size=1, tensor=each) for each in (1, 2))
+    sinks = [each for each in part.parameters if each.name.endswith(".sinks")]
+    assert sinks
+    assert all(each.tensor_sharded for each in sinks)
+    known = {each.name: each.elements for each in whole.parameters}
+    assert all(2 * each.elements == known[each.name] for each in sinks)
 
 
 @pytest.mark.parametrize(

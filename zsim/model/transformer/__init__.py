@@ -22,9 +22,6 @@ from zsim.model.transformer.size import Size
 from zsim.model.transformer.tiling import tiled_block
 from zsim.strategy.precision import Precision
 
-UNDIVIDED = ("sinks", "mtp_layers")
-"""Parts of a shape that no tensor axis divides."""
-
 
 def transformer(
     shape: Architecture,
@@ -220,14 +217,13 @@ def _need_dividing(
             ("norm_placement", shape.norm_placement is not NormPlacement.BEFORE),
             ("shared_norm", shape.shared_norm),
             ("activation", shape.activation is Activation.XIELU),
-            *((name, getattr(shape, name)) for name in ("latent", *UNDIVIDED)),
+            *((name, getattr(shape, name)) for name in ("latent", "sinks", "mtp_layers")),
         ):
             if differs:
                 raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
     _need_experts(shape, tensor=tensor, sequence=sequence)
-    for name in UNDIVIDED:
-        if tensor > 1 and getattr(shape, name):
-            raise ModelError(f"model.{name}: not modelled with tensor {tensor}, allowed is 1")
+    if tensor > 1 and shape.mtp_layers:
+        raise ModelError(f"model.mtp_layers: not modelled with tensor {tensor}, allowed is 1")
     if shape.latent is not None and tensor > 1 and not shape.execution.cuts_latent:
         why = f"not modelled with tensor {tensor} for this runtime"
         raise ModelError(f"model.latent: {why}; say parallel.tensor 1")

@@ -256,7 +256,7 @@ def _flash(
         flash_attention(shape, size.dtype, backward=way, version=version, window=window)
         for way in (False, True)
     )
-    sinks = (size.copied(f"{name}.sinks", size.heads),) if size.shape.sinks else ()
+    sinks = (size.part(f"{name}.sinks", size.heads),) if size.shape.sinks else ()
     trained = [each for each in sinks if not each.frozen]
     return Operator(
         reads=sources,
