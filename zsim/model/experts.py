@@ -48,11 +48,11 @@ class LoadScope(StrEnum):
     RANK = "rank"
     """The tokens of a rank in a micro-batch."""
     SEQUENCE = "sequence"
-    """Those of all ranks that share sequences, in a micro-batch."""
+    """The tokens of all ranks that share sequences, in a micro-batch."""
     MICRO_BATCH = "micro_batch"
-    """Those of all ranks, in a micro-batch."""
+    """The tokens of all ranks, in a micro-batch."""
     BATCH = "batch"
-    """Those of all ranks, in this micro-batch and those before it: Megatron's global loss."""
+    """The tokens of all ranks, in this micro-batch and all earlier ones: Megatron's global loss."""
 
 
 class RouterFormat(StrEnum):

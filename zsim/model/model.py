@@ -175,8 +175,8 @@ class Segment:
         experts: number of experts whose weights its parameters stack, if it treats each row by
             itself, with the weights of the row's expert; None for any other segment.
         drops: the rows of a segment of experts that are dropped; None if it runs all of them.
-        routes: the output with the rows that it sends to each expert, if it chooses experts; such a
-            segment is never recomputed.
+        routes: the output with the rows that it sends to each expert, if it chooses experts.
+            Recomputation does not run such a segment, unless the contract says so.
         loads: if it is an auxiliary loss, the tokens over which its last input is summed; the
             gradient of its output is 1.
         split: its backward in two parts; None if it has no trained parameter, or runs as one.

@@ -75,7 +75,7 @@ class RunFeatures:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs; context ranks are among those of the data axis."""
+        """Number of GPUs; the data axis includes context ranks."""
         return self.tensor * self.pipeline * self.replicate * self.data
 
 

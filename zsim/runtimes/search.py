@@ -25,7 +25,7 @@ class SearchedAxes:
         pipeline: stages of the pipeline.
         replicate: replicas of each shard.
         context: ranks that share a sequence.
-        experts: routed experts of a block of the model; 0 if it has none.
+        experts: routed experts of a block; 0 for a dense model.
     """
 
     stage: int

@@ -16,7 +16,10 @@ def with_counts(scenario: Scenario, path: str, text: str) -> Scenario:
     Raises:
         ScenarioError: it is not such a file.
     """
-    rows = [*csv.reader(StringIO(text))]
+    try:
+        rows = [*csv.reader(StringIO(text))]
+    except csv.Error as error:
+        raise ScenarioError(f"experts.counts: {path}: {error}") from None
     if not rows or tuple(each.strip() for each in rows[0]) != COLUMNS:
         raise ScenarioError(f"experts.counts: {path}: the first line must be {','.join(COLUMNS)}")
     found = tuple(_numbers(path, rows[1:]))

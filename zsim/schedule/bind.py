@@ -241,7 +241,7 @@ def _split(mesh: Mesh, places: list[tuple[int, ...]], depth: int) -> Iterator[Bo
 
 
 Sizes = Mapping[int, tuple[int, int]]
-"""For numbers of buffers with counted rows, their rows and those of balanced counts."""
+"""Rows of buffers with counted rows, by number, and their rows with balanced counts."""
 
 
 def _stays(turn: AllocationEvent, sizes: Sizes) -> bool:

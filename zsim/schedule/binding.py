@@ -143,6 +143,10 @@ class Zipf:
         return None
 
 
+ROWS_MAX = 2**31
+"""Upper limit of the numbers of a recorded count, so that sums of rows are exact."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CountTrace:
     """Recorded rows: micro-batch, layer, expert group, source, expert, and how many. Others are 0.
@@ -156,6 +160,8 @@ class CountTrace:
         for number, row in enumerate(self.rows):
             if min(row) < 0:
                 raise ValueError(f"rows[{number}]: {min(row)} must be at least 0")
+            if max(row) > ROWS_MAX:
+                raise ValueError(f"rows[{number}]: {max(row)} must be at most {ROWS_MAX:,}")
 
     @cached_property
     def _by_place(self) -> dict[tuple[int, int, int], list[tuple[int, int, int]]]:

@@ -48,7 +48,7 @@ class TokenRows:
         self.swapped = frozenset(self._layers)
 
     def _note(self, which: tuple[str, int], segment: Segment, layer: int) -> None:
-        """Record the rows that a segment exchanges in block `layer`, and those that it reads."""
+        """Record the rows that a segment exchanges in block `layer`, and the rows that it reads."""
         runs = any(self._arrived.get(name) is RowIndex.EXPERT for name in segment.inputs)
         if runs:
             self._of_experts[which] = layer

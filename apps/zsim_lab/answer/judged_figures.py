@@ -36,7 +36,7 @@ Asked = tuple[str, str, FigureQuantity, PaperRun]
 def figure_runs() -> list[Asked]:
     """Return the runs of paper figures with a published throughput that no fit used.
 
-    Figures whose rows are in a table of published runs are left out.
+    Figures whose rows are in a table of published runs are not among them.
     """
     papers = [parse(text) for text in published_papers().values()]
     return [

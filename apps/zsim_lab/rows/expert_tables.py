@@ -4,14 +4,12 @@ A file of `apps/zsim_lab/expert_rows` describes the columns of a table, as for t
 runs (`zsim_lab.rows.training_tables`). `kind` is the kind of its rows, and `row` has their fields.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from zsim_lab.rows.csv_rows import Cells, NotModelledError, Unmodelled, parsed
-from zsim_lab.rows.training_tables import RowScope, row_model
+from zsim_lab.rows.training_tables import RowScope, forms_in, row_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +126,7 @@ class ExpertTable:
         return found, left
 
 
-def _tables() -> dict[str, ExpertTable]:
-    folder = files("zsim_lab") / "expert_rows"
-    forms = [
-        tomllib.loads(path.read_text("utf-8"))
-        for path in sorted(folder.iterdir(), key=lambda path: path.name)
-        if path.name.endswith(".toml")
-    ]
-    return {name: ExpertTable(name, form) for form in forms for name in form["files"]}
-
-
-EXPERT_TABLES: dict[str, ExpertTable] = _tables()
+EXPERT_TABLES: dict[str, ExpertTable] = {
+    name: ExpertTable(name, form) for name, form in forms_in("expert_rows")
+}
 """All tables of experts, by the name of their file."""

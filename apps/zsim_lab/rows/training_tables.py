@@ -19,7 +19,7 @@ and the scenario of a row. A string that starts with "= " is an expression
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, cast
@@ -289,15 +289,15 @@ def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _tables() -> dict[str, RunTable]:
-    folder = files("zsim_lab") / "runs"
-    forms = [
-        tomllib.loads(path.read_text("utf-8"))
-        for path in sorted(folder.iterdir(), key=lambda path: path.name)
-        if path.name.endswith(".toml")
-    ]
-    return {name: RunTable(name, form) for form in forms for name in form["files"]}
+def forms_in(folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name of each table that a TOML file in `folder` of this package describes."""
+    paths = sorted((files("zsim_lab") / folder).iterdir(), key=lambda path: path.name)
+    for path in paths:
+        if path.name.endswith(".toml"):
+            form = tomllib.loads(path.read_text("utf-8"))
+            for name in form["files"]:
+                yield name, form
 
 
-TABLES: dict[str, RunTable] = _tables()
+TABLES: dict[str, RunTable] = {name: RunTable(name, form) for name, form in forms_in("runs")}
 """All tables of published runs, by the name of their file."""

@@ -82,7 +82,7 @@ class Question:
         sequences: sequences of a step.
         sequence_length: tokens of a sequence.
         layers: layers of the model.
-        experts: routed experts of a block; 0 if it has none.
+        experts: routed experts of a block; 0 for a dense model.
         objective: one of `OBJECTIVES`.
         tokens: tokens of the whole training; None if not given.
         within_s: limit of the training time in seconds; None if not given.

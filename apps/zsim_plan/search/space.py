@@ -217,7 +217,7 @@ class SettingSpace:
         sequences: sequences of a step, over all replicas.
         sequence_length: tokens of a sequence.
         layers: layers of the model, which the chunks of a stage must divide.
-        experts: routed experts of a block; 0 if it has none.
+        experts: routed experts of a block; 0 for a dense model.
         compiles: True if blocks are compiled, which some modes of a tensor axis need.
         fixed: values by key that the search does not vary.
     """

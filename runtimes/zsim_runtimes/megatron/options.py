@@ -69,7 +69,7 @@ class DispatcherType(StrEnum):
     """Choices of `--moe-token-dispatcher-type`."""
 
     ALLGATHER = "allgather"
-    """Every rank gathers all tokens, and keeps those of its experts."""
+    """Every rank gathers all tokens, and keeps the tokens of its experts."""
     ALLTOALL = "alltoall"
     """Copies of tokens are exchanged by NCCL's send and receive."""
     FLEX = "flex"

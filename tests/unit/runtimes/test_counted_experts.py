@@ -391,3 +391,29 @@ def test_a_file_of_counts_is_read_and_written_with_the_schedule(tmp_path: Path) 
     path.write_text("rows\n1")
     with pytest.raises(MistakeError, match=f"the first line must be {header}"):
         zsim.check(zsim.load("tiny_llama", SMALL | {"experts.counts": str(path)}))
+
+
+HEADER = "micro_batch,layer,group,source,expert,rows\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rows\n", "the first line must be micro_batch,layer,"),
+        (HEADER + "0,0,0,0,0\n", "line 2 must be 6 whole numbers"),
+        (HEADER + "1" * 200_000 + ",0,0,0,0,1\n", "field larger than field limit"),
+        (HEADER + "0,0,0,0,0,-4\n", "rows[0]: -4 must be at least 0"),
+        (HEADER + f"0,0,0,0,0,{10**30}\n", "must be at most 2,147,483,648"),
+        (HEADER + "0,0,0,0,0,5\n", "counts sum to 5, must be"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_a_file_of_counts_that_cannot_be_is_refused_in_one_line(
+    text: str, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text(text, "utf-8")
+    with pytest.raises(zsim.MistakeError) as caught:
+        zsim.run(zsim.load("tiny_llama", SMALL | {"experts.counts": str(path)}), check=False)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -36,7 +36,7 @@ def padded(loads: TokenLoads, multiple: int) -> TokenLoads:
 class ExpertRows:
     """Rows of a block's experts on a rank, with which kernels are built.
 
-    `loads` are the rows of each of its experts; if it `loops`, each expert has its own kernels.
+    `loads` are the rows of its experts; if it `loops`, each expert has separate kernels.
     """
 
     size: Size

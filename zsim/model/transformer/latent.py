@@ -167,7 +167,7 @@ class _Expanded:
 
 
 def _of_all(size: Size, own: Tensor) -> Tensor:
-    """Return the tensor of all tokens, of which a rank has its `own`."""
+    """Return the tensor of the tokens of all ranks; `own` is the tensor of one rank."""
     return replace(own, elements=own.elements * size.tokens // size.own_tokens)
 
 

@@ -89,7 +89,7 @@ class _ExpertSteps:
         return self.whole.cut and self.shape.shared_intermediate_size > 0
 
     def with_shared(self, target: Value) -> tuple[Tensor, tuple[Operator, ...]]:
-        """Return the outputs of routed experts, and the steps that add those of shared ones."""
+        """Return the outputs of routed experts, and steps that add outputs of shared ones."""
         if not self.shape.shared_intermediate_size:
             return tensor_of(target), ()
         routed = self.size.rows(f"{self.name}/routed", self.size.hidden)
