@@ -20,8 +20,9 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
                 continue
             forward = 1 + (unit.name in again and segment.sums_output(again=True))
             for value in segment.outputs:
-                if value == segment.counts:
+                if value.name == segment.routes:
                     counted += value.size_bytes
+                if not segment.exchanges_rows(value):
                     continue
                 goes_back = value.requires_gradient and model.runs_backward(segment)
                 block = -(-value.elements // ranks) * value.dtype.size_bytes
@@ -39,7 +40,7 @@ def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
         segment.counts.size_bytes
         for unit in model.units
         for segment in unit.segments
-        if segment.counts is not None
+        if segment.swaps and segment.counts is not None
     )
     times = strategy.train.gradient_accumulation_steps * strategy.parallel.expert
     return HostBytes(to_host=times * found, from_host=0)

@@ -160,8 +160,8 @@ class Segment:
             gradient is a partial sum over these ranks.
         context_offset: the last input comes from the rank this many places before in the group
             that shares a sequence, 0 for the own one; None if it is not exchanged.
-        swaps_output: outputs are exchanged over expert ranks after forward: block j goes to rank j;
-            so are their gradients before backward.
+        swaps_output: outputs with copies of tokens are exchanged over expert ranks after forward:
+            block j goes to rank j; so are their gradients before backward.
         adds: the first input is added to the output, so backward does not read it.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
@@ -175,7 +175,8 @@ class Segment:
         experts: number of experts whose weights its parameters stack, if it treats each row by
             itself, with the weights of the row's expert; None for any other segment.
         drops: the rows of a segment of experts that are dropped; None if it runs all of them.
-        routes: the output with the rows that it sends to each expert, if it chooses experts.
+        routes: the output with the numbers of rows that it sends to each expert, if it chooses
+            experts. If it also exchanges rows, ranks gather this output, and hosts read it.
             Recomputation does not run such a segment, unless the contract says so.
         loads: if it is an auxiliary loss, the tokens over which its last input is summed; the
             gradient of its output is 1.
@@ -256,17 +257,14 @@ class Segment:
         """Return True if expert ranks exchange its outputs."""
         return self.ends is not None and self.ends.kind is ExchangeKind.SWAP
 
+    def exchanges_rows(self, value: Value) -> bool:
+        """Return True if expert ranks exchange `value`, an output: only copies of tokens are."""
+        return self.swaps and value.copies > 0
+
     @property
     def counts(self) -> Value | None:
-        """Return the output with the counts of exchanged rows, if any, which no segment reads.
-
-        It is not exchanged in blocks: ranks gather it.
-        """
-        if not self.swaps:
-            return None
-        return next(
-            (each for each in self.outputs if not (each.copies or each.requires_gradient)), None
-        )
+        """Return the output that `routes` names, if any."""
+        return next((each for each in self.outputs if each.name == self.routes), None)
 
     @property
     def sums_gradients(self) -> bool:

@@ -80,10 +80,9 @@ def _routes(model: Model) -> Routes:
     found: dict[tuple[str, int], int] = {}
     for unit in model.units:
         for place, segment in enumerate(unit.segments):
-            routes = segment.routes or (segment.counts.name if segment.counts else "")
-            if routes:
+            if segment.routes:
                 names = [value.name for value in segment.outputs]
-                found[unit.name, place] = names.index(routes)
+                found[unit.name, place] = names.index(segment.routes)
     return found
 
 

@@ -496,14 +496,13 @@ class PlainStep:
 
     def _after_end(self, output: Numbers, segment: Segment, value: str) -> Numbers:
         """Return an output after the exchange that ends a segment."""
-        if segment.swaps:
-            counts = segment.counts
-            return output if counts and counts.name == value else self._swapped(output)
+        if segment.exchanges_rows(self.model.values[value]):
+            return self._swapped(output)
         return self._sum(output, value) if segment.sums else output
 
     def _before_end(self, slope: Numbers, segment: Segment, value: str) -> Numbers:
         """Return the gradient of an output before the exchange that ends a segment."""
-        if segment.swaps:
+        if segment.exchanges_rows(self.model.values[value]):
             return self._swapped(slope)
         if segment.sums and self._is_cut(value):
             return self._together(slope, self.cut.tensor)

@@ -195,7 +195,7 @@ def _repeats_routing(model: Model, strategy: Strategy) -> bool:
     # CheckpointFunction of Megatron-LM core_v0.15.0 (megatron/core/tensor_parallel/random.py) runs
     # the whole block again, with the generators of forward
     return strategy.activations.checkpointing is Checkpointing.FULL and any(
-        segment.runs_again and (segment.routes or segment.counts is not None)
+        segment.runs_again and segment.routes
         for unit in model.units
         if unit.checkpoint
         for segment in unit.segments

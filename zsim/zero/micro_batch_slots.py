@@ -221,6 +221,7 @@ class _Renaming:
             segment,
             inputs=tuple([f"{name}{self._suffix}" for name in segment.inputs]),
             outputs=tuple(map(self._value, segment.outputs)),
+            routes=segment.routes and f"{segment.routes}{self._suffix}",
         )
 
     def _value(self, value: Value) -> Value:

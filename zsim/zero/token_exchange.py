@@ -97,12 +97,11 @@ class TokensOfExperts:
     ) -> None:
         """Exchange the outputs of a segment in sequence; first gather their counts."""
         del operation
-        counts = None if segment.counts is None else segment.counts.name
         for value, buffer in made:
-            if value == counts and part.action is Action.FORWARD:
+            if value == segment.routes and part.action is Action.FORWARD:
                 self._read_counts(part, value, buffer)
         for value, buffer in made:
-            if value == counts:
+            if value not in self.rows.swapped:
                 continue
             sent = self.sent(value, buffer)
             path = f"{part.action}{part.segment}/exchange/{value}"
@@ -115,7 +114,6 @@ class TokensOfExperts:
         """Gather counts on all ranks, and read them on the host."""
         writer, count = self.writer, self.rows.count
         assert count is not None
-        made = self.sent(value, buffer)
         ranks, dtype = self.model.expert, self.model.values[value].dtype
         elements = count.experts * ranks
         every = writer.buffer(f"{buffer}/every", elements, dtype, Kind.WORKSPACE)
@@ -124,7 +122,7 @@ class TokensOfExperts:
         )
         path = f"{part.action}{part.segment}/counts"
         writer.allocate(every, on_host)
-        gathered = writer.all_gather(f"{path}/gather", EXPERT, made, every, stream=COMPUTE)
+        gathered = writer.all_gather(f"{path}/gather", EXPERT, buffer, every, stream=COMPUTE)
         copied = writer.copy(f"{path}/copy", every, on_host, stream=TO_HOST, after=(gathered,))
         writer.read_counts(
             f"{path}/read",
@@ -142,8 +140,8 @@ class TokensOfExperts:
     ) -> tuple[str, ...]:
         """Exchange the gradients of the segment's outputs; return the buffers to free."""
         found: list[str] = []
-        for value in segment.outputs if segment.swaps else ():
-            if value.name in gradients:
+        for value in segment.outputs:
+            if segment.exchanges_rows(value) and value.name in gradients:
                 returned, came = self.gradient(value.name), f"{value.name}/gradient"
                 path = f"{part.action}{part.segment}/exchange/{came}"
                 self.writer.allocate(returned)

@@ -45,7 +45,13 @@ class TokenRows:
                 if segment.swaps:
                     layer = 0 if model.routing is None else model.routing.layers.index(unit.name)
                     self._note((unit.name, place), segment, layer)
-        self.swapped = frozenset(self._layers)
+        self.swapped = frozenset(
+            value.name
+            for unit in model.units
+            for segment in unit.segments
+            for value in segment.outputs
+            if segment.exchanges_rows(value)
+        )
 
     def _note(self, which: tuple[str, int], segment: Segment, layer: int) -> None:
         """Record the rows that a segment exchanges in block `layer`, and the rows that it reads."""

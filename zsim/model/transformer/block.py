@@ -173,6 +173,7 @@ def like(
                         tuple(map(renamed, segment.inputs)),
                         tuple([_value(each, renamed(each.name)) for each in segment.outputs]),
                         tuple(map(renamed, segment.parameters)),
+                        segment.routes and renamed(segment.routes),
                     )
                     for segment in unit.segments
                 ]
@@ -201,7 +202,7 @@ def copier(kind: type[Part], *names: str) -> Callable[..., Part]:
 
 
 _value, _parameter = copier(Value, "name"), copier(Parameter, "name")
-_segment = copier(Segment, "inputs", "outputs", "parameters")
+_segment = copier(Segment, "inputs", "outputs", "parameters", "routes")
 
 
 def perceptron(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:

@@ -136,6 +136,7 @@ class _ExpertSteps:
                 outputs=(*sent, *(_value(each.makes) for each in counts)),
                 operators=(*self.router.route(), *counts, *self.permute()),
                 ends=SWAP_EXPERTS,
+                routes=counts[0].makes.name if counts else "",
             ),
             Stretch(
                 inputs=tuple(each.name for each in sent),

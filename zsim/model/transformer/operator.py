@@ -97,7 +97,8 @@ class Stretch:
     """Operators between exchanges with other ranks, and the values that flow in and out.
 
     It `begins` with an exchange of its inputs and `ends` with one of its outputs, if any. If it
-    `adds`, backward reads all inputs but the first.
+    `adds`, backward reads all inputs but the first. If it chooses experts, the output that it
+    `routes` has the number of rows for each.
     """
 
     inputs: tuple[str, ...]
@@ -106,6 +107,7 @@ class Stretch:
     begins: SegmentExchange | None = None
     ends: SegmentExchange | None = None
     adds: bool = False
+    routes: str = ""
 
     @property
     def exchanges(self) -> bool:
@@ -175,4 +177,5 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         begins=first.begins if first.exchanges else None,
         ends=stretches[-1].ends if stretches[-1].swaps else None,
         adds=first.adds,
+        routes=next((each.routes for each in stretches if each.routes), ""),
     )

@@ -61,6 +61,7 @@ def _segment(
         backward_workspace_bytes=_backward_workspace(course),
         **flags_of(stretch.begins, stretch.ends),
         adds=stretch.adds,
+        routes=stretch.routes,
         draws=next((each.draws for each in stretch.operators if each.draws is not None), None),
         forward=_forward(stretch.operators),
         backward=backward,
