@@ -72,7 +72,7 @@ class Routing:
         for rows in self.of_experts:
             ranked = rows
             if rule.drops is not None:
-                if rule.drops.by == "weight":
+                if rule.drops.by == "probs":
                     ranked = tuple(sorted(rows, key=lambda row: -row[1]))
                 ranked = ranked[: rule.drops.capacity]
             found.append(sorted(token for token, _ in ranked))

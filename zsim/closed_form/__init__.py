@@ -13,7 +13,7 @@ from dataclasses import replace
 from zsim.closed_form import offloaded
 from zsim.closed_form.by_model import kept_stages
 from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.exchanged_tokens import counts_on_host, tokens_of_experts
+from zsim.closed_form.exchanged_tokens import counts_on_host, loads_of_experts, tokens_of_experts
 from zsim.closed_form.tensor import sequence, shared_sequence, tensor
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage
@@ -99,6 +99,7 @@ def _volume(
         *sequence(model, strategy),
         *shared_sequence(model, strategy),
         *tokens_of_experts(model, strategy),
+        *loads_of_experts(model, strategy),
         *scalars,
     ]
     total: Counter[tuple[str, str, bool]] = Counter()

@@ -1,6 +1,10 @@
-"""Copies of tokens that expert ranks exchange, and their gradients."""
+"""Copies of tokens that expert ranks exchange, their gradients, and sums of loads of experts."""
+
+from dataclasses import dataclass
 
 from zsim.closed_form.checkpoint import recomputed
+from zsim.closed_form.data_volume import all_reduces
+from zsim.model.experts import LoadScope
 from zsim.model.model import Model
 from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.strategy import Strategy
@@ -32,6 +36,52 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
         WireBytes(group="expert", collective="all_to_all", bytes=times * sent),
         WireBytes(group="expert", collective="all_gather", bytes=times * counted),
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadGroup:
+    """The group over which ranks sum loads of experts: its name, mesh axes and ranks."""
+
+    name: str
+    axes: tuple[str, ...]
+    ranks: int
+
+
+def load_group(strategy: Strategy, scope: LoadScope) -> LoadGroup | None:
+    """Return the group of the ranks with the tokens of a scope; None if a rank has all of them.
+
+    Megatron-LM's `tp_cp` and `tp_dp_cp` groups (`megatron/core/parallel_state.py`).
+    """
+    parallel = strategy.parallel
+    context, tensor = parallel.context, parallel.tensor
+    found = LoadGroup(name="tensor", axes=("tensor",), ranks=tensor)
+    if scope is LoadScope.RANK:
+        return None
+    if scope is LoadScope.SEQUENCE and context > 1:
+        found = LoadGroup(name="context", axes=("context",), ranks=context)
+        if tensor > 1:
+            both = "context", "tensor"
+            found = LoadGroup(name="tensor_context", axes=both, ranks=context * tensor)
+    elif scope is not LoadScope.SEQUENCE:
+        name = "tensor_data" if parallel.pipeline > 1 else "world"
+        every = "replicate", "data", "tensor"
+        found = LoadGroup(name=name, axes=every, ranks=strategy.replicas * tensor)
+    return found if found.ranks > 1 else None
+
+
+def loads_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Return the volume of sums of loads for auxiliary losses, once in each micro-batch."""
+    times = strategy.train.gradient_accumulation_steps
+    found: list[WireBytes] = []
+    for unit in model.units:
+        for segment in unit.segments:
+            group = None if segment.loads is None else load_group(strategy, segment.loads)
+            if group is not None:
+                load = model.values[segment.inputs[-1]]
+                sizes = [load.elements] * times
+                size = load.dtype.size_bytes
+                found += all_reduces(group.name, sizes, ranks=group.ranks, size_bytes=size)
+    return found
 
 
 def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:

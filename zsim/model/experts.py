@@ -25,7 +25,7 @@ class Scores(StrEnum):
 class DropRule(StrEnum):
     """How rows beyond a capacity are chosen."""
 
-    WEIGHT = "weight"
+    WEIGHT = "probs"
     """Rows with the smallest weights are dropped."""
     POSITION = "position"
     """The last rows are dropped."""
@@ -46,13 +46,30 @@ class LoadScope(StrEnum):
     """The tokens over which an auxiliary loss sums the loads of experts."""
 
     RANK = "rank"
-    """The tokens of a rank in a micro-batch."""
+    """The tokens of a rank in a micro-batch, as of a z loss, which depends on no loads."""
     SEQUENCE = "sequence"
     """The tokens of all ranks that share sequences, in a micro-batch."""
     MICRO_BATCH = "micro_batch"
     """The tokens of all ranks, in a micro-batch."""
     BATCH = "batch"
     """The tokens of all ranks, in this micro-batch and all earlier ones: Megatron's global loss."""
+
+
+class LoadBalancing(StrEnum):
+    """Auxiliary losses of the balance of tokens over experts, by their names in Megatron-LM."""
+
+    AUX_LOSS = "aux_loss"
+    """Of the tokens of a micro-batch, on all ranks that share its sequences (Fedus et al. 2021)."""
+    SEQ_AUX_LOSS = "seq_aux_loss"
+    """Of each sequence apart (DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2)."""
+    GLOBAL_AUX_LOSS = "global_aux_loss"
+    """Of the tokens of all ranks, in this micro-batch and all earlier ones of the step (Qiu et al.
+    2025, arXiv 2501.11873)."""
+
+    @property
+    def scope(self) -> LoadScope:
+        """The tokens over which loads are summed."""
+        return LoadScope.BATCH if self is LoadBalancing.GLOBAL_AUX_LOSS else LoadScope.SEQUENCE
 
 
 class RouterFormat(StrEnum):
@@ -109,9 +126,13 @@ class Experts:
         router_format: format in which the router multiplies.
         auxiliary_loss: the loss has a term for the balance of tokens over experts. It changes the
             work of routers, and no parameters.
+        load_balancing_type: the tokens of this term (`moe_router_load_balancing_type`).
+        z_loss: the loss has a term for the size of logits of routers (Zoph et al. 2022, "ST-MoE";
+            `moe_z_loss_coeff`).
         kernels: implementation of the products of experts.
         capacity_factor: limit of the copies from one rank to one expert, in multiples of their
             mean; copies beyond it are dropped. None for no limit.
+        drop_policy: how dropped copies are chosen (`moe_token_drop_policy`: probs or position).
         pads_to_capacity: copies to each expert are filled up to this limit, so that their number
             does not depend on data (`moe_pad_expert_input_to_capacity` of Megatron-LM).
     """
@@ -133,8 +154,11 @@ class Experts:
     bias: bool = False
     router_format: RouterFormat = RouterFormat.COMPUTE
     auxiliary_loss: bool = True
+    load_balancing_type: LoadBalancing = LoadBalancing.AUX_LOSS
+    z_loss: bool = False
     kernels: ExpertKernels = ExpertKernels.GROUPED
     capacity_factor: float | None = None
+    drop_policy: DropRule = DropRule.WEIGHT
     pads_to_capacity: bool = False
 
     def __post_init__(self) -> None:
@@ -165,12 +189,26 @@ class Experts:
             )
         if self.pads_to_capacity and factor is None:
             raise ArchitectureError("model.experts.pads_to_capacity: true needs capacity_factor")
+        if self.drop_policy is not DropRule.WEIGHT and factor is None:
+            raise ArchitectureError(
+                f"model.experts.drop_policy: {self.drop_policy} needs capacity_factor"
+            )
+        kind = self.load_balancing_type
+        if kind is not LoadBalancing.AUX_LOSS and not self.auxiliary_loss:
+            raise ArchitectureError(
+                f"model.experts.load_balancing_type: {kind} needs auxiliary_loss = true"
+            )
         if self.scaling <= 0:
             raise ArchitectureError(f"model.experts.scaling: {self.scaling} must be more than 0")
         if self.shared_gate and not self.shared_intermediate_size:
             raise ArchitectureError(
                 "model.experts.shared_gate: true needs shared_intermediate_size"
             )
+
+    @property
+    def losses(self) -> int:
+        """The number of auxiliary losses of a router."""
+        return self.auxiliary_loss + self.z_loss
 
     def capacity(self, tokens: int) -> int:
         """Return the limit of copies from a rank with `tokens` to one expert; 0 for no limit."""

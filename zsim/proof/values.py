@@ -137,7 +137,7 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
         findings=tuple(_findings(schedule, outcome)),
         not_shown=not_shown,
         training=training,
-        routing=() if not_shown else tuple(_routing(schedule, proof.model)),
+        routing=() if not_shown else tuple(_routing(context.schedule, proof.model)),
         assumed=tuple(assumed),
         ranks=schedule.mesh.size,
         classes=classes,
@@ -164,9 +164,10 @@ def _unjudged(
 
 def _routing(schedule: Schedule, model: Model) -> Iterator[str]:
     """Yield how a schedule routes the rows of experts, and what depends on their loads."""
-    if not schedule.counts:
-        return
-    yield "any numbers of rows, routing saved"
+    if schedule.counts:
+        yield "any numbers of rows"
+        if not schedule.contract.repeats_routing:
+            yield "routing saved"
     segments = [segment for unit in model.units for segment in unit.segments]
     yield from dict.fromkeys(
         f"rows {each.drops} dropped" for each in segments if each.drops is not None

@@ -55,7 +55,10 @@ def _experts(config: Config, count: str, width: str, **fields: object) -> Fields
         "intermediate_size": number(config, width),
         **fields,
         **(
-            {"auxiliary_loss": flag(config, "output_router_logits", default=False)}
+            {
+                "auxiliary_loss": flag(config, "output_router_logits", default=False)
+                and config.get("router_aux_loss_coef") != 0
+            }
             if "output_router_logits" in config
             else {}
         ),

@@ -22,7 +22,7 @@ from zsim.model.architecture import (
     Positions,
     QKNorm,
 )
-from zsim.model.experts import ExpertKernels, RouterFormat, Scores
+from zsim.model.experts import DropRule, ExpertKernels, LoadBalancing, RouterFormat, Scores
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.runtimes.lookup import file_keys
 from zsim.scenario.expert_counts import ExpertCountsTable
@@ -95,8 +95,11 @@ class ExpertsTable(Table):
     bias: Flag | None = None
     router_format: RouterFormat | None = None
     auxiliary_loss: Flag | None = None
+    load_balancing_type: LoadBalancing | None = None
+    z_loss: Flag | None = None
     kernels: ExpertKernels | None = None
     capacity_factor: Positive | None = None
+    drop_policy: DropRule | None = None
     pads_to_capacity: Flag | None = None
 
 

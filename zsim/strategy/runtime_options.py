@@ -88,6 +88,7 @@ class RuntimeOptions(Table):
         keeps_quantized: True if frozen weights may be in 4 bits, in stages below 3.
         trains_narrow: True if bf16 parameters can be updated directly (`pure_bf16`).
         has_experts: True if experts are distributed over expert ranks.
+        sums_loads: True if auxiliary losses of experts depend on tokens of several ranks.
         shards_experts: True if several ranks may hold parts of the same experts.
         cuts_latent: True if latent attention is modelled with a tensor axis, whose ranks compress
             their own tokens.
@@ -119,6 +120,7 @@ class RuntimeOptions(Table):
     keeps_quantized: ClassVar[bool] = False
     trains_narrow: ClassVar[bool] = False
     has_experts: ClassVar[bool] = False
+    sums_loads: ClassVar[bool] = False
     shards_experts: ClassVar[bool] = True
     cuts_latent: ClassVar[bool] = False
     has_context: ClassVar[bool] = False

@@ -179,8 +179,8 @@ def assemble(
             parameters=tuple(_promised(each, strategy) for each in model.parameters),
             strategy=strategy,
             loss_divisor=strategy.replicas * strategy.train.gradient_accumulation_steps,
-            data_axes=_inside(mesh, (REPLICATE, DATA)),
-            expert_axes=_inside(mesh, (EXPERT, EXPERT_TENSOR)),
+            data_axes=inside(mesh, (REPLICATE, DATA)),
+            expert_axes=inside(mesh, (EXPERT, EXPERT_TENSOR)),
             repeats_routing=_repeats_routing(model, strategy),
             peak_bytes=tuple((role, pool, peak) for role, pool, peak in peaks if peak is not None),
             wire_bytes=wire_bytes(model, strategy, volume),
@@ -279,7 +279,7 @@ def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
     )
 
 
-def _inside(mesh: Mesh, names: Sequence[str]) -> tuple[str, ...]:
+def inside(mesh: Mesh, names: Sequence[str]) -> tuple[str, ...]:
     """Return the single axes of the named axes, in the order of the mesh; some may not exist."""
     known = {*(axis.name for axis in mesh.axes), *(each.name for each in mesh.joined)}
     parts = {part for name in names if name in known for part in mesh.parts(name)}
@@ -290,7 +290,7 @@ def groups_of(strategy: Strategy, mesh: Mesh) -> tuple[Group, ...]:
     """Return one group for each axis in use, the group of all ranks, and that of one replica."""
 
     def over(name: str, *axes: str) -> Group:
-        return Group(name=name, axes=_inside(mesh, axes or (name,)))
+        return Group(name=name, axes=inside(mesh, axes or (name,)))
 
     part = _part_of_data(strategy)
     found = [over(DATA), over(TENSOR)]

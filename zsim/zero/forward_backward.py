@@ -19,6 +19,7 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
 from zsim.zero.exchange_weaver import ExchangeWeaver
+from zsim.zero.load_sums import LoadsOfExperts
 from zsim.zero.names import TENSOR
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
@@ -64,6 +65,7 @@ class ForwardBackward:
         self.elsewhere = dict[str, View]()  # whole parameters kept outside their bucket
         self.exchanges = ExchangeWeaver(writer, model, strategy)
         self.tokens, self.rows = self.exchanges.tokens, self.exchanges.experts.rows
+        self.loads = LoadsOfExperts(writer, strategy)
         self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
         self._views: dict[VisitKey, dict[str, View]] = {}
@@ -88,12 +90,15 @@ class ForwardBackward:
 
     def seed(self) -> None:
         """Set the gradient of the loss with respect to itself: 1, or the loss scale with fp16."""
-        writer, loss = self.writer, self.model.loss
+        self._seed(self.model.loss, "seed")
+
+    def _seed(self, loss: Value, path: str) -> None:
+        writer = self.writer
         name = writer.buffer(f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE)
         writer.allocate(name)
         self._gradients[loss.name] = 1
         scaled = self.strategy.train.precision is Precision.FP16
-        writer.fill("seed", name, 1.0, scalar=LOSS_SCALE if scaled else None)
+        writer.fill(path, name, 1.0, scalar=LOSS_SCALE if scaled else None)
 
     def forward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
         """Run the forward of the unit; return its last operation that reads parameters."""
@@ -143,6 +148,7 @@ class ForwardBackward:
         """Write the forward or recompute of one segment; return its id."""
         writer, segment = self.writer, self._segment(visit, part)
         path, again = f"{part.action}{part.segment}", part.action is Action.RECOMPUTE
+        self.loads.sum(segment, part)
         whole = self.exchanges.before_forward(segment, part)
         for instance in part.makes:
             self.tokens.take(self._made(instance))
@@ -174,6 +180,8 @@ class ForwardBackward:
 
     def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
         writer, segment = self.writer, self._segment(visit, part)
+        if segment.loads is not None:
+            self._seed(segment.outputs[-1], f"backward{part.segment}/seed")
         whole = self.exchanges.before_backward(segment, part, self._gradients)
         operands = self._operands_of(visit, part, saves=True)
         made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]

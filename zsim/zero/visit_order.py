@@ -111,6 +111,7 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
                             ),
                         )
                         for number, segment in enumerate(unit.segments)
+                        if not (block.again and segment.loads is not None)
                     ),
                     parts=block.parts if last else (),
                     opens=index == block.units[0],

@@ -6,7 +6,7 @@ Defaults follow `validate_args` (`training/arguments.py`) and `TransformerConfig
 import re
 from typing import Final
 
-from zsim.model.experts import ExpertKernels, RouterFormat, Scores
+from zsim.model.experts import DropRule, ExpertKernels, LoadBalancing, RouterFormat, Scores
 from zsim.runtimes.trainer_files.named_arguments import Arguments
 from zsim.strategy.execution import DispatchLibrary
 from zsim_runtimes.megatron.options import DispatcherType
@@ -34,12 +34,11 @@ WITHOUT_EFFECT: Final = (
     "moe-router-fusion",
     "moe-router-bias-update-rate",
     "moe-router-force-load-balancing",
-    "moe-token-drop-policy",
     "moe-per-layer-logging",
 )
 """Arguments that change no bytes: kernels are fused in compiled blocks, and tokens balanced."""
 
-BALANCED: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+NO_LOSS: Final = "none"
 LAYERS: Final = re.compile(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?")
 """`--moe-layer-freq` of first dense layers: a list in Python."""
 
@@ -105,20 +104,30 @@ def _router(arguments: Arguments) -> None:
     _set(arguments, "router_format", RouterFormat.FP32 if dtype else None, name)
     coefficient = arguments.number("moe-aux-loss-coeff", 0.0)
     name = "moe-router-load-balancing-type"
-    kind = arguments.word(name, "aux_loss", BALANCED)
-    _set(arguments, "auxiliary_loss", kind != "none" and coefficient > 0, name)
+    kinds = (*LoadBalancing, NO_LOSS)
+    kind = arguments.word(name, LoadBalancing.AUX_LOSS, kinds)
+    has_loss = kind != NO_LOSS and coefficient > 0
+    _set(arguments, "auxiliary_loss", has_loss, name)
+    if has_loss and kind != LoadBalancing.AUX_LOSS:
+        _set(arguments, "load_balancing_type", kind, name)
+    name = "moe-z-loss-coeff"
+    _set(arguments, "z_loss", arguments.number(name, 0.0) > 0 or None, name)
 
 
 def _capacity(arguments: Arguments) -> None:
     """Set the limit of tokens of an expert; a negative factor is no limit, as upstream."""
     name, pads = "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity"
     factor = arguments.number(name, -1.0)
+    drops = "moe-token-drop-policy"
+    policy = DropRule(arguments.word(drops, DropRule.WEIGHT, tuple(DropRule)))
     if factor < 0:
         return
     if factor < 1:
         raise arguments.wrong(name, f"{factor:g} must be at least 1, the mean of an expert")
     _set(arguments, "capacity_factor", factor, name)
     _set(arguments, "pads_to_capacity", arguments.flag(pads) or None, pads)
+    if policy is not DropRule.WEIGHT:
+        _set(arguments, "drop_policy", policy, drops)
 
 
 def _layers(arguments: Arguments) -> None:

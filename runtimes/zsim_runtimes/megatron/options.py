@@ -181,6 +181,7 @@ class Megatron(RuntimeOptions):
     ties_ends = True
     has_context = True
     has_experts = True
+    sums_loads = True
     cuts_latent = True
     layers_option = "cpu_offloading_num_layers"
     stored_least = (

@@ -156,7 +156,7 @@ def rows_moved(execution: Execution, *, count: int = 8) -> list[int]:
     size = size_of(shape_of(experts, execution=execution))
     stretches = mixture(size, size.value("normed"), size.value("output"), "block0")
     found: list[int] = []
-    for stretch in stretches:
+    for stretch in (each for each in stretches if each.loads is None):
         kernels = [kernel for each in stretch.operators for kernel in each.forward]
         moves = [each for each in kernels if each.kind is KernelKind.ELEMENTWISE]
         found.append(sum(each.bytes // 2 for each in moves if each.shape[-1] == 64))

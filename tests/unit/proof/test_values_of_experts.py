@@ -227,7 +227,7 @@ def test_the_verdict_lists_how_rows_are_routed_and_what_is_not_shown() -> None:
     proof = prove(schedule_of(plan), plan.model())
     (words,) = (each for each in proof.proved if each.startswith("values"))
     assert (
-        "any numbers of rows, routing saved, rows beyond 2 by weight dropped, auxiliary loss of "
+        "any numbers of rows, routing saved, rows beyond 2 by probs dropped, auxiliary loss of "
         "the batch so far, biases of experts by the load of the step" in words
     )
     assert (

@@ -184,6 +184,8 @@ def test_an_auxiliary_loss_is_read_if_the_file_names_its_switch() -> None:
     for given in (True, False):
         fields = fields_of("mixtral", **FOUR, output_router_logits=given)
         assert fields["experts"]["auxiliary_loss"] is given
+        none = fields_of("mixtral", **FOUR, output_router_logits=given, router_aux_loss_coef=0.0)
+        assert none["experts"]["auxiliary_loss"] is False
 
 
 WRONG: list[tuple[Config, str]] = [

@@ -145,8 +145,8 @@ def without(name: str) -> Callable[[Operation], Iterable[Operation]]:
     [
         "step/forward/mb0/block0/forward1/exchange/block0/experts/permuted",
         "step/forward/mb1/block1/forward1/exchange/block1/experts/weights",
-        "step/forward/mb0/block1/forward2/exchange/block1/experts/fc2",
-        "step/backward/mb1/block1/backward2/exchange/block1/experts/fc2/gradient",
+        "step/forward/mb0/block1/forward3/exchange/block1/experts/fc2",
+        "step/backward/mb1/block1/backward3/exchange/block1/experts/fc2/gradient",
         "step/backward/mb0/block0/backward1/exchange/block0/experts/permuted/gradient",
         "step/backward/mb0/block1/backward1/exchange/block1/experts/weights/gradient",
     ],
@@ -183,7 +183,7 @@ def test_counts_of_another_micro_batch_or_layer_are_found(layer: int, micro_batc
 def test_blocks_of_another_layer_are_refused() -> None:
     schedule, _ = made()
     first = "step/backward/mb0/block0/backward1/exchange/block0/experts/permuted/gradient"
-    second = "step/backward/mb0/block0/backward2/exchange/block0/experts/fc2/gradient"
+    second = "step/backward/mb0/block0/backward3/exchange/block0/experts/fc2/gradient"
     by_id = {each.id: each for each in exchanges(schedule)}
     with pytest.raises(ScheduleError, match="both buffers hold rows by own source"):
         edited(

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from zsim.dtype import DType
 from zsim.model.architecture import Activation, Architecture, NormPlacement, QKNorm
+from zsim.model.experts import LoadBalancing
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, ModelError, Unit, Value
 from zsim.model.token_loads import Routing, TokenLoads
@@ -197,6 +198,10 @@ def _need_experts(shape: Architecture, *, tensor: int, sequence: bool) -> None:
                 f"parallel.tensor: {tensor} must divide shared_intermediate_size "
                 f"{experts.shared_intermediate_size}"
             )
+    own_loads, kind = shape.execution.own_loads, LoadBalancing.GLOBAL_AUX_LOSS
+    if experts is not None and own_loads and experts.load_balancing_type is kind:
+        why = "is not modelled for this runtime, whose ranks sum no loads; say aux_loss"
+        raise ModelError(f"model.experts.load_balancing_type: {kind} {why}")
     if ranks == 1:
         return
     if experts is None:

@@ -60,12 +60,12 @@ def between_exchanges(
 ) -> tuple[Stretch, ...]:
     """Join the stretches between exchanges of keys and values, or of tokens of experts.
 
-    Values in `later` are read after all of them. All outputs of a stretch that ends in such an
-    exchange take part in it, so it is not joined.
+    Values in `later` are read after all of them. A stretch that ends in an exchange of tokens of
+    experts is not joined, nor is an auxiliary loss, which begins with a sum of loads.
     """
     parts: list[list[Stretch]] = [[]]
     for each in stretches:
-        if parts[-1] and (each.exchanges or each.swaps or parts[-1][-1].swaps):
+        if parts[-1] and (each.exchanges or _is_apart(each) or _is_apart(parts[-1][-1])):
             parts.append([])
         parts[-1].append(each)
     return tuple(
@@ -78,6 +78,10 @@ def between_exchanges(
         )
         for place, part in enumerate(parts)
     )
+
+
+def _is_apart(stretch: Stretch) -> bool:
+    return stretch.swaps or stretch.loads is not None
 
 
 def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple[Stretch, ...]:

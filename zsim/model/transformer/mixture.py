@@ -32,6 +32,7 @@ from zsim.model.transformer.expert_rows import ExpertRows
 from zsim.model.transformer.linear import column_sum, linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.router import Router
+from zsim.model.transformer.router_losses import RouterLosses, are_apart, summed_map
 from zsim.model.transformer.size import Size
 
 
@@ -46,16 +47,16 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
     routed, shared = steps.with_shared(target)
     stretch = Stretch(
         inputs=(source.name, *(value.name for value in read)),
-        outputs=(target,),
+        outputs=(target, *(steps.losses.values() if steps.losses else ())),
         operators=(
-            *steps.router.route(),
+            *steps.route(),
             *steps.permute(),
             *steps.experts(),
             *steps.combine(routed),
             *shared,
         ),
     )
-    return (*before, stretch)
+    return (*before, stretch, *(steps.losses.stretches() if steps.losses else ()))
 
 
 class _ExpertSteps:
@@ -81,6 +82,22 @@ class _ExpertSteps:
             name=name,
             copies=self.copies,
             weights=self.weights,
+            losses_apart=are_apart(self.whole, experts),
+        )
+        self.losses = self._losses() if self.router.losses_apart else None
+
+    def route(self) -> tuple[Operator, ...]:
+        """Return the steps of the router, which makes what its losses read."""
+        found = self.router.route()
+        return found if self.losses is None else (*found, *self.losses.made_by_router())
+
+    def _losses(self) -> RouterLosses:
+        return RouterLosses(
+            whole=self.whole,
+            size=self.size,
+            experts=self.shape,
+            name=self.name,
+            logits=self.router.logits,
         )
 
     @property
@@ -130,14 +147,20 @@ class _ExpertSteps:
         sent = self._counted(self._rows("permuted", size.hidden)), self._counted(self._ordered)
         back = self._counted(output if self.fused else self._weighted)
         counts = () if self.shape.pads_to_capacity else (self._count(),)
+        losses = self.losses
         return (
             Stretch(
                 inputs=(self.source.name,),
-                outputs=(*sent, *(_value(each.makes) for each in counts)),
-                operators=(*self.router.route(), *counts, *self.permute()),
+                outputs=(
+                    *sent,
+                    *(_value(each.makes) for each in counts),
+                    *(losses.values() if losses else ()),
+                ),
+                operators=(*self.route(), *counts, *self.permute()),
                 ends=SWAP_EXPERTS,
                 routes=counts[0].makes.name if counts else "",
             ),
+            *(losses.stretches() if losses else ()),
             Stretch(
                 inputs=tuple(each.name for each in sent),
                 outputs=(back,),
@@ -161,16 +184,9 @@ class _ExpertSteps:
 
     def _count(self) -> Operator:
         """Return the numbers of copies for each expert, sums of the map over tokens."""
-        size, experts = self.size, self.shape.count
-        kernel = Kernel(
-            kind=KernelKind.ELEMENTWISE,
-            flops=size.tokens * experts,
-            bytes=size.tokens * experts,  # a byte for each element of the map
-            dtype=size.dtype,
-            shape=(size.tokens, experts),
-        )
+        experts = self.shape.count
         counts = self._tensor("counts", experts, DType.INT64)
-        return Operator(reads=(), makes=counts, forward=(kernel,))
+        return Operator(reads=(), makes=counts, forward=(summed_map(self.size, experts),))
 
     @property
     def _ordered(self) -> Tensor:

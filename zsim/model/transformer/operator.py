@@ -8,6 +8,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.dtype import DType
+from zsim.model.experts import LoadScope
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
 from zsim.model.model import Parameter, Value
@@ -98,7 +99,8 @@ class Stretch:
 
     It `begins` with an exchange of its inputs and `ends` with one of its outputs, if any. If it
     `adds`, backward reads all inputs but the first. If it chooses experts, the output that it
-    `routes` has the number of rows for each.
+    `routes` has the number of rows for each. If it is an auxiliary loss, it `loads` the rows of
+    experts from this scope.
     """
 
     inputs: tuple[str, ...]
@@ -108,6 +110,7 @@ class Stretch:
     ends: SegmentExchange | None = None
     adds: bool = False
     routes: str = ""
+    loads: LoadScope | None = None
 
     @property
     def exchanges(self) -> bool:
@@ -178,4 +181,5 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         ends=stretches[-1].ends if stretches[-1].swaps else None,
         adds=first.adds,
         routes=next((each.routes for each in stretches if each.routes), ""),
+        loads=first.loads,
     )

@@ -20,6 +20,7 @@ class Router:
         source: the tokens.
         copies: copies of tokens for their experts.
         weights: the tensor of the weights of these copies.
+        losses_apart: auxiliary losses are computed by other operators (`router_losses`).
     """
 
     size: Size
@@ -28,13 +29,21 @@ class Router:
     name: str
     copies: int
     weights: Tensor
+    losses_apart: bool = False
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits: of every token for every expert."""
+        wide = self.experts.router_format is RouterFormat.FP32
+        elements = self.size.tokens * self.experts.count
+        return self._tensor("logits", elements, DType.FP32 if wide else self.size.dtype)
 
     def route(self) -> tuple[Operator, ...]:
         """Return the product of the router, and the choice of experts with their weights."""
         size, shape = self.size, self.experts
         wide = shape.router_format is RouterFormat.FP32
-        dtype = DType.FP32 if wide else size.dtype
-        logits = self._tensor("logits", size.tokens * shape.count, dtype)
+        logits = self.logits
+        dtype = logits.dtype
         weight = size.copied(f"{self.name}.router.weight", shape.count, size.hidden)
         bias = size.copied(f"{self.name}.router.bias", shape.count) if shape.router_bias else None
         made: list[Operator] = []
@@ -87,7 +96,8 @@ class Router:
 
         Fused kernels keep scores, weights of all experts and the map from tokens to experts.
         Others keep the scores, the chosen experts, and weights with their sum if they are divided
-        by it. An auxiliary loss is a softmax of the logits and its sum over tokens, kept as scores.
+        by it. An auxiliary loss is a softmax of the logits and its sum over tokens, kept as scores;
+        a z loss keeps the logits.
         """
         size, shape, wide = self.size, self.experts, self.size.wide
         area = size.tokens * shape.count
@@ -106,14 +116,16 @@ class Router:
         if of_chosen and not self.size.shape.execution.compiled:
             saves.append(self._tensor("softmax", self.copies, wide))
         passes = 3 + (shape.groups > 1) + shape.score_bias  # scores, choice, groups, bias
-        if shape.auxiliary_loss:
+        losses = 0 if self.losses_apart else shape.losses
+        if losses and shape.auxiliary_loss:
             saves.append(self._tensor("auxiliary", area, wide))
-            passes += 2
+        if losses and shape.z_loss:
+            saves.append(logits)
+        passes += 2 * losses
         kernel, rows = KernelKind.SOFTMAX, (size.tokens, shape.count)
         forward = tuple(streaming(kernel, rows, wide, streams=2) for _ in range(passes // 2))
         backward = tuple(
-            streaming(kernel, rows, wide, streams=3, backward=True)
-            for _ in range(1 + shape.auxiliary_loss)
+            streaming(kernel, rows, wide, streams=3, backward=True) for _ in range(1 + losses)
         )
         return Operator(
             reads=(logits,),

@@ -62,6 +62,7 @@ def _segment(
         **flags_of(stretch.begins, stretch.ends),
         adds=stretch.adds,
         routes=stretch.routes,
+        loads=stretch.loads,
         draws=next((each.draws for each in stretch.operators if each.draws is not None), None),
         forward=_forward(stretch.operators),
         backward=backward,
