@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import all_reduces
+from zsim.dtype import DType
 from zsim.model.experts import LoadScope
 from zsim.model.model import Model
 from zsim.schedule.schedule import HostBytes, WireBytes
@@ -70,9 +71,13 @@ def load_group(strategy: Strategy, scope: LoadScope) -> LoadGroup | None:
 
 
 def loads_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Return the volume of sums of loads for auxiliary losses, once in each micro-batch."""
+    """Return the volume of sums of loads: for losses in each micro-batch, for biases in a step."""
     times = strategy.train.gradient_accumulation_steps
     found: list[WireBytes] = []
+    every, stacked = load_group(strategy, LoadScope.BATCH), _stacked_loads(model)
+    if every is not None and stacked:
+        size = DType.FP32.size_bytes
+        found += all_reduces(every.name, [stacked], ranks=every.ranks, size_bytes=size)
     for unit in model.units:
         for segment in unit.segments:
             group = None if segment.loads is None else load_group(strategy, segment.loads)
@@ -82,6 +87,11 @@ def loads_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
                 size = load.dtype.size_bytes
                 found += all_reduces(group.name, sizes, ranks=group.ranks, size_bytes=size)
     return found
+
+
+def _stacked_loads(model: Model) -> int:
+    """Return the elements of the loads of all biases of experts."""
+    return sum(each.elements for each in model.biases)
 
 
 def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:

@@ -27,12 +27,17 @@ def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None
     precision = strategy.train.precision
     optimized = (shard if strategy.zero.stage >= 1 else whole) * precision.optimizer.size_bytes
     return {
-        Kind.PARAMETER: held * precision.compute.size_bytes,
+        Kind.PARAMETER: held * precision.compute.size_bytes + _biases(model),
         Kind.MASTER: optimized if strategy.keeps_master else 0,
         Kind.MOMENT: _moments(model, strategy, optimized),
         Kind.GRADIENT: _gradients(whole, shard, strategy) * precision.compute.size_bytes,
         Kind.SAVED: kept_bytes(model, strategy) if strategy.zero.contiguous else 0,
     }
+
+
+def _biases(model: Model) -> int:
+    """Return the bytes of biases of experts, which every rank keeps whole in fp32."""
+    return sum(each.elements for each in model.biases) * DType.FP32.size_bytes
 
 
 def _moments(model: Model, strategy: Strategy, optimized: int) -> int:

@@ -6,7 +6,7 @@ how data-parallel ranks shard them.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
 from typing import ClassVar
@@ -46,7 +46,8 @@ class Parameter:
     all other parameters, such as routers and shared experts. Expert ranks hold different
     experts, and expert-tensor ranks parts of them, whatever `tensor_sharded` says.
     A bias of experts is frozen, and names a `load`: a value with the rows of each expert. After
-    every step it is updated from the sum of this value over all ranks and micro-batches.
+    every step it is updated from the sum of this value over all ranks and micro-batches. Built
+    models have it among the `biases` of a unit, outside of buckets and of numbers of parameters.
     """
 
     name: str
@@ -326,11 +327,14 @@ class Unit:
 
     Consecutive units that name the same `block` are checkpointed as one: only the input of the
     block is kept, and all of them are recomputed before the backward of the last.
+
+    `biases` are biases of experts that its segments read; every rank holds them whole, in fp32.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     segments: tuple[Segment, ...]
+    biases: tuple[Parameter, ...] = ()
     checkpoint: bool = True
     module: str = ""
     block: str = ""
@@ -395,7 +399,7 @@ class Model:
             raise ModelError("units: two have one name")
         values = {value.name: value for value in (self.batch, *self.given)}
         for unit in self.units:
-            known = {parameter.name for parameter in unit.parameters}
+            known = {each.name for each in (*unit.parameters, *unit.biases)}
             for segment in unit.segments:
                 if missing := [name for name in segment.inputs if name not in values]:
                     raise ModelError(f"unit {unit.name}: reads {missing[0]} before it is made")
@@ -406,13 +410,10 @@ class Model:
                         raise ModelError(f"unit {unit.name}: makes {value.name} a second time")
                     values[value.name] = value
         _need_known_calls(self.units)
-        shapes: dict[str, Parameter] = {}
-        for unit in self.units:
-            for parameter in unit.parameters:
-                if shapes.setdefault(parameter.name, parameter) != parameter:
-                    raise ModelError(f"parameter {parameter.name}: differs between units")
-        frozen = frozenset(name for name, each in shapes.items() if each.frozen)
-        loads = {name: each.load for name, each in shapes.items() if each.load}
+        shapes = _by_name(each for unit in self.units for each in unit.parameters)
+        every = shapes | _by_name(each for unit in self.units for each in unit.biases)
+        frozen = frozenset(name for name, each in every.items() if each.frozen)
+        loads = {name: each.load for name, each in every.items() if each.load}
         if missing := [name for name, load in loads.items() if load not in values]:
             raise ModelError(f"parameter {missing[0]}: load {loads[missing[0]]} is no value")
         object.__setattr__(self, "values", values)
@@ -439,6 +440,22 @@ class Model:
             for each in self.parameters
             if not (each.tensor_sharded or each.expert) and (by_tokens or each.serves_own_heads)
         )
+
+    @property
+    def biases(self) -> tuple[Parameter, ...]:
+        """Biases of experts that units hold apart from their parameters."""
+        return tuple(each for unit in self.units for each in unit.biases)
+
+    @property
+    def with_biases(self) -> "Model":
+        """This model with biases of experts among the parameters of units."""
+        if not any(unit.biases for unit in self.units):
+            return self
+        units = (
+            replace(unit, parameters=(*unit.parameters, *unit.biases), biases=())
+            for unit in self.units
+        )
+        return replace(self, units=tuple(units))
 
     @property
     def modules(self) -> tuple[Unit, ...]:
@@ -502,6 +519,19 @@ class Model:
     def loss(self) -> Value:
         """The value that training minimises."""
         return self.units[-1].segments[-1].outputs[-1]
+
+
+def _by_name(parameters: Iterable[Parameter]) -> dict[str, Parameter]:
+    """Return parameters of units by name.
+
+    Raises:
+        ModelError: two of one name differ.
+    """
+    found: dict[str, Parameter] = {}
+    for each in parameters:
+        if found.setdefault(each.name, each) != each:
+            raise ModelError(f"parameter {each.name}: differs between units")
+    return found
 
 
 def _need_known_calls(units: tuple[Unit, ...]) -> None:

@@ -31,6 +31,7 @@ from zsim.schedule.operation import (
     Send,
 )
 from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.runtime_options import Formats
 
 BITS = {
@@ -209,6 +210,8 @@ class _BufferGraph:
 
     def _start(self, index: int, compute: Compute) -> None:
         roles = OF_OPTIMIZER.get(compute.action, ())
+        if isinstance(compute.rule, Optimizer) and compute.rule.of_loads:
+            roles = (Role.PARAMETER,)  # numbers of rows are whole numbers, exact in any integer
         for operand in compute.operands if roles else ():
             if operand.role in roles:
                 self.starts[_Need(operand.role, gathered=False)][index, operand.view.buffer] = None

@@ -89,7 +89,7 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
 
 
 def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
-    model = context.model
+    model = None if context.model is None else context.model.with_biases
     try:
         kinds = kinds_of(context.schedule, model)
     except UnfollowedError as error:
@@ -187,7 +187,7 @@ def _by_induction(
     """Prove a schedule by one with fewer micro-batches or blocks; None if that is not possible."""
     if model is None or training is None or schedule.counts or any(_copies(schedule, model)):
         return None
-    if model.loads or _sums_batches(model):  # micro-batches differ
+    if _sums_batches(model):  # micro-batches differ
         return None
     fewer = with_fewer(schedule, training)
     if fewer is not None:

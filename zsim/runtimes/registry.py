@@ -59,11 +59,12 @@ def need_trainable(model: Model, strategy: Strategy) -> None:
     """
     if strategy.zero.emulate is not None and not model.parameters:
         raise ModelError("model.parameters: none; only zsim's own stages take such a model")
-    if model.frozen and not (strategy.zero.emulate is None or strategy.zero.emulate.takes_frozen):
+    frozen = model.frozen.difference(each.name for each in model.biases)
+    if frozen and not (strategy.zero.emulate is None or strategy.zero.emulate.takes_frozen):
         takers = [name for name, each in runtimes().items() if each.options.takes_frozen]
         name = type(strategy.zero.emulate).__name__
         raise ModelError(
-            f"model.frozen: {min(model.frozen)}: frozen parameters are not modelled for {name}; "
+            f"model.frozen: {min(frozen)}: frozen parameters are not modelled for {name}; "
             f"use zero.emulate = {' or '.join(takers)}, or zsim's own stages"
         )
     _need_whole_weights(model, strategy)

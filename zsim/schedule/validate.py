@@ -72,7 +72,7 @@ def inspect_update(update: Compute, scalars: Mapping[str, Scalar]) -> None:
     if not isinstance(rule, Optimizer):
         *names, last = (kind.__name__ for kind in Optimizer.kinds())
         raise ScheduleError(f"{where}: rule {rule} must be {', '.join(names)} or {last}")
-    if not rule.element_wise:
+    if not (rule.element_wise or rule.of_loads):
         why = "needs whole tensors, and updates are of elements"
         raise ScheduleError(f"{where}: rule {type(rule).__name__} {why}")
     rate = rule.learning_rate

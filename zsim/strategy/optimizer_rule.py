@@ -36,6 +36,8 @@ class Optimizer(ABC):
         fused: the operator of torch that applies the rule as a whole, if backends use one; it
             writes the trained tensor and the states in order, and reads numbers of `arguments`.
         quantized: states are in 8 bits, with scales of blocks.
+        of_loads: the gradient is the load of all experts of a layer, and the rule has no name in a
+            scenario.
         torch: classes of `torch.optim` whose step this rule is, with their conditions in words; the
             first class names the constants of the rule.
     """
@@ -43,6 +45,7 @@ class Optimizer(ABC):
     element_wise: ClassVar[bool] = True
     fused: ClassVar[str] = ""
     quantized: ClassVar[bool] = False
+    of_loads: ClassVar[bool] = False
     torch: ClassVar[Mapping[str, str]] = {}
 
     learning_rate: Rate = 1e-3
@@ -50,7 +53,7 @@ class Optimizer(ABC):
     @staticmethod
     def kinds() -> tuple[type["Optimizer"], ...]:
         """Return all rules, of zsim and of installed packages."""
-        return tuple(rules().values())
+        return (*rules().values(), ExpertBias)
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -330,6 +333,45 @@ class SGD(Optimizer):
             buffer.mul_(self.momentum).add_(gradient)
             gradient = gradient.add(buffer, alpha=self.momentum) if self.nesterov else buffer
         trained.add_(gradient, alpha=-rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBias(Optimizer):
+    """Add the rate to biases of experts with few rows; subtract it from those with many.
+
+    The gradient is the load of each expert; the sign of its difference from the mean decides (Wang
+    et al. 2024, "Auxiliary-loss-free load balancing"; `get_updated_expert_bias` of
+    megatron/core/transformer/moe/moe_utils.py in August 2026, d98e8a64).
+    """
+
+    element_wise: ClassVar[bool] = False
+    of_loads: ClassVar[bool] = True
+
+    learning_rate: Rate = 1e-3
+
+    @property
+    def flops(self) -> int:
+        """Return 4: for the mean, the difference, the product and the sum."""
+        return 4
+
+    @property
+    def arguments(self) -> Iterator[tuple[str, float]]:
+        """Yield the rate."""
+        if not isinstance(self.learning_rate, str):
+            yield "learning rate", self.learning_rate
+
+    def update(
+        self,
+        gradient: Tensor,
+        trained: Tensor,
+        states: Sequence[Tensor],
+        *,
+        rate: float,
+        step: float,
+    ) -> None:
+        """Move the biases of all experts of a layer, given their loads."""
+        del states, step
+        trained.add_((gradient.mean() - gradient).sign(), alpha=rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

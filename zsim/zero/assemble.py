@@ -28,6 +28,7 @@ from zsim.schedule.schedule_writer import (
     ScheduleWriter,
 )
 from zsim.strategy.activations import Checkpointing
+from zsim.strategy.optimizer_rule import ExpertBias, Optimizer
 from zsim.strategy.strategy import Strategy
 from zsim.zero.key_exchange import context_streams
 from zsim.zero.names import (
@@ -58,6 +59,10 @@ POOLS = (
     Pool(name=NVME_POOL, place=Place.NVME),
 )
 """Memory pools: the GPU; pinned and pageable host memory, shared by a node's ranks; NVMe files."""
+
+
+BIAS_RULE = ExpertBias()
+"""The rule of biases of experts."""
 
 
 def need_fitting(model: Model, strategy: Strategy) -> None:
@@ -176,7 +181,9 @@ def assemble(
         generators=generators_of(model, mesh),
         programs=programs,
         contract=Contract(
-            parameters=tuple(_promised(each, strategy) for each in model.parameters),
+            parameters=tuple(
+                _promised(each, strategy) for each in (*model.parameters, *model.biases)
+            ),
             strategy=strategy,
             loss_divisor=strategy.replicas * strategy.train.gradient_accumulation_steps,
             data_axes=inside(mesh, (REPLICATE, DATA)),
@@ -210,9 +217,17 @@ def _promised(parameter: Parameter, strategy: Strategy) -> LogicalParameter:
         frozen=parameter.frozen,
         float8=parameter.float8,
         quantized=parameter.quantized is not None,
-        rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
+        rule=_rule_of(parameter, strategy),
+        load=parameter.load,
         expert=parameter.expert and strategy.has_expert_order,
     )
+
+
+def _rule_of(parameter: Parameter, strategy: Strategy) -> Optimizer | None:
+    """Return the optimizer of a parameter if it is not the strategy's."""
+    if parameter.load:
+        return BIAS_RULE
+    return strategy.rule_of(parameter.name) if strategy.train.groups else None
 
 
 def _pools(writers: Sequence[ScheduleWriter], used: Set[str]) -> tuple[Pool, ...]:

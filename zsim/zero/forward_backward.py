@@ -19,7 +19,7 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
 from zsim.zero.exchange_weaver import ExchangeWeaver
-from zsim.zero.load_sums import LoadsOfExperts
+from zsim.zero.load_sums import LoadsOfExperts, bias_view
 from zsim.zero.names import TENSOR
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
@@ -175,6 +175,8 @@ class ForwardBackward:
         if segment.sums_output(again=again):
             made = [(instance.value, self._value(instance)) for instance in part.makes]
             self.exchanges.end(segment, part, made, name)
+        if saves:  # `_apply_expert_bias` counts if gradients are recorded
+            self.loads.count(self.model.units[visit.unit].biases, part)
         self._end(part, name)
         return name
 
@@ -308,7 +310,7 @@ class ForwardBackward:
 
     def _parameter_views(self, visit: UnitVisit, role: Role) -> dict[str, View]:
         """Return the views of the unit's parameters, or of their gradients, by name."""
-        views: dict[str, View] = {}
+        views = {each.name: bias_view(each) for each in self.model.units[visit.unit].biases}
         elsewhere = self.elsewhere if role is Role.PARAMETER else {}
         for position, run in enumerate(self.buckets.runs[visit.unit]):
             members, starts = run.parameters, run.starts

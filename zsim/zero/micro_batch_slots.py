@@ -212,7 +212,13 @@ class _Renaming:
     def _unit(self, unit: Unit) -> Unit:
         found = self._units.get(id(unit))
         if found is None:
-            found = replace(unit, segments=tuple(map(self._segment, unit.segments)))
+            found = replace(
+                unit,
+                segments=tuple(map(self._segment, unit.segments)),
+                biases=tuple(
+                    replace(each, load=f"{each.load}{self._suffix}") for each in unit.biases
+                ),
+            )
             self._units[id(unit)] = found
         return found
 

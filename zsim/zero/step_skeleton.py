@@ -19,6 +19,7 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import PeakOf, assemble, need_fitting
 from zsim.zero.bucket import Buckets
 from zsim.zero.forward_backward import ForwardBackward
+from zsim.zero.load_sums import BiasesOfExperts
 from zsim.zero.optimizer_step import OptimizerStep, Updated, nothing
 from zsim.zero.state import Holding, Reduced, write_setup
 from zsim.zero.updated_tensor import updated_tensors
@@ -60,6 +61,7 @@ class Step:
         self.states = write_setup(self.writer, strategy, self.kept, holding)
         self.visits = visits(model, strategy)
         self.passes = ForwardBackward(self.writer, model, strategy, buckets=buckets, held=self.held)
+        self.biases = BiasesOfExperts(self.writer, model, strategy)
         self.micro_batch = 0
         self.is_last = False
 
@@ -71,6 +73,7 @@ class Step:
     def write(self) -> None:
         """Write the rest of setup, and the step."""
         self.write_setup()
+        self.biases.write_setup()
         self.writer.begin_step()
         self.begin()
         forward = [visit for visit in self.visits if not visit.backward]
@@ -145,6 +148,7 @@ class Step:
             stream: the stream that reduces the overflow flag and norms.
             keeps_gradients: True if gradient buffers outlive the step.
         """
+        self.biases.update()
         tensors = updated_tensors(
             self.writer,
             self.strategy,
@@ -180,7 +184,10 @@ class Step:
             volume=volume,
             writers=[self.writer],
             streams=streams,
-            layouts=self.buckets.layouts if layouts is None else layouts,
+            layouts=(
+                *(self.buckets.layouts if layouts is None else layouts),
+                *self.biases.layouts,
+            ),
             peak_of=peak_of,
         )
 

@@ -47,12 +47,14 @@ def block(
     else:
         stretches = one_after_the_other(size, name, source, local=local, routed=routed)
     parameters = parameters_of(stretches)
+    biases = tuple(each for each in parameters if each.load)
     if not size.cut:
         stretches = between_exchanges(stretches)
     made = segments(rearranged(size, stretches), (source,), size.shape.execution)
     if size.shape.execution.early_stop:
         made = until_saved(made)
-    return Unit(name=name, parameters=parameters, segments=made)
+    held = tuple(each for each in parameters if not each.load)
+    return Unit(name=name, parameters=held, segments=made, biases=biases)
 
 
 def between_exchanges(
@@ -169,6 +171,10 @@ def like(
                     _parameter(parameter, renamed(parameter.name, calls or name))
                     for parameter in unit.parameters
                 ]
+            ),
+            biases=tuple(
+                replace(each, name=renamed(each.name, calls or name), load=renamed(each.load))
+                for each in unit.biases
             ),
             segments=tuple(
                 [

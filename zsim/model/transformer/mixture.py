@@ -47,7 +47,7 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
     routed, shared = steps.with_shared(target)
     stretch = Stretch(
         inputs=(source.name, *(value.name for value in read)),
-        outputs=(target, *(steps.losses.values() if steps.losses else ())),
+        outputs=(target, *steps.losses.values()),
         operators=(
             *steps.route(),
             *steps.permute(),
@@ -56,7 +56,7 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
             *shared,
         ),
     )
-    return (*before, stretch, *(steps.losses.stretches() if steps.losses else ()))
+    return (*before, stretch, *steps.losses.stretches())
 
 
 class _ExpertSteps:
@@ -84,21 +84,19 @@ class _ExpertSteps:
             weights=self.weights,
             losses_apart=are_apart(self.whole, experts),
         )
-        self.losses = self._losses() if self.router.losses_apart else None
+        self.losses = RouterLosses(
+            whole=self.whole,
+            size=size,
+            experts=experts,
+            name=name,
+            logits=self.router.logits,
+            apart=self.router.losses_apart,
+            bias=self.router.bias,
+        )
 
     def route(self) -> tuple[Operator, ...]:
-        """Return the steps of the router, which makes what its losses read."""
-        found = self.router.route()
-        return found if self.losses is None else (*found, *self.losses.made_by_router())
-
-    def _losses(self) -> RouterLosses:
-        return RouterLosses(
-            whole=self.whole,
-            size=self.size,
-            experts=self.shape,
-            name=self.name,
-            logits=self.router.logits,
-        )
+        """Return the steps of the router, which makes what its losses and its bias read."""
+        return (*self.router.route(), *self.losses.made_by_router())
 
     @property
     def apart(self) -> bool:
@@ -147,20 +145,19 @@ class _ExpertSteps:
         sent = self._counted(self._rows("permuted", size.hidden)), self._counted(self._ordered)
         back = self._counted(output if self.fused else self._weighted)
         counts = () if self.shape.pads_to_capacity else (self._count(),)
-        losses = self.losses
         return (
             Stretch(
                 inputs=(self.source.name,),
                 outputs=(
                     *sent,
                     *(_value(each.makes) for each in counts),
-                    *(losses.values() if losses else ()),
+                    *self.losses.values(),
                 ),
                 operators=(*self.route(), *counts, *self.permute()),
                 ends=SWAP_EXPERTS,
                 routes=counts[0].makes.name if counts else "",
             ),
-            *(losses.stretches() if losses else ()),
+            *self.losses.stretches(),
             Stretch(
                 inputs=tuple(each.name for each in sent),
                 outputs=(back,),

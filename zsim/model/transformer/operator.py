@@ -160,7 +160,8 @@ def with_gradients(stretches: Iterable[Stretch], given: Iterable[Value]) -> froz
 def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch:
     """Join stretches without a collective between them; values between them become internal.
 
-    Outputs are the values read `later`, or else the outputs of the last stretch. An input that the
+    Outputs are the values read `later`, or else the outputs of the last stretch, and loads of
+    biases of experts. An input that the
     first stretch gathers stays the last input.
     """
     made = {value.name: value for stretch in stretches for value in stretch.outputs}
@@ -172,10 +173,12 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         inputs.append(first.inputs[-1])
     if stretches[-1].swaps:
         later = {*later, *(value.name for value in stretches[-1].outputs)}
-    outputs = tuple(value for name, value in made.items() if name in later)
+    loads = {each.load for each in parameters_of(stretches)}
+    if not any(name in later for name in made):
+        later = {value.name for value in stretches[-1].outputs}
     return Stretch(
         inputs=tuple(inputs),
-        outputs=outputs or stretches[-1].outputs,
+        outputs=tuple(value for name, value in made.items() if name in later or name in loads),
         operators=tuple(operator for stretch in stretches for operator in stretch.operators),
         begins=first.begins if first.exchanges else None,
         ends=stretches[-1].ends if stretches[-1].swaps else None,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from zsim.dtype import DType
 from zsim.model.experts import Experts, RouterFormat, Scores
 from zsim.model.kernel import Kernel, KernelKind, OperandLayout, matmul, streaming
+from zsim.model.model import Parameter
 from zsim.model.transformer.linear import linear
 from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
@@ -130,9 +131,22 @@ class Router:
         return Operator(
             reads=(logits,),
             makes=self.weights,
+            parameters=() if self.bias is None else (self.bias,),
             saves=tuple(saves),
             forward=forward,
             backward=backward,
+        )
+
+    @property
+    def bias(self) -> Parameter | None:
+        """The bias of scores that a rule updates from the rows of each expert, if any."""
+        if not self.experts.score_bias or self.size.shape.execution.own_loads:
+            return None
+        return Parameter(
+            name=f"{self.name}.router.score_bias",
+            shape=(self.experts.count,),
+            frozen=True,
+            load=f"{self.name}/experts/load",
         )
 
     def _tensor(self, part: str, elements: int, dtype: DType) -> Tensor:

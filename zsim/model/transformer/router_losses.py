@@ -4,6 +4,8 @@ The router makes the sums of its scores over tokens, and the rows of each expert
 computes the loss of both: before it, ranks sum the rows over the tokens of the loss
 (`_apply_aux_loss`, `_apply_seq_aux_loss` and `_apply_global_aux_loss` of
 megatron/core/transformer/moe/router.py in August 2026, d98e8a64). A z loss needs no other ranks.
+
+A bias of experts also needs the rows of each expert (`_apply_expert_bias`).
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +13,7 @@ from dataclasses import dataclass, replace
 from zsim.dtype import DType
 from zsim.model.experts import Experts, LoadBalancing, LoadScope
 from zsim.model.kernel import Kernel, KernelKind, streaming
-from zsim.model.model import Value
+from zsim.model.model import Parameter, Value
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.size import Size
 
@@ -26,6 +28,8 @@ class RouterLosses:
         experts: the experts that it chooses among.
         name: the name of the block.
         logits: the logits of the router.
+        apart: its losses are segments.
+        bias: its bias, if any.
     """
 
     whole: Size
@@ -33,11 +37,20 @@ class RouterLosses:
     experts: Experts
     name: str
     logits: Tensor
+    apart: bool
+    bias: Parameter | None
 
     def made_by_router(self) -> tuple[Operator, ...]:
-        """Return the operators of the router that make what the losses read."""
-        balance = (self._summed_scores(), self._load()) if self.experts.auxiliary_loss else ()
-        return (*balance, *([self._logit_sizes()] if self.experts.z_loss else []))
+        """Return the operators of the router that make what its losses and its bias read."""
+        found: list[Operator] = []
+        if self.apart and self.experts.auxiliary_loss:
+            found += (self._summed_scores(), self._load())
+        if self.apart and self.experts.z_loss:
+            found.append(self._logit_sizes())
+        if self.bias is not None:
+            load = Tensor(name=self.bias.load, elements=self.bias.elements, dtype=DType.INT64)
+            found.append(self._rows_of_each(load))
+        return tuple(found)
 
     def values(self) -> tuple[Value, ...]:
         """Return the values that the losses read; ranks of the tensor axis have different loads."""
@@ -52,6 +65,8 @@ class RouterLosses:
     def stretches(self) -> tuple[Stretch, ...]:
         """Return the losses."""
         found: list[Stretch] = []
+        if not self.apart:
+            return ()
         if self.experts.auxiliary_loss:
             read = self._summed_scores().makes, self._load().makes
             scope = self.experts.load_balancing_type.scope
@@ -100,12 +115,12 @@ class RouterLosses:
         )
 
     def _load(self) -> Operator:
+        return self._rows_of_each(self._tensor("auxiliary/load", self._sums, DType.INT64))
+
+    def _rows_of_each(self, load: Tensor) -> Operator:
         """Return the rows of each expert: sums of the map from tokens to experts."""
-        return Operator(
-            reads=(),
-            makes=self._tensor("auxiliary/load", self._sums, DType.INT64),
-            forward=(summed_map(self.size, self.experts.count),),
-        )
+        kernel = summed_map(self.size, self.experts.count)
+        return Operator(reads=(), makes=load, forward=(kernel,))
 
     def _logit_sizes(self) -> Operator:
         """Return the mean square of the logarithms of the sums of exponents of logits."""

@@ -75,7 +75,11 @@ class BlockRemoval:
         names, contract = self.names, self.schedule.contract
         (program,) = self.schedule.programs
         parameters = (
-            replace(each, name=self._outside(names.parameters, each.name))
+            replace(
+                each,
+                name=self._outside(names.parameters, each.name),
+                load=each.load and self._outside(names.values, each.load),
+            )
             for each in contract.parameters
             if self._is_kept(names.parameters, each.name)
         )
@@ -160,7 +164,11 @@ class BlockRemoval:
             module=renamed(self.names.units, unit.module),
             block=renamed(self.names.units, unit.block),
             parameters=tuple(
-                replace(each, name=renamed(self.names.parameters, each.name))
+                replace(
+                    each,
+                    name=renamed(self.names.parameters, each.name),
+                    load=each.load and renamed(self.names.values, each.load),
+                )
                 for each in unit.parameters
             ),
             segments=tuple(
@@ -174,6 +182,7 @@ class BlockRemoval:
                     parameters=tuple(
                         renamed(self.names.parameters, each) for each in segment.parameters
                     ),
+                    routes=segment.routes and renamed(self.names.values, segment.routes),
                 )
                 for segment in unit.segments
             ),

@@ -1,8 +1,9 @@
 """Allowed operations of a micro-batch that is removed from a step.
 
 It runs its own segments in memory that it allocates and frees, communicates with the same
-micro-batch on other ranks, and adds gradients of its own backward to sums, and nothing else. So
-the step without it differs only in these sums, each by a number times its gradient.
+micro-batch on other ranks, and adds gradients of its own backward, or loads of experts that its own
+forward made, to sums, and nothing else. So the step without it differs only in these sums, each by
+a number times its gradient, or by its load.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,12 +52,13 @@ def need_lone(operations: Iterable[Operation], is_linear: Callable[[str], bool])
 
 
 class _LoneMicroBatch:
-    """State after some operations: allocated buffers, and which of them hold gradients."""
+    """State after some operations: allocated buffers, those with gradients and with outputs."""
 
     def __init__(self, is_linear: Callable[[str], bool]) -> None:
         self.taken: set[str] = set()
         self._is_linear = is_linear
         self._holds_gradients: dict[str, bool] = {}
+        self._holds_output: set[str] = set()
 
     def follow(self, operation: Operation) -> None:
         """Update the state by an operation.
@@ -70,6 +72,7 @@ class _LoneMicroBatch:
             case Free(buffer=name) if name in self.taken:
                 self.taken.remove(name)
                 self._holds_gradients.pop(name, None)
+                self._holds_output.discard(name)
             case HostWait() | Send():
                 pass
             case Compute(action=action, scalars=(), rule=None) if action in ACTIONS:
@@ -97,12 +100,14 @@ class _LoneMicroBatch:
             if COMPUTE_ACCESS[compute.action][operand.role][1]:
                 is_gradient = makes_gradients and operand.role is Role.GRADIENT
                 self._write(operand.view, is_gradient=is_gradient)
+                if compute.action is not Action.LOAD and operand.role is Role.OUTPUT:
+                    self._holds_output.add(operand.view.buffer)
 
     def _copy(self, copy: Copy) -> None:
         is_gradient = self._is_gradient(copy.source)
         if copy.target.buffer in self.taken:
             self._write(copy.target, is_gradient=is_gradient)
-        elif not (copy.accumulate and is_gradient):
+        elif not (copy.accumulate and (is_gradient or copy.source.buffer in self._holds_output)):
             raise IrregularError
 
     def _is_gradient(self, view: View) -> bool:
@@ -118,6 +123,7 @@ class _LoneMicroBatch:
         if name not in self.taken:
             raise IrregularError
         self._holds_gradients[name] = is_gradient and self._holds_gradients.get(name, True)
+        self._holds_output.discard(name)
 
 
 def need_commuting(adds: Sequence[Copy], layout: Layout | None) -> None:

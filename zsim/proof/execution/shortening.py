@@ -39,7 +39,7 @@ COSTS = {
 }
 """Fields of a segment that are costs, without effect on values."""
 
-NAMED = {"inputs", "outputs", "parameters"}
+NAMED = {"inputs", "outputs", "parameters", "routes"}
 SAID = [each.name for each in fields(Segment) if each.name not in COSTS | NAMED]
 """Fields of a segment that must be equal, besides its names."""
 
@@ -225,9 +225,10 @@ class _Shortening:
     def _compare_parameters(self) -> None:
         by_name = {each.name: each for each in self.schedule.contract.parameters}
 
-        def said(name: str, _: int) -> object:
+        def said(name: str, number: int) -> object:
             each = by_name[name]
-            return each.elements, each.frozen, each.rule, each.expert
+            load = counted(number, self.names.values[each.load])
+            return each.elements, each.frozen, each.rule, each.expert, load
 
         self._compare(self.names.parameters, said)
 
@@ -238,7 +239,11 @@ class _Shortening:
         def said(name: str, number: int) -> object:
             each = by_name[name]
             parameters = [
-                (counted(number, self.names.parameters[own.name]), *_parameter_facts(own))
+                (
+                    counted(number, self.names.parameters[own.name]),
+                    counted(number, self.names.values[own.load]),
+                    *_parameter_facts(own),
+                )
                 for own in each.parameters
             ]
             segments = [
@@ -253,6 +258,7 @@ class _Shortening:
                         for value in segment.outputs
                     ],
                     [counted(number, self.names.parameters[own]) for own in segment.parameters],
+                    counted(number, self.names.values[segment.routes]),
                     [getattr(segment, name) for name in SAID],
                 )
                 for segment in each.segments
