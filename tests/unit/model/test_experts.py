@@ -437,11 +437,14 @@ def changed(part: str, value: Any) -> Any:  # noqa: ANN401 - a field of any type
     return replace(whole[part], **value) if isinstance(value, dict) else value
 
 
-def test_blocks_of_further_tokens_are_refused_on_a_tensor_axis() -> None:
+def test_blocks_of_further_tokens_need_sharded_tokens_on_a_tensor_axis() -> None:
     shape = replace(shape_of(SMALL), sequence_length=32, experts=None, mtp_layers=1)
     with pytest.raises(ModelError) as caught:
         transformer(shape, micro_batch_size=1, tensor=2)
-    assert str(caught.value) == "model.mtp_layers: not modelled with tensor 2, allowed is 1"
+    assert str(caught.value) == (
+        "model.mtp_layers: not modelled with tensor 2 unless tokens are sharded; say "
+        "sequence_parallel"
+    )
 
 
 def test_ranks_of_a_tensor_axis_have_the_sinks_of_their_heads() -> None:

@@ -210,6 +210,15 @@ def _need_experts(shape: Architecture, *, tensor: int, sequence: bool) -> None:
         raise ModelError(f"parallel.expert: {ranks} must divide the {experts.count} experts")
 
 
+def _need_own_tokens(shape: Architecture, *, tensor: int, sequence: bool) -> None:
+    """Raise ModelError unless blocks for further tokens are modelled with `tensor` ranks."""
+    if not sequence or shape.execution.replicates_embedding:
+        why = "for this runtime" if sequence else "unless tokens are sharded; say sequence_parallel"
+        raise ModelError(f"model.mtp_layers: not modelled with tensor {tensor} {why}")
+    if shape.hidden_size % tensor:
+        raise ModelError(f"parallel.tensor: {tensor} must divide hidden_size {shape.hidden_size}")
+
+
 def _need_dividing(
     shape: Architecture, *, micro_batch_size: int, tensor: int, sequence: bool
 ) -> None:
@@ -228,7 +237,7 @@ def _need_dividing(
                 raise ModelError(f"model.{name}: not modelled with zero.tiles, allowed is 1")
     _need_experts(shape, tensor=tensor, sequence=sequence)
     if tensor > 1 and shape.mtp_layers:
-        raise ModelError(f"model.mtp_layers: not modelled with tensor {tensor}, allowed is 1")
+        _need_own_tokens(shape, tensor=tensor, sequence=sequence)
     if shape.latent is not None and tensor > 1 and not shape.execution.cuts_latent:
         why = f"not modelled with tensor {tensor} for this runtime"
         raise ModelError(f"model.latent: {why}; say parallel.tensor 1")

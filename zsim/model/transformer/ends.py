@@ -141,7 +141,7 @@ def head(size: Size, source: Value) -> Unit:
             segments=segments(stretches, (source,)),
             checkpoint=False,
         )
-    end = _end(size, statistics, loss)
+    end = combined_loss(size, statistics, loss)
     return Unit(
         name="head",
         parameters=parameters,
@@ -346,7 +346,7 @@ def _cast_chunks(size: Size, project: Operator, target: Tensor) -> tuple[Operato
     return replace(project, makes=narrow), Operator(reads=(narrow,), makes=read), entropy
 
 
-def _end(size: Size, statistics: Value, loss: Value) -> Stretch:
+def combined_loss(size: Size, statistics: Value, loss: Value) -> Stretch:
     """Return the loss from the statistics of all ranks."""
     sums = (statistics.elements,)
     entropy = Operator(
@@ -400,7 +400,7 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
             operators=(entropy,),
             ends=sum_outputs() if size.cut else None,
         ),
-        _end(size, statistics, loss),
+        combined_loss(size, statistics, loss),
     )
     return Unit(
         name="head",

@@ -3,6 +3,11 @@
 DeepSeek-AI 2024, "DeepSeek-V3", section 2.2: the hidden state and the embedding of the next token
 are normed, joined and projected to the hidden size; a block follows, then the norm and the loss of
 the head. It shares the embedding and the output projection of the model.
+
+With tensor ranks, each holds columns of the projection, whose input tokens are gathered.
+Megatron-LM gathers the columns of all tokens, and a rank keeps its tokens (`_concat_embeddings` of
+megatron/core/transformer/multi_token_prediction.py in August 2026, d98e8a64). Here the columns are
+partial sums, zero elsewhere, which a reduce-scatter of the same volume adds up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,13 +15,16 @@ from dataclasses import replace
 
 from zsim.model.kernel import KernelKind, streaming
 from zsim.model.model import BATCH, Unit, Value
+from zsim.model.segment_exchange import gather_tokens, sum_outputs
 from zsim.model.transformer.block import between_exchanges, one_after_the_other
-from zsim.model.transformer.ends import TOKENS, projection, scores
+from zsim.model.transformer.ends import TOKENS, combined_loss, projection, scores
+from zsim.model.transformer.gathered_layers import rearranged
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import (
     Operator,
     Stretch,
     Tensor,
+    joined,
     parameters_of,
     tensor_of,
 )
@@ -29,7 +37,8 @@ def further_tokens(size: Size, source: Value, batch: Value) -> list[Unit]:
     made: list[Unit] = []
     for depth in range(size.shape.mtp_layers):
         made.append(_unit(size, f"mtp{depth}", source, batch))
-        source = made[-1].segments[-1].outputs[0]
+        outputs = (each for part in made[-1].segments for each in part.outputs)
+        source = next(each for each in outputs if each.name == f"mtp{depth}/output")
     return made
 
 
@@ -45,68 +54,127 @@ def _unit(size: Size, name: str, source: Value, batch: Value) -> Unit:
         local=size.shape.is_local(last),
         routed=size.shape.has_experts(last),
     )
-    stretches = (
-        _joined_input(size, name, source, projected),
+    stretches: tuple[Stretch, ...] = (
+        *_joined_input(size, name, source, projected),
         *block,
-        _loss(size, name, output, loss),
+        *_loss(size, name, output, loss),
     )
-    parts = between_exchanges(stretches, (output.name, loss.name))
+    parameters = parameters_of(stretches)
+    if size.cut:
+        stretches = rearranged(size, stretches)
+    else:
+        stretches = between_exchanges(stretches, (output.name, loss.name))
     return Unit(
         name=name,
-        parameters=parameters_of(stretches),
-        segments=segments(parts, (source, batch), size.shape.execution),
+        parameters=tuple(each for each in parameters if not each.load),
+        biases=tuple(each for each in parameters if each.load),
+        segments=segments(stretches, (source, batch), size.shape.execution),
         checkpoint=False,
     )
 
 
-def _joined_input(size: Size, name: str, source: Value, target: Value) -> Stretch:
+def _joined_input(size: Size, name: str, source: Value, target: Value) -> tuple[Stretch, ...]:
     """Return the projection of a hidden state and the embedding of the next token."""
-    area, dtype = (size.tokens, size.hidden), size.dtype
-    words, normed, embedded = (
-        size.rows(f"{name}/{part}", size.hidden) for part in ("words", "hidden", "embedded")
+    words = size.value(f"{name}/words")
+    both = size.value(f"{name}/both")
+    both = replace(both, elements=2 * both.elements)
+    found = (
+        Stretch(
+            inputs=(BATCH,),
+            outputs=(words,),
+            operators=(_look_up(size, size.whole(words)),),
+            ends=size.token_sum,
+        ),
+        Stretch(
+            inputs=(words.name, source.name),
+            outputs=(both,),
+            operators=_normed_inputs(size, name, (words, source), both),
+        ),
+        Stretch(
+            inputs=(both.name,),
+            outputs=(target,),
+            operators=_projected(size, name, both, target),
+            begins=size.token_gather,
+            ends=size.token_sum,
+        ),
     )
-    both = size.rows(f"{name}/both", 2 * size.hidden)
-    table = size.part(TOKENS, size.shape.vocab_size, size.hidden)
-    kind = KernelKind.EMBEDDING
-    weight = size.copied(f"{name}.projection.weight", size.hidden, 2 * size.hidden)
-    wide = (size.tokens, 2 * size.hidden)
-    return Stretch(
-        inputs=(source.name, BATCH),
-        outputs=(target,),
-        operators=(
-            Operator(
-                reads=(),
-                makes=words,
-                parameters=(table,),
-                forward=(streaming(kind, area, dtype, streams=2),),
-                trains=()
-                if table.frozen
-                else (streaming(kind, area, dtype, streams=2, backward=True),),
-            ),
-            normalize(size, words, embedded, f"{name}.ln_embedding"),
-            normalize(size, tensor_of(source), normed, f"{name}.ln_hidden"),
-            Operator(
-                reads=(embedded, normed),
-                makes=both,
-                forward=(streaming(KernelKind.ELEMENTWISE, wide, dtype, streams=2),),
-                backward=(
-                    streaming(KernelKind.ELEMENTWISE, wide, dtype, streams=2, backward=True),
-                ),
-            ),
-            linear(size, both, tensor_of(target), weight),
+    if size.cut:
+        return found
+    return (replace(joined(found), inputs=(source.name, BATCH)),)
+
+
+def _look_up(size: Size, target: Tensor) -> Operator:
+    """Return the look-up of the embeddings of all tokens in the rank's part of the vocabulary."""
+    area, dtype, kind = (size.tokens, size.hidden), size.dtype, KernelKind.EMBEDDING
+    table = size.part(TOKENS, size.vocabulary, size.hidden)
+    trains = (streaming(kind, area, dtype, streams=2, backward=True),)
+    return Operator(
+        reads=(),
+        makes=target,
+        parameters=(table,),
+        forward=(streaming(kind, area, dtype, streams=2),),
+        trains=() if table.frozen else trains,
+    )
+
+
+def _normed_inputs(
+    size: Size, name: str, sources: tuple[Value, Value], target: Value
+) -> tuple[Operator, ...]:
+    """Return the norms of embedding and hidden state of a rank's own tokens, side by side."""
+    words, hidden = map(tensor_of, sources)
+    embedded, normed = (tensor_of(size.value(f"{name}/{part}")) for part in ("embedded", "hidden"))
+    wide, kind = (size.own_tokens, 2 * size.hidden), KernelKind.ELEMENTWISE
+    return (
+        normalize(size, words, embedded, f"{name}.ln_embedding"),
+        normalize(size, hidden, normed, f"{name}.ln_hidden"),
+        Operator(
+            reads=(embedded, normed),
+            makes=tensor_of(target),
+            forward=(streaming(kind, wide, size.dtype, streams=2),),
+            backward=(streaming(kind, wide, size.dtype, streams=2, backward=True),),
         ),
     )
 
 
-def _loss(size: Size, name: str, source: Value, loss: Value) -> Stretch:
+def _projected(size: Size, name: str, source: Value, target: Value) -> tuple[Operator, ...]:
+    """Return the projection of all tokens to the rank's columns, placed among those of others."""
+    read = replace(tensor_of(source), elements=2 * size.tokens * size.hidden)
+    columns = size.hidden // size.tensor
+    weight = size.part(f"{name}.projection.weight", columns, 2 * size.hidden)
+    if not size.cut:
+        return (linear(size, read, tensor_of(target), weight),)
+    own, kind, area = size.rows(f"{name}/columns", columns), KernelKind.ELEMENTWISE, size.tokens
+    return (
+        linear(size, read, own, weight),
+        Operator(
+            reads=(own,),
+            makes=size.whole(target),
+            forward=(streaming(kind, (area, size.hidden), size.dtype, streams=2),),
+            backward=(streaming(kind, (area, columns), size.dtype, streams=2, backward=True),),
+        ),
+    )
+
+
+def _loss(size: Size, name: str, source: Value, loss: Value) -> tuple[Stretch, ...]:
     """Return the norm, the logits of the head, and their loss."""
     normed = size.value(f"{name}/ln")
     norm = normalize(size, tensor_of(source), tensor_of(normed), f"{name}.ln")
-    made = scores(size, normed, projection(size), tensor_of(loss))
-    return Stretch(
-        inputs=(source.name, BATCH),
-        outputs=(loss,),
-        operators=(norm, *(_renamed(each, name) for each in made)),
+    statistics = replace(loss, name=f"{name}/statistics", elements=3 * size.tokens)
+    made = scores(size, normed, projection(size), tensor_of(statistics if size.cut else loss))
+    entropy = tuple(_renamed(each, name) for each in made)
+    if not size.cut:
+        whole = (norm, *entropy)
+        return (Stretch(inputs=(source.name, BATCH), outputs=(loss,), operators=whole),)
+    return (
+        Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,)),
+        Stretch(
+            inputs=(normed.name, BATCH),
+            outputs=(statistics,),
+            operators=entropy,
+            begins=gather_tokens(),
+            ends=sum_outputs(),
+        ),
+        combined_loss(size, statistics, loss),
     )
 
 
