@@ -70,7 +70,7 @@ def inspect_update(update: Compute, scalars: Mapping[str, Scalar]) -> None:
     """
     where, rule = update.id, update.rule
     if not isinstance(rule, Optimizer):
-        *names, last = (kind.__name__ for kind in Optimizer.kinds())
+        *names, last = (kind.__name__ for kind in Optimizer.kinds() if not kind.of_loads)
         raise ScheduleError(f"{where}: rule {rule} must be {', '.join(names)} or {last}")
     if not (rule.element_wise or rule.of_loads):
         why = "needs whole tensors, and updates are of elements"

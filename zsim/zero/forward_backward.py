@@ -8,6 +8,7 @@ too. `Checkpoints` handles the memory between forward and backward.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from zsim.model.model import Model, Segment, Value
 from zsim.schedule.operation import Action, Edge, Operand, Role, View
@@ -19,11 +20,13 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
 from zsim.zero.exchange_weaver import ExchangeWeaver
-from zsim.zero.load_sums import LoadsOfExperts, bias_view
 from zsim.zero.names import TENSOR
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
 from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
+
+if TYPE_CHECKING:
+    from zsim.zero.load_sums import LoadsOfExperts
 
 Held = Callable[[int, UnitVisit], str]
 """Returns the name of the buffer that holds a bucket's parameters during a visit."""
@@ -65,7 +68,7 @@ class ForwardBackward:
         self.elsewhere = dict[str, View]()  # whole parameters kept outside their bucket
         self.exchanges = ExchangeWeaver(writer, model, strategy)
         self.tokens, self.rows = self.exchanges.tokens, self.exchanges.experts.rows
-        self.loads = LoadsOfExperts(writer, strategy)
+        self.loads = _loads(writer, model, strategy)
         self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
         self._views: dict[VisitKey, dict[str, View]] = {}
@@ -148,7 +151,8 @@ class ForwardBackward:
         """Write the forward or recompute of one segment; return its id."""
         writer, segment = self.writer, self._segment(visit, part)
         path, again = f"{part.action}{part.segment}", part.action is Action.RECOMPUTE
-        self.loads.sum(segment, part)
+        if self.loads is not None:
+            self.loads.sum(segment, part)
         whole = self.exchanges.before_forward(segment, part)
         for instance in part.makes:
             self.tokens.take(self._made(instance))
@@ -175,7 +179,7 @@ class ForwardBackward:
         if segment.sums_output(again=again):
             made = [(instance.value, self._value(instance)) for instance in part.makes]
             self.exchanges.end(segment, part, made, name)
-        if saves:  # `_apply_expert_bias` counts if gradients are recorded
+        if saves and self.loads is not None:  # `_apply_expert_bias`: if gradients are recorded
             self.loads.count(self.model.units[visit.unit].biases, part)
         self._end(part, name)
         return name
@@ -310,7 +314,10 @@ class ForwardBackward:
 
     def _parameter_views(self, visit: UnitVisit, role: Role) -> dict[str, View]:
         """Return the views of the unit's parameters, or of their gradients, by name."""
-        views = {each.name: bias_view(each) for each in self.model.units[visit.unit].biases}
+        views = {
+            each.name: View(buffer=each.name, size=each.elements)
+            for each in self.model.units[visit.unit].biases
+        }
         elsewhere = self.elsewhere if role is Role.PARAMETER else {}
         for position, run in enumerate(self.buckets.runs[visit.unit]):
             members, starts = run.parameters, run.starts
@@ -398,3 +405,13 @@ class ForwardBackward:
             return self.exchanges.experts.gradient(value.name)
         is_cut = value.name in self.tokens.scattered
         return self.tokens.gradient(value.name) if is_cut else f"{value.name}/gradient"
+
+
+def _loads(writer: ScheduleWriter, model: Model, strategy: Strategy) -> "LoadsOfExperts | None":
+    """Return the writer of sums of loads of experts; None if no segment makes any."""
+    segments = (segment for unit in model.units for segment in unit.segments)
+    if not (model.biases or any(each.loads is not None for each in segments)):
+        return None
+    from zsim.zero.load_sums import LoadsOfExperts  # noqa: PLC0415 (most models have no experts)
+
+    return LoadsOfExperts(writer, strategy)

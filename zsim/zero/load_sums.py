@@ -86,11 +86,6 @@ KERNELS_OF_UPDATE = 4
 """Kernels of the update of all biases: mean, difference, its sign, and the sum."""
 
 
-def bias_view(bias: Parameter) -> View:
-    """Return the view of a bias, which is alone in its buffer."""
-    return View(buffer=bias.name, size=bias.elements)
-
-
 class BiasesOfExperts:
     """Writes setup and update of the biases of experts of `model` to `writer`."""
 
@@ -151,7 +146,7 @@ class BiasesOfExperts:
             writer.compute(
                 f"{each.name}/update",
                 Action.UPDATE,
-                [(Role.PARAMETER, bias_view(each)), (Role.GRADIENT, view)],
+                [(Role.PARAMETER, writer.all(each.name)), (Role.GRADIENT, view)],
                 rule=BIAS_RULE,
                 kernels=() if number else (kernel,) * KERNELS_OF_UPDATE,
             )

@@ -5,7 +5,7 @@ unit, a direction and the step.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from zsim.closed_form import DataVolume
 from zsim.model.model import Model
@@ -19,11 +19,13 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import PeakOf, assemble, need_fitting
 from zsim.zero.bucket import Buckets
 from zsim.zero.forward_backward import ForwardBackward
-from zsim.zero.load_sums import BiasesOfExperts
 from zsim.zero.optimizer_step import OptimizerStep, Updated, nothing
 from zsim.zero.state import Holding, Reduced, write_setup
 from zsim.zero.updated_tensor import updated_tensors
 from zsim.zero.visit_order import UnitVisit, visits
+
+if TYPE_CHECKING:
+    from zsim.zero.load_sums import BiasesOfExperts
 
 
 class Step:
@@ -61,7 +63,7 @@ class Step:
         self.states = write_setup(self.writer, strategy, self.kept, holding)
         self.visits = visits(model, strategy)
         self.passes = ForwardBackward(self.writer, model, strategy, buckets=buckets, held=self.held)
-        self.biases = BiasesOfExperts(self.writer, model, strategy)
+        self.biases = _biases(self.writer, model, strategy)
         self.micro_batch = 0
         self.is_last = False
 
@@ -73,7 +75,7 @@ class Step:
     def write(self) -> None:
         """Write the rest of setup, and the step."""
         self.write_setup()
-        self.biases.write_setup()
+        self.write_biases()
         self.writer.begin_step()
         self.begin()
         forward = [visit for visit in self.visits if not visit.backward]
@@ -103,6 +105,16 @@ class Step:
         """Start another micro-batch."""
         self.micro_batch = self.passes.micro_batch = micro_batch
         self.is_last = micro_batch == self.strategy.train.gradient_accumulation_steps - 1
+
+    def write_biases(self) -> None:
+        """Write the setup of biases of experts, if there are any."""
+        if self.biases is not None:
+            self.biases.write_setup()
+
+    @property
+    def bias_layouts(self) -> tuple[Layout, ...]:
+        """The layouts of biases of experts."""
+        return () if self.biases is None else self.biases.layouts
 
     def write_setup(self) -> None:
         """Write setup operations other than those of the states; nothing here."""
@@ -148,7 +160,8 @@ class Step:
             stream: the stream that reduces the overflow flag and norms.
             keeps_gradients: True if gradient buffers outlive the step.
         """
-        self.biases.update()
+        if self.biases is not None:
+            self.biases.update()
         tensors = updated_tensors(
             self.writer,
             self.strategy,
@@ -186,10 +199,19 @@ class Step:
             streams=streams,
             layouts=(
                 *(self.buckets.layouts if layouts is None else layouts),
-                *self.biases.layouts,
+                *self.bias_layouts,
             ),
             peak_of=peak_of,
         )
+
+
+def _biases(writer: ScheduleWriter, model: Model, strategy: Strategy) -> "BiasesOfExperts | None":
+    """Return the writer of biases of experts; None if the model has none."""
+    if not model.biases:
+        return None
+    from zsim.zero.load_sums import BiasesOfExperts  # noqa: PLC0415 (most models have no experts)
+
+    return BiasesOfExperts(writer, model, strategy)
 
 
 class StepPart:

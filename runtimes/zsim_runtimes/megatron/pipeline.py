@@ -97,7 +97,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         volume=VOLUME,
         writers=[step.writer for step in steps],
         streams=streams,
-        layouts=tuple(layout for step in steps for layout in (*step.layouts, *step.biases.layouts)),
+        layouts=tuple(layout for step in steps for layout in (*step.layouts, *step.bias_layouts)),
     )
 
 
@@ -182,7 +182,7 @@ class MegatronStage(MegatronStep):
     def write(self) -> None:
         """Write the rest of setup, and the step."""
         self.write_setup()
-        self.biases.write_setup()
+        self.write_biases()
         self.writer.begin_step()
         self.begin()
         for action in self.order:

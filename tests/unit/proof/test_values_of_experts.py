@@ -181,13 +181,16 @@ def without_counts(plan: Plan) -> tuple[Schedule, Model]:
     [
         (LoadScope.MICRO_BATCH, False, True),
         (LoadScope.BATCH, False, False),
-        (LoadScope.RANK, True, False),
+        (LoadScope.RANK, True, True),
     ],
 )
-def test_losses_over_the_batch_and_biases_are_not_proved_from_two_micro_batches(
+def test_losses_over_the_batch_are_not_proved_from_two_micro_batches(
     monkeypatch: pytest.MonkeyPatch, scope: LoadScope, *, bias: bool, alike: bool
 ) -> None:
-    """Megatron-LM's global auxiliary loss: every micro-batch adds the loads of those before it."""
+    """Megatron-LM's global auxiliary loss: every micro-batch adds the loads of those before it.
+
+    A bias reads the sum of all loads after the last of them, as an update reads gradients.
+    """
     asked: list[Schedule] = []
     monkeypatch.setattr(values, "with_fewer", lambda schedule, _: asked.append(schedule))
     plan = Plan(whole=True, auxiliary=scope, bias=bias, layers=1, micro_batches=6)

@@ -94,6 +94,7 @@ def test_a_collective_of_such_a_block_that_is_left_out_is_found(kind: str) -> No
 
 
 def test_runtimes_whose_ranks_hold_whole_embeddings_refuse_these_blocks() -> None:
-    strategy = strategy_of(Zero(stage=3, emulate=FSDP2(enable_sequence_parallel=True)), data=2, tensor=2)
+    options = FSDP2(enable_sequence_parallel=True, replicate_embedding=True)
+    strategy = strategy_of(Zero(stage=3, emulate=options), data=2, tensor=2)
     with pytest.raises(ModelError, match=r"model\.mtp_layers: not modelled with tensor 2 for this"):
         model_of(strategy)

@@ -94,38 +94,6 @@ def test_arguments_of_deepseek_set_groups_bias_and_dense_layers() -> None:
     assert experts.kernels == "loop"
 
 
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        (
-            "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4",
-            ("seq_aux_loss", True),
-        ),
-        (
-            "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-3",
-            ("global_aux_loss", True),
-        ),
-        ("--moe-router-load-balancing-type global_aux_loss", (None, False)),
-        ("--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-3", (None, False)),
-    ],
-)
-def test_losses_of_the_balance_are_read_if_their_coefficient_is_not_zero(
-    text: str, fields: tuple[str | None, bool]
-) -> None:
-    experts = read(f"{SHAPE} --num-experts 4 {text}").model.experts
-    assert experts is not None
-    assert (experts.load_balancing_type, experts.auxiliary_loss) == fields
-
-
-def test_a_z_loss_and_a_rule_of_dropping_are_read() -> None:
-    experts = read(
-        f"{SHAPE} --num-experts 4 --moe-z-loss-coeff 1e-3 --moe-expert-capacity-factor 1.5"
-        " --moe-token-drop-policy position"
-    ).model.experts
-    assert experts is not None
-    assert (experts.z_loss, experts.drop_policy) == (True, "position")
-
-
 def test_scores_before_the_choice_are_not_normalised() -> None:
     experts = read(f"{SHAPE} --num-experts 4 --moe-router-pre-softmax").model.experts
     assert experts is not None
@@ -292,10 +260,6 @@ def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
         ),
         (f"{SHAPE} --num-experts 8 --moe-router-dtype fp64", "fp64 is not modelled, only fp32"),
         (f"{SHAPE} --num-experts 8 --moe-input-jitter-eps 0.1", "--moe-input-jitter-eps"),
-        (
-            f"{SHAPE} --num-experts 8 --moe-router-load-balancing-type sinkhorn",
-            "--moe-router-load-balancing-type: 'sinkhorn' must be ",
-        ),
         (
             f"{SHAPE} --fine-grained-activation-offloading",
             "activations of modules on the host: not modelled",

@@ -28,6 +28,7 @@ from zsim.schedule.operation import (
     Free,
     Operation,
     PointToPoint,
+    Role,
     Send,
     SetScalar,
     Together,
@@ -35,6 +36,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.program import UncheckedSchedule
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Buffer, Program, Schedule
+from zsim.strategy.optimizer_rule import Optimizer
 
 MICRO_BATCHES_MIN = 6
 """Minimum number of micro-batches for which the search pays off."""
@@ -194,7 +196,7 @@ class _RoleStep:
         """
         every = range(len(self.lists))
         for number in {self.signature[number]: number for number in removed}.values():
-            need_lone(self._of(number), is_linear)
+            need_lone(self._of(number), is_linear, self._loads)
         gone = _distinct([self.lists[number] for number in removed])
         stay = _distinct([self.lists[number] for number in every if number not in removed])
         signature = {self.signature[number] for number in removed}
@@ -225,6 +227,19 @@ class _RoleStep:
         if buffer.layout is not None and buffer.shard is None:
             layout = self.schedule.layout_by_name[buffer.layout]
         need_commuting(adds, layout)
+
+    @cached_property
+    def _loads(self) -> frozenset[str]:
+        """Buffers that are copied, once a step, to the loads of experts that updates read."""
+        read: set[str] = set()
+        copied: set[str] = set()
+        for operation in reversed(self._of(OF_STEP)):
+            if isinstance(operation, Copy) and operation.target.buffer in read:
+                copied.add(operation.source.buffer)
+            if isinstance(operation, Compute) and isinstance(operation.rule, Optimizer):
+                loads = operation.operands if operation.rule.of_loads else ()
+                read |= {each.view.buffer for each in loads if each.role is Role.GRADIENT}
+        return frozenset(copied)
 
     def _touched(self, places: Sequence[int]) -> set[str]:
         """Return the buffers that operations of the step touch, allocate or free.

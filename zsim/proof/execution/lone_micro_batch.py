@@ -6,7 +6,7 @@ forward made, to sums, and nothing else. So the step without it differs only in 
 a number times its gradient, or by its load.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from zsim.proof.execution.repetition import IrregularError
 from zsim.schedule.access import COMPUTE_ACCESS
@@ -35,16 +35,20 @@ ACTIONS = frozenset({*OF_SEGMENTS, Action.LOAD})
 """Actions that compute for one micro-batch alone, named in `micro_batch`."""
 
 
-def need_lone(operations: Iterable[Operation], is_linear: Callable[[str], bool]) -> None:
+def need_lone(
+    operations: Iterable[Operation],
+    is_linear: Callable[[str], bool],
+    loads: Set[str] = frozenset(),
+) -> None:
     """Raise IrregularError unless all operations are allowed in a removed micro-batch.
 
     `is_linear` returns True for a group whose members all run the same program, each with its own
-    part.
+    part. Outputs may be added to sums in `loads`, which only updates of biases of experts read.
 
     Raises:
         IrregularError: an operation is not allowed, or memory is not freed.
     """
-    lone = _LoneMicroBatch(is_linear)
+    lone = _LoneMicroBatch(is_linear, loads)
     for operation in operations:
         lone.follow(operation)
     if lone.taken:
@@ -54,9 +58,10 @@ def need_lone(operations: Iterable[Operation], is_linear: Callable[[str], bool])
 class _LoneMicroBatch:
     """State after some operations: allocated buffers, those with gradients and with outputs."""
 
-    def __init__(self, is_linear: Callable[[str], bool]) -> None:
+    def __init__(self, is_linear: Callable[[str], bool], loads: Set[str]) -> None:
         self.taken: set[str] = set()
         self._is_linear = is_linear
+        self._loads = loads
         self._holds_gradients: dict[str, bool] = {}
         self._holds_output: set[str] = set()
 
@@ -107,8 +112,12 @@ class _LoneMicroBatch:
         is_gradient = self._is_gradient(copy.source)
         if copy.target.buffer in self.taken:
             self._write(copy.target, is_gradient=is_gradient)
-        elif not (copy.accumulate and (is_gradient or copy.source.buffer in self._holds_output)):
+        elif not (copy.accumulate and (is_gradient or self._is_load(copy))):
             raise IrregularError
+
+    def _is_load(self, copy: Copy) -> bool:
+        """Return True if a copy adds an output of a segment to a load of experts."""
+        return copy.target.buffer in self._loads and copy.source.buffer in self._holds_output
 
     def _is_gradient(self, view: View) -> bool:
         return self._holds_gradients.get(view.buffer, False)
