@@ -252,7 +252,8 @@ def layer_s(row: LayerRow, *, backward: bool) -> float:
     for place, stretch in enumerate(each for each in stretches if each.swaps):
         widest = max(each.elements for each in stretch.outputs)
         returns = (place > 0) is not backward
-        for value in stretch.outputs:
+        exchanged = (each for each in stretch.outputs if each.copies or each.name == stretch.routes)
+        for value in exchanged:
             moved_s += exchanges.seconds(
                 value, widest, returns=returns, plans=not (place or backward)
             )
