@@ -217,6 +217,11 @@ class Experts:
             return 0
         return ceil(tokens * self.top_k / self.count * self.capacity_factor)
 
+    def drops(self, tokens: int) -> Drops | None:
+        """Return how copies of `tokens` beyond a limit are chosen; None for no limit."""
+        capacity = self.capacity(tokens)
+        return Drops(capacity=capacity, by=self.drop_policy) if capacity else None
+
     def copies(self, tokens: int) -> int:
         """Return the copies of `tokens` that a rank sends to experts, with padding if any."""
         if self.pads_to_capacity:

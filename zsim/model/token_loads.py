@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
+from zsim.model.experts import Drops
+
 MOST: Final = 2.0
 """Default maximum of the copies that a rank receives, in multiples of the mean."""
 
@@ -27,6 +29,7 @@ class Routing:
         maximum: copies that a rank receives at most.
         capacity: copies from one rank to one expert at most, others are dropped; 0 for no limit.
         padded: copies to each expert are filled up to the capacity.
+        drops: how copies beyond the capacity are chosen; None for no limit.
         layers: names of the units with experts, in order.
     """
 
@@ -35,6 +38,7 @@ class Routing:
     maximum: int
     capacity: int = 0
     padded: bool = False
+    drops: Drops | None = None
     layers: tuple[str, ...] = ()
 
     def limited(self, most: float = MOST) -> "Routing":

@@ -191,14 +191,15 @@ class CountTrace:
                 )
             found[source, expert] += rows
         sums = found.sum(axis=1)
-        if count.drops is not None:
+        kept = count.drops is not None and not count.capacity  # otherwise `routed` drops rows
+        if count.drops is not None and kept:
             self._need_capacity(count, count.drops.capacity, found)
-        off = sums > count.sent if count.drops is not None else sums != count.sent
+        off = sums > count.sent if kept else sums != count.sent
         for source in np.flatnonzero(off).tolist():
             at = f"micro-batch {where[0]}, layer {where[1]}, group {where[2]}, source {source}"
             raise BindingError(
                 f"binding.rows: {at}: counts sum to {sums[source]}, must be "
-                f"{'at most ' if count.drops is not None else ''}{count.sent}, "
+                f"{'at most ' if kept else ''}{count.sent}, "
                 f"the rows that a member sends ({count.name})"
             )
         return found

@@ -72,4 +72,7 @@ def drop_rules(model: Model) -> dict[str, Drops | None]:
             if segment.experts:
                 names = (*segment.inputs, *(value.name for value in segment.outputs))
                 found |= dict.fromkeys(names, segment.drops)
+            elif segment.drops is not None:
+                sent = (value.name for value in segment.outputs if value.copies)
+                found |= dict.fromkeys(sent, segment.drops)
     return found

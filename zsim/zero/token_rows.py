@@ -24,6 +24,7 @@ def count_of(routing: Routing) -> NamedCount:
         maximum=routing.maximum,
         capacity=0 if routing.padded else routing.capacity,
         padded=routing.padded,
+        drops=routing.drops,
     )
 
 

@@ -95,6 +95,7 @@ def _routing(size: Size, units: Sequence[Unit]) -> Routing | None:
         maximum=experts.count * capacity,
         capacity=capacity,
         padded=experts.pads_to_capacity,
+        drops=experts.drops(tokens),
         layers=tuple(each.name for each in units if any(part.swaps for part in each.segments)),
     )
     return made.limited()

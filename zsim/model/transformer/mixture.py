@@ -145,6 +145,7 @@ class _ExpertSteps:
         sent = self._counted(self._rows("permuted", size.hidden)), self._counted(self._ordered)
         back = self._counted(output if self.fused else self._weighted)
         counts = () if self.shape.pads_to_capacity else (self._count(),)
+        drops = self.shape.drops(size.tokens)
         return (
             Stretch(
                 inputs=(self.source.name,),
@@ -156,6 +157,7 @@ class _ExpertSteps:
                 operators=(*self.route(), *counts, *self.permute()),
                 ends=SWAP_EXPERTS,
                 routes=counts[0].makes.name if counts else "",
+                drops=drops,
             ),
             *self.losses.stretches(),
             Stretch(
@@ -163,6 +165,7 @@ class _ExpertSteps:
                 outputs=(back,),
                 operators=(*self.experts(), *weigh),
                 ends=SWAP_EXPERTS,
+                drops=drops,
             ),
             Stretch(
                 inputs=(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.dtype import DType
-from zsim.model.experts import LoadScope
+from zsim.model.experts import Drops, LoadScope
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
 from zsim.model.model import Parameter, Value
@@ -100,7 +100,7 @@ class Stretch:
     It `begins` with an exchange of its inputs and `ends` with one of its outputs, if any. If it
     `adds`, backward reads all inputs but the first. If it chooses experts, the output that it
     `routes` has the number of rows for each. If it is an auxiliary loss, it `loads` the rows of
-    experts from this scope.
+    experts from this scope. Of copies that it sends, it `drops` some.
     """
 
     inputs: tuple[str, ...]
@@ -111,6 +111,7 @@ class Stretch:
     adds: bool = False
     routes: str = ""
     loads: LoadScope | None = None
+    drops: Drops | None = None
 
     @property
     def exchanges(self) -> bool:
@@ -185,4 +186,5 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         adds=first.adds,
         routes=next((each.routes for each in stretches if each.routes), ""),
         loads=first.loads,
+        drops=stretches[-1].drops,
     )

@@ -63,6 +63,7 @@ def _segment(
         adds=stretch.adds,
         routes=stretch.routes,
         loads=stretch.loads,
+        drops=stretch.drops,
         draws=next((each.draws for each in stretch.operators if each.draws is not None), None),
         forward=_forward(stretch.operators),
         backward=backward,

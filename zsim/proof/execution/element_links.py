@@ -241,7 +241,9 @@ class ElementLinks:
         if saved not in (0, due) and due:
             what = f"{saved} saved elements, where another run of the segment has {due}"
             self.misfits.append((ranks.program.role, compute.id, what))
-        has_rows = bool(self._experts) or segment.experts is not None
+        # with expert ranks in plain training, its segments mix rows of all sources as well
+        apart = not self.tensors.schedule.contract.expert_axes
+        has_rows = (apart and bool(self._experts)) or segment.experts is not None
         fault = self._fault_of_rows(ranks, compute, segment) if has_rows else ""
         if fault:
             self.misfits.append((ranks.program.role, compute.id, fault))

@@ -50,12 +50,17 @@ class RowSegments:
         return self._kinds.count > 1
 
     def kept(self, program: Program, compute: Compute, made: Makes) -> Makes:
-        """Return new operands of a segment, with zeros for rows that counts drop."""
+        """Return new operands of a segment, with zeros for rows that counts drop.
+
+        What a segment of any rows saves is one number, whatever its rows.
+        """
         found = list(made)
+        is_of_experts = self.segment(compute) is not None
         for place, (operand, datum) in enumerate(zip(compute.operands, made, strict=True)):
             rows = program.by_name[operand.view.buffer].rows
             rule = None if rows is None else self._counts[rows.count].drops
-            if datum is not None and rule is not None:
+            is_whole = operand.role is Role.SAVED and not is_of_experts
+            if datum is not None and rule is not None and not is_whole:
                 keeps = self._kinds.kept(rule, datum.count)
                 found[place] = replace(datum, values=product(datum.values, keeps))
         return found

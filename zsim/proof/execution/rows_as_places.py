@@ -48,18 +48,18 @@ def in_places(schedule: Schedule, kinds: RowKinds) -> Schedule:
     """Return `schedule` with one element for each place of counted rows; itself without counts.
 
     If plain training has expert ranks as well (`expert_axes`), exchanges of places are those of the
-    model. Then nothing depends on counts, so the result has none.
+    model. Then nothing depends on counts, unless they drop rows, so the result has none.
     """
     if not schedule.counts:
         return schedule
     experts = {each.name: each.experts * kinds.count for each in schedule.counts}
     counts = tuple(
-        replace(each, sent=experts[each.name], maximum=experts[each.name], padded=False)
+        replace(each, sent=experts[each.name], maximum=experts[each.name], capacity=0, padded=False)
         for each in schedule.counts
     )
     programs = tuple(_in_places(each, experts) for each in schedule.programs)
     contract = replace(schedule.contract, peak_bytes=(), wire_bytes=None, host_bytes=None)
-    if schedule.contract.expert_axes:
+    if schedule.contract.expert_axes and kinds.count == 1:
         counts, programs = (), tuple(map(_without_counts, programs))
     return replace(schedule, counts=counts, programs=programs, contract=contract)
 
