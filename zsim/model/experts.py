@@ -218,7 +218,7 @@ class Experts:
         return ceil(tokens * self.top_k / self.count * self.capacity_factor)
 
     def drops(self, tokens: int) -> Drops | None:
-        """Return how copies of `tokens` beyond a limit are chosen; None for no limit."""
+        """Return the rule of dropping copies of `tokens` beyond a limit; None for no limit."""
         capacity = self.capacity(tokens)
         return Drops(capacity=capacity, by=self.drop_policy) if capacity else None
 

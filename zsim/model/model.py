@@ -175,8 +175,8 @@ class Segment:
             gradients of each parameter and of each input.
         experts: number of experts whose weights its parameters stack, if it treats each row by
             itself, with the weights of the row's expert; None for any other segment.
-        drops: the rows that are dropped, of those that a segment of experts runs, or that a segment
-            sends to experts or back; None if there are none.
+        drops: the rows that are dropped before a segment of experts, or before a segment sends rows
+            to experts or back; None if there are none.
         routes: the output with the numbers of rows that it sends to each expert, if it chooses
             experts. If it also exchanges rows, ranks gather this output, and hosts read it.
             Recomputation does not run such a segment, unless the contract says so.

@@ -60,7 +60,7 @@ class LoadsOfExperts:
             self._add_earlier(path, buffer, segment.inputs[-1])
 
     def count(self, biases: Iterable[Parameter], part: SegmentVisit) -> None:
-        """Add the loads that a segment has made to those of the biases that follow them."""
+        """Add the loads that a segment has made to the sums of the biases that follow them."""
         made = {instance.value: instance.buffer for instance in part.makes}
         for bias in biases:
             if bias.load in made:

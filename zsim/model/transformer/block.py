@@ -63,7 +63,7 @@ def between_exchanges(
     """Join the stretches between exchanges of keys and values, or of tokens of experts.
 
     Values in `later` are read after all of them. A stretch that ends in an exchange of tokens of
-    experts is not joined, nor is an auxiliary loss, which begins with a sum of loads.
+    experts is not joined, nor is an auxiliary loss, before which loads are summed.
     """
     parts: list[list[Stretch]] = [[]]
     for each in stretches:

@@ -137,7 +137,7 @@ def _normed_inputs(
 
 
 def _projected(size: Size, name: str, source: Value, target: Value) -> tuple[Operator, ...]:
-    """Return the projection of all tokens to the rank's columns, placed among those of others."""
+    """Return the projection of all tokens to the rank's columns, with zeros in other columns."""
     read = replace(tensor_of(source), elements=2 * size.tokens * size.hidden)
     columns = size.hidden // size.tensor
     weight = size.part(f"{name}.projection.weight", columns, 2 * size.hidden)

@@ -1,7 +1,7 @@
 """Allowed operations of a micro-batch that is removed from a step.
 
 It runs its own segments in memory that it allocates and frees, communicates with the same
-micro-batch on other ranks, and adds gradients of its own backward, or loads of experts that its own
+micro-batch on other ranks, and adds gradients that its backward made, or loads of experts that its
 forward made, to sums, and nothing else. So the step without it differs only in these sums, each by
 a number times its gradient, or by its load.
 """
