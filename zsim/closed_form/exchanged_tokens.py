@@ -32,11 +32,18 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
                 goes_back = value.requires_gradient and model.runs_backward(segment)
                 block = -(-value.elements // ranks) * value.dtype.size_bytes
                 sent += (forward + goes_back) * block
-    times = strategy.train.gradient_accumulation_steps * (ranks - 1)
+    steps = strategy.train.gradient_accumulation_steps
+    counting = _counting_ranks(model, strategy)
+    group = "expert" if counting == ranks else "tensor_expert"
     return [
-        WireBytes(group="expert", collective="all_to_all", bytes=times * sent),
-        WireBytes(group="expert", collective="all_gather", bytes=times * counted),
+        WireBytes(group="expert", collective="all_to_all", bytes=steps * (ranks - 1) * sent),
+        WireBytes(group=group, collective="all_gather", bytes=steps * (counting - 1) * counted),
     ]
+
+
+def _counting_ranks(model: Model, strategy: Strategy) -> int:
+    """Return the ranks that gather counts: of all experts, and all of their parts."""
+    return strategy.parallel.expert * model.expert_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,5 +109,5 @@ def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
         for segment in unit.segments
         if segment.swaps and segment.counts is not None
     )
-    times = strategy.train.gradient_accumulation_steps * strategy.parallel.expert
+    times = strategy.train.gradient_accumulation_steps * _counting_ranks(model, strategy)
     return HostBytes(to_host=times * found, from_host=0)

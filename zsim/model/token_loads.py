@@ -90,6 +90,12 @@ def balanced(copies: int, experts: int) -> TokenLoads:
     return TokenLoads(groups=tuple(group for group in groups if group[0]))
 
 
+def repeated(loads: TokenLoads, times: int) -> TokenLoads:
+    """Return `times` the copies of each expert."""
+    groups = tuple((experts, copies * times) for experts, copies in loads.groups)
+    return replace(loads, groups=groups)
+
+
 def loads_of(counts: Sequence[int]) -> TokenLoads:
     """Return the loads of experts with these copies, in order."""
     return TokenLoads(groups=tuple((len([*run]), copies) for copies, run in groupby(counts)))

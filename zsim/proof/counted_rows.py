@@ -4,10 +4,10 @@ Proved for every role, in the order of issue: the host has read the counts of a 
 micro-batch before it allocates rows that other ranks send; an exchange, a copy and a segment use
 rows of one micro-batch, their own; a copy has equal rows on both sides. The numbers that the host
 reads were made by the forward of one segment for that micro-batch, another segment for each layer,
-and exchanged once over the group. Routing is saved: no recomputation chooses again, since experts
-of a token that differ from those of forward could not be seen in values, unless the contract says
-`repeats_routing`. No operation on counted rows is conditional, so ranks without rows run all of
-them. Members
+and exchanged once over the group, or over one that has its ranks. Routing is saved: no
+recomputation chooses again, since experts of a token that differ from those of forward could not be
+seen in values, unless the contract says `repeats_routing`. No operation on counted rows is
+conditional, so ranks without rows run all of them. Members
 send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
 with numbers agree between members: block j of member i is as large as member j receives from i.
 
@@ -17,7 +17,7 @@ does not make (a fill) are not traced. Numbers that nothing wrote are a finding 
 Cost: linear in the operations; for numbers, the square of the roles of a group times its members.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.execution.rank_class import EqualCommunicators, communicators, rank_classes
 from zsim.proof.finding import Finding
 from zsim.schedule.access import COMPUTE_ACCESS, accesses, viewed
-from zsim.schedule.counts import NamedCount, RowIndex, Rows
+from zsim.schedule.counts import RowIndex, Rows
 from zsim.schedule.operation import (
     Action,
     AllGather,
@@ -44,6 +44,7 @@ from zsim.schedule.operation import (
     walk,
 )
 from zsim.schedule.program import Program
+from zsim.schedule.schedule import Schedule
 
 INVARIANT = "counts"
 
@@ -58,7 +59,7 @@ def examine(context: Context) -> list[Finding]:
     routes = {} if context.model is None else _routes(context.model)
     if schedule.counts or routes:
         for each in context.programs:
-            rows = _Rows(each.program, schedule.counts, routes)
+            rows = _Rows(each.program, schedule, routes)
             found += rows.findings()
             found += () if schedule.contract.repeats_routing else rows.recomputed()
     uneven = {
@@ -97,11 +98,20 @@ class _SegmentNumbers(NamedTuple):
 class _Rows:
     """Rows and counts alive in one program."""
 
-    def __init__(self, program: Program, counts: Iterable[NamedCount], routes: Routes) -> None:
+    def __init__(self, program: Program, schedule: Schedule, routes: Routes) -> None:
         self._program = program
         self._routes = routes
-        counts = tuple(counts)
+        counts = schedule.counts
         self._groups = {count.name: count.group for count in counts}
+        # ranks with parts of the same experts read the counts of all of them
+        self._counting = {
+            name: {
+                each.name
+                for each in schedule.groups
+                if set(each.axes) >= set(schedule.group_by_name[name].axes)
+            }
+            for name in self._groups.values()
+        }
         self._padded = {count.name for count in counts if count.padded}
         self._rows = {
             buffer.name: buffer.rows for buffer in program.buffers if buffer.rows is not None
@@ -186,7 +196,7 @@ class _Rows:
         if self._routes and made.output != self._routes.get((compute.unit, compute.segment)):
             yield f"reads numbers that {of} made, which are not the rows that it sends"
         group = self._groups[read.count]
-        if made.exchanged != (group,):
+        if len(made.exchanged) != 1 or made.exchanged[0] not in self._counting[group]:
             times = " and ".join(made.exchanged) or "no group"
             yield f"reads counts exchanged over {times}, needed is {group}, once"
         router = (compute.unit, compute.segment)
@@ -266,7 +276,7 @@ def _said(rows: Rows | None) -> tuple[object, ...]:
     if rows is None:
         return ()
     order = () if rows.own is RowIndex.SOURCE else rows.order
-    return rows.count, rows.layer, rows.own, rows.width, order
+    return rows.count, rows.layer, rows.own, rows.width, rows.parts, order
 
 
 def _text(rows: Rows | None) -> str:

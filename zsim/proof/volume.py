@@ -17,7 +17,7 @@ from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.runtimes.registry import file_bytes, host_bytes, wire_bytes
-from zsim.schedule.communication import AllToAll, Communication
+from zsim.schedule.communication import AllToAll, CollectiveOperation, Communication
 from zsim.schedule.host_traffic import file_bytes as moved_by
 from zsim.schedule.host_traffic import host_bytes as copied_by
 from zsim.schedule.program_index import Numbered
@@ -125,11 +125,12 @@ def _wire(context: Context, each: NumberedProgram, promised: Counter[Line]) -> I
 
 def _sent(schedule: Schedule, each: NumberedProgram, member: Communication, ranks: int) -> int:
     """Return the ring-equivalent bytes of a communication; counted rows have balanced numbers."""
-    if schedule.counts and isinstance(member, AllToAll):
+    if schedule.counts and isinstance(member, CollectiveOperation):
         rows = each.program.by_name[member.source.buffer].rows
         if rows is not None:
             (count,) = (one for one in schedule.counts if one.name == rows.count)
-            block = -(-count.sent * rows.width // ranks)
+            elements = count.sent * rows.width
+            block = -(-elements // ranks) if isinstance(member, AllToAll) else elements
             return (ranks - 1) * block * member.wire.size_bytes
     return ring_equivalent_bytes(member, ranks)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 from zsim.model.kernel import Kernel
 from zsim.model.kernel import bound as bound_kernel
 from zsim.model.tensor_lifetime import AllocationEvent, AllocationTrace
-from zsim.model.token_loads import TokenLoads, loads_of
+from zsim.model.token_loads import TokenLoads, loads_of, repeated
 from zsim.schedule.binding import Balanced, Binding, CountPlace, Counts, by_member, routed
 from zsim.schedule.changed_views import Operands, with_views
 from zsim.schedule.counts import NamedCount, RowIndex, Rows
@@ -353,13 +353,19 @@ class _Program:
         rows, micro_batch = found[own]
         group, member = self.seats[rows.count]
         key = self.sizes.where(rows.count, rows.layer, micro_batch, group), member, own
-        loads = self.sizes.loads(*key)
-        work = (id(compute.kernels), *key)
+        parts = max(self._parts(each.view.buffer) for each in compute.operands)
+        work = (id(compute.kernels), *key, parts)
         if work not in self.kernels:
+            loads = repeated(self.sizes.loads(*key), parts)
             kernels = tuple(bound_kernel(kernel, loads) for kernel in compute.kernels)
             self.kernels[work] = compute.kernels if kernels == compute.kernels else kernels
         kernels = self.kernels[work]
         return made if kernels is made.kernels else changed(made, kernels=kernels)
+
+    def _parts(self, buffer: str) -> int:
+        """Return the number of ranks whose rows a buffer has."""
+        rows = self.source.by_name[buffer].rows
+        return 1 if rows is None else rows.parts
 
     def _course(self, buffer: Buffer, own: str) -> AllocationTrace | None:
         """Return the allocations of `buffer`, now called `own`, for the present rows."""
@@ -392,7 +398,7 @@ class _Program:
         own = changed(
             buffer,
             name=name,
-            elements=rows * buffer.rows.width,
+            elements=rows * buffer.rows.width * buffer.rows.parts,
             rows=None,
             course=self._course(buffer, name),
         )

@@ -48,14 +48,18 @@ class Rows(Struct, frozen=True, kw_only=True, gc=False):
     """The rows of a buffer: counted by `count` in `layer`, each of `width` elements.
 
     With `own` the source, they are the rows that the rank sends, by expert. With `own` the expert,
-    they are the rows that the rank receives, in the order of `order`, the outer index first.
+    they are the rows that the rank receives, in the order of `order`, the outer index first. With
+    several `parts`, they are the rows of so many ranks, which hold parts of the same experts.
     """
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"parts"})
 
     count: str
     layer: int = 0
     order: tuple[RowIndex, RowIndex] = (RowIndex.SOURCE, RowIndex.EXPERT)
     own: RowIndex
     width: int = 1
+    parts: int = 1
 
     @property
     def outer(self) -> RowIndex:
@@ -65,4 +69,4 @@ class Rows(Struct, frozen=True, kw_only=True, gc=False):
 
 def rows_at_most(count: NamedCount, rows: Rows) -> int:
     """Return the elements of a buffer of `rows` at the maximum of its count."""
-    return rows.width * (count.sent if rows.own is RowIndex.SOURCE else count.maximum)
+    return rows.parts * rows.width * (count.sent if rows.own is RowIndex.SOURCE else count.maximum)

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from zsim.model.experts import Drops
+from zsim.schedule.communication import AllGather, Communication, ReduceScatter
 from zsim.schedule.counts import NamedCount, RowIndex, Rows, rows_at_most
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import AllToAll, ReadCounts, View
@@ -84,11 +87,14 @@ def need_count(where: str, name: str, counts: Mapping[str, NamedCount]) -> Named
 def inspect_read(read: ReadCounts, count: NamedCount, members: int) -> None:
     """Raise ScheduleError unless the host reads a number for each source and own, or any, expert.
 
+    Ranks with parts of the same experts read the numbers of all their sources.
+
     Raises:
         ScheduleError: it reads another number of elements.
     """
     needed = members * (count.experts // members)
-    if read.source.size not in (needed, members * count.experts):
+    size, every = read.source.size, members * count.experts
+    if size != needed and (size % every or not size):
         what = f"{members} sources with {count.experts // members} experts need {needed}"
         raise ScheduleError(f"{read.id}: reads {read.source.size} elements, {what}")
 
@@ -150,14 +156,32 @@ def inspect_blocks(where: str, exchange: AllToAll, members: int) -> None:
         raise ScheduleError(f"{where}: kept {exchange.kept} is no block that it sends and receives")
 
 
-def need_no_rows(where: str, buffer: Buffer) -> None:
-    """Raise ScheduleError if the rows of a buffer are counted.
+def need_gathered(
+    operation: Communication, buffers: Mapping[str, Buffer], buffer: Buffer, members: int
+) -> None:
+    """Raise ScheduleError if the rows of a buffer are counted, unless they are gathered or summed.
+
+    Ranks with parts of the same experts gather the rows of all of them, and add up and scatter
+    results.
 
     Raises:
-        ScheduleError: they are, so that ranks have different sizes.
+        ScheduleError: another collective moves them, or other rows than those of all `members`.
     """
-    if buffer.rows is not None:
+    if buffer.rows is None:
+        return
+    where = operation.id
+    if not isinstance(operation, AllGather | ReduceScatter):
         raise ScheduleError(f"{where}: rows of {buffer.name} are counted; only AllToAll moves them")
+    own, every = operation.source, operation.target
+    if isinstance(operation, ReduceScatter):
+        own, every = every, own
+    one, all_rows = buffers[own.buffer].rows, buffers[every.buffer].rows
+    whole = None if one is None else replace(one, parts=one.parts * members)
+    if whole is None or whole != all_rows or whole.own is not RowIndex.EXPERT:
+        raise ScheduleError(
+            f"{where}: {every.buffer} must have the received rows of all {members} members, and "
+            f"{own.buffer} those of one"
+        )
 
 
 def need_whole(where: str, buffer: Buffer, view: View) -> None:

@@ -17,7 +17,7 @@ from zsim.schedule.inspect_counts import (
     inspect_rows,
     is_counted,
     need_count,
-    need_no_rows,
+    need_gathered,
     need_whole,
 )
 from zsim.schedule.mesh import Group, Mesh
@@ -536,7 +536,7 @@ class _Inspector:
             self._inspect_view(where, view)
             buffer = self.program.by_name[view.buffer]
             if exchange is None:
-                need_no_rows(where, buffer)
+                need_gathered(operation, self.program.by_name, buffer, count)
             if view.layout is not None:
                 raise ScheduleError(f"{where}: a collective needs equal sizes on all ranks")
             if buffer.dtype is not operation.wire:

@@ -202,6 +202,7 @@ class Execution:
             the ranks of their experts, and results are sent back.
         dispatch: the library that does so; None for NCCL's all-to-all.
         whole_experts: with a tensor axis, each of its ranks routes its own tokens to whole experts.
+        expert_tensor: ranks with parts of the same experts, each of which runs the rows of all.
         own_loads: auxiliary losses of experts depend on the tokens of the rank alone.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
@@ -234,7 +235,9 @@ class Execution:
             al. 2021, section 5.1.3).
     """
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert", "whole_experts", "own_loads"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
+        {"expert", "whole_experts", "expert_tensor", "own_loads"}
+    )
 
     operations: bool = False
     early_stop: bool = False
@@ -253,6 +256,7 @@ class Execution:
     expert: int = 1
     dispatch: TokenDispatch | None = None
     whole_experts: bool = False
+    expert_tensor: int = 1
     own_loads: bool = False
     cuts_latent: bool = True
     merges: bool = False

@@ -352,6 +352,7 @@ class Strategy(Table):
             whole_experts=self.parallel.tensor > 1
             and self.has_expert_order
             and self.expert_tensor == 1,
+            expert_tensor=self.expert_tensor if self.parallel.expert > 1 else 1,
             own_loads=runtime is not None and not runtime.sums_loads,
             cuts_latent=runtime is None or runtime.cuts_latent,
             merges=runtime is not None and runtime.merges_context,

@@ -107,7 +107,7 @@ def need_fitting_experts(model: Model, strategy: Strategy) -> None:
         value = asked[0] if asked[0] > 1 else asked[1]
         raise ModelError(f"{field}: {value} needs a model with experts")
     if model.architecture is not None and asked[1] != model.expert_tensor:
-        why = f"must be {model.expert_tensor}: parts of experts are not modelled in built blocks"
+        why = f"must be {model.expert_tensor} for the blocks of this model"
         raise ModelError(f"parallel.expert_tensor: {asked[1]} {why}")
     if (model.expert, model.expert_tensor) != asked:
         made = f"{model.expert} x expert_tensor {model.expert_tensor}"

@@ -84,14 +84,15 @@ class ExchangeWeaver:
     """
 
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
+        self.experts = TokensOfExperts(writer, model)
         self.tokens = Tokens(
             writer,
             model,
             strategy.execution.fuses_tokens,
             measures=strategy.execution.measures_tokens,
+            rows=self.experts.rows,
         )
         self.sequence = SharedSequence(writer, model, strategy)
-        self.experts = TokensOfExperts(writer, model)
         self._by_axis: dict[ExchangeAxis, AxisWriter] = {
             ExchangeAxis.TENSOR: self.tokens,
             ExchangeAxis.CONTEXT: self.sequence,

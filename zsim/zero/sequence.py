@@ -35,6 +35,7 @@ from zsim.zero.gemm_overlap import (
     sum_overlapped,
 )
 from zsim.zero.names import SYMMETRIC, TENSOR
+from zsim.zero.token_rows import TokenRows
 from zsim.zero.userbuffers import Userbuffers
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
@@ -81,9 +82,11 @@ class Tokens:
         fusion: TokenFusion | None = None,
         *,
         measures: bool = True,
+        rows: TokenRows | None = None,
     ) -> None:
         self.writer = writer
         self.model = model
+        self._rows = rows or TokenRows(model)
         self._measures = measures
         self.scattered = frozenset(
             value.name
@@ -467,5 +470,8 @@ class Tokens:
 
     def _all_tokens(self, value: str, name: str, *, produced: bool, narrow: bool = False) -> str:
         own = self.model.values[value]
-        elements, dtype = own.elements * self.model.tensor, DType.FP8 if narrow else own.dtype
-        return self.writer.buffer(name, elements, dtype, Kind.WORKSPACE, produced=produced)
+        elements, rows = self._rows.of_all(own, self.model.tensor)
+        dtype = DType.FP8 if narrow else own.dtype
+        return self.writer.buffer(
+            name, elements, dtype, Kind.WORKSPACE, produced=produced, rows=rows
+        )

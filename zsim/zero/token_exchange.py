@@ -24,7 +24,7 @@ from zsim.schedule.operation import Action
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import HOST_POOL, TO_HOST, ScheduleWriter
-from zsim.zero.names import EXPERT
+from zsim.zero.names import EXPERT, TENSOR_EXPERT
 from zsim.zero.token_rows import TokenRows
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
@@ -36,6 +36,13 @@ def count_streams(model: Model) -> tuple[str, ...]:
     """Return the stream of copies of counts to host memory; empty if the host reads none."""
     routing = model.routing
     return () if routing is None or routing.padded else (TO_HOST,)
+
+
+def counting_group(model: Model) -> tuple[str, int]:
+    """Return the group over which counts are gathered, Megatron-LM's `tp_ep`, and its ranks."""
+    if model.expert_tensor == 1:
+        return EXPERT, model.expert
+    return TENSOR_EXPERT, model.expert * model.expert_tensor
 
 
 class TokensOfExperts:
@@ -111,10 +118,11 @@ class TokensOfExperts:
             self.writer.free(sent)
 
     def _read_counts(self, part: SegmentVisit, value: str, buffer: str) -> None:
-        """Gather counts on all ranks, and read them on the host."""
+        """Gather counts on all ranks that run the rows, and read them on the host."""
         writer, count = self.writer, self.rows.count
         assert count is not None
-        ranks, dtype = self.model.expert, self.model.values[value].dtype
+        group, ranks = counting_group(self.model)
+        dtype = self.model.values[value].dtype
         elements = count.experts * ranks
         every = writer.buffer(f"{buffer}/every", elements, dtype, Kind.WORKSPACE)
         on_host = writer.buffer(
@@ -122,7 +130,7 @@ class TokensOfExperts:
         )
         path = f"{part.action}{part.segment}/counts"
         writer.allocate(every, on_host)
-        gathered = writer.all_gather(f"{path}/gather", EXPERT, buffer, every, stream=COMPUTE)
+        gathered = writer.all_gather(f"{path}/gather", group, buffer, every, stream=COMPUTE)
         copied = writer.copy(f"{path}/copy", every, on_host, stream=TO_HOST, after=(gathered,))
         writer.read_counts(
             f"{path}/read",

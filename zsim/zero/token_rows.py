@@ -5,6 +5,8 @@ sends, and results are the rows that it received; after the exchange it is the r
 segment of experts saves and holds while it runs grows with the rows that it received.
 """
 
+from msgspec.structs import replace
+
 from zsim.model.model import Model, Segment, Value
 from zsim.model.token_loads import ROUTED, Routing
 from zsim.schedule.counts import NamedCount, RowIndex, Rows, rows_at_most
@@ -43,7 +45,7 @@ class TokenRows:
         self._of_experts: dict[tuple[str, int], int] = {}
         for unit in model.units:
             for place, segment in enumerate(unit.segments):
-                if segment.swaps:
+                if segment.swaps or any(name in self._arrived for name in segment.inputs):
                     layer = 0 if model.routing is None else model.routing.layers.index(unit.name)
                     self._note((unit.name, place), segment, layer)
         self.swapped = frozenset(
@@ -62,7 +64,8 @@ class TokenRows:
         for value in segment.outputs:
             self._layers[value.name] = layer
             if value.copies:
-                self._arrived[value.name] = RowIndex.SOURCE if runs else RowIndex.EXPERT
+                goes_back = runs and segment.swaps
+                self._arrived[value.name] = RowIndex.SOURCE if goes_back else RowIndex.EXPERT
 
     def layer(self, value: str) -> int:
         """Return the number of the block with experts that exchanges `value`."""
@@ -77,6 +80,14 @@ class TokenRows:
         if sent:
             own = RowIndex.SOURCE if arrived is RowIndex.EXPERT else RowIndex.EXPERT
         return self._rows(own, self._layers[value.name], value.elements // value.copies)
+
+    def of_all(self, value: Value, ranks: int) -> Sized:
+        """Return the size of a value, or of its gradient, of `ranks` with parts of experts."""
+        elements, rows = self.of_value(value)
+        if rows is None or self.count is None:
+            return elements * ranks, None
+        every = replace(rows, parts=ranks)
+        return rows_at_most(self.count, every), every
 
     def of_segment(self, unit: str, place: int, elements: int) -> Sized:
         """Return the size of memory of a segment that has `elements` if tokens are balanced."""

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from zsim.dtype import DType
 from zsim.model.architecture import Activation, Architecture, NormPlacement, QKNorm
-from zsim.model.experts import LoadBalancing
+from zsim.model.experts import Experts, LoadBalancing
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, ModelError, Unit, Value
 from zsim.model.token_loads import Routing, TokenLoads
@@ -71,6 +71,7 @@ def transformer(
         tokens=size.tokens,
         tensor=tensor,
         expert=shape.execution.expert,
+        expert_tensor=shape.execution.expert_tensor,
         forward_flops=tensor * _products(size, forward),
         backward_flops=tensor * _products(size, backward),
         attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
@@ -189,7 +190,8 @@ def _need_experts(shape: Architecture, *, tensor: int, sequence: bool) -> None:
     """Raise ModelError unless expert ranks divide the experts, and tensor ranks have own tokens."""
     ranks, experts = shape.execution.expert, shape.experts
     if experts is not None and tensor > 1:
-        if not (sequence and shape.execution.whole_experts):
+        parts = shape.execution.expert_tensor
+        if not (sequence and (shape.execution.whole_experts or parts == tensor)):
             raise ModelError(
                 f"model.experts: not modelled with tensor {tensor} unless tokens are sharded and "
                 "experts whole; say sequence_parallel and parallel.expert_tensor 1"
@@ -203,12 +205,35 @@ def _need_experts(shape: Architecture, *, tensor: int, sequence: bool) -> None:
     if experts is not None and own_loads and experts.load_balancing_type is kind:
         why = "is not modelled for this runtime, whose ranks sum no loads; say aux_loss"
         raise ModelError(f"model.experts.load_balancing_type: {kind} {why}")
+    if experts is not None:
+        _need_parts(shape, experts, tensor=tensor)
     if ranks == 1:
         return
     if experts is None:
         raise ModelError(f"parallel.expert: {ranks} needs a model with experts")
     if experts.count % ranks:
         raise ModelError(f"parallel.expert: {ranks} must divide the {experts.count} experts")
+
+
+def _need_parts(shape: Architecture, experts: Experts, *, tensor: int) -> None:
+    """Raise ModelError unless the ranks with parts of an expert are tensor ranks, and divide it."""
+    parts, width = shape.execution.expert_tensor, experts.intermediate_size
+    if parts == 1:
+        return
+    if parts != tensor:
+        raise ModelError(
+            f"parallel.expert_tensor: {parts} is not modelled with tensor {tensor} in built "
+            f"blocks; use {tensor} or 1"
+        )
+    if width % parts:
+        raise ModelError(
+            f"parallel.expert_tensor: {parts} must divide intermediate_size {width} of experts"
+        )
+    if shape.execution.dispatch is not None:
+        raise ModelError(
+            f"parallel.expert_tensor: {parts} is not modelled with a library that exchanges "
+            "tokens; use 1, or moe_token_dispatcher_type alltoall"
+        )
 
 
 def _need_own_tokens(shape: Architecture, *, tensor: int, sequence: bool) -> None:

@@ -13,11 +13,12 @@ outputs of the experts.
 """
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from itertools import repeat
 
 from zsim.dtype import DType
-from zsim.model.experts import ExpertKernels, Experts
+from zsim.model.experts import Drops, ExpertKernels, Experts
 from zsim.model.kernel import (
     Kernel,
     KernelKind,
@@ -26,8 +27,8 @@ from zsim.model.kernel import (
     streaming,
 )
 from zsim.model.model import Parameter, Value
-from zsim.model.segment_exchange import SWAP_EXPERTS
-from zsim.model.token_loads import balanced
+from zsim.model.segment_exchange import SWAP_EXPERTS, gather_tokens, sum_outputs
+from zsim.model.token_loads import balanced, repeated
 from zsim.model.transformer.expert_rows import ExpertRows
 from zsim.model.transformer.linear import column_sum, linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
@@ -70,6 +71,7 @@ class _ExpertSteps:
         self.fused = size.shape.execution.compiled
         self.loop = experts.kernels is ExpertKernels.LOOP
         self.exchanges = size.shape.execution.expert > 1
+        self.parts = size.shape.execution.expert_tensor
         self.held = experts.count // size.shape.execution.expert
         self.loads = size.loads or balanced(experts.copies(size.tokens), self.held)
         self.copies = self.loads.total
@@ -143,9 +145,10 @@ class _ExpertSteps:
         output = self._rows("fc2", size.hidden)
         weigh = () if self.fused else (self._weigh(output, self._weighted),)
         sent = self._counted(self._rows("permuted", size.hidden)), self._counted(self._ordered)
-        back = self._counted(output if self.fused else self._weighted)
+        back = replace(self._counted(self._returning), tensor_sharded=False)
         counts = () if self.shape.pads_to_capacity else (self._count(),)
         drops = self.shape.drops(size.tokens)
+        run = self._run(sent, back, weigh, drops)
         return (
             Stretch(
                 inputs=(self.source.name,),
@@ -160,13 +163,7 @@ class _ExpertSteps:
                 drops=drops,
             ),
             *self.losses.stretches(),
-            Stretch(
-                inputs=tuple(each.name for each in sent),
-                outputs=(back,),
-                operators=(*self.experts(), *weigh),
-                ends=SWAP_EXPERTS,
-                drops=drops,
-            ),
+            *run,
             Stretch(
                 inputs=(
                     back.name,
@@ -178,9 +175,95 @@ class _ExpertSteps:
             ),
         )
 
+    def _run(
+        self,
+        sent: tuple[Value, ...],
+        back: Value,
+        weigh: tuple[Operator, ...],
+        drops: Drops | None,
+    ) -> tuple[Stretch, ...]:
+        """Return the experts of this rank, from the rows `sent` to the rows that go `back`.
+
+        Ranks with parts of an expert gather their rows, and add up and scatter the results, in the
+        format of the weights (`dispatch_postprocess` and `combine_preprocess` of
+        MoEAlltoAllTokenDispatcher, megatron/core/transformer/moe/token_dispatcher.py in August
+        2026, d98e8a64).
+        """
+        read = tuple(each.name for each in sent)
+        whole = Stretch(
+            inputs=read,
+            outputs=(back,),
+            operators=(*self.experts(), *weigh),
+            ends=SWAP_EXPERTS,
+            drops=drops,
+        )
+        if self.parts == 1:
+            return (whole,)
+        steps = self._of_all_parts()
+        output = steps._rows("fc2", self.size.hidden)
+        weighed = () if self.fused else (steps._weigh(output, steps._weighted),)
+        made = output if self.fused else steps._weighted
+        partial = self._tensor("partial", self.copies * self.size.hidden, self.size.wide)
+        value = replace(self._counted(partial), tensor_sharded=True)
+        all_rows = replace(partial, elements=partial.elements * self.parts)
+        return (
+            Stretch(
+                inputs=read,
+                outputs=(value,),
+                operators=(*steps.experts(), *weighed, self._cast(made, all_rows)),
+                begins=gather_tokens(),
+                ends=sum_outputs(),
+                drops=drops,
+            ),
+            Stretch(
+                inputs=(value.name,),
+                outputs=(back,),
+                operators=(self._cast(partial, tensor_of(back)),),
+                ends=SWAP_EXPERTS,
+                drops=drops,
+            ),
+        )
+
+    def _cast(self, source: Tensor, target: Tensor) -> Operator:
+        """Return the cast of rows between the formats of activations and of weights."""
+        kernels = (
+            Kernel(
+                kind=KernelKind.ELEMENTWISE,
+                flops=target.elements,
+                bytes=source.size_bytes + target.size_bytes,
+                dtype=self.size.dtype,
+                shape=(target.elements // self.size.hidden, self.size.hidden),
+                backward=way,
+                loads=repeated(self.loads, target.elements // self.size.hidden // self.copies),
+            )
+            for way in (False, True)
+        )
+        forward, backward = kernels
+        return Operator(reads=(source,), makes=target, forward=(forward,), backward=(backward,))
+
+    def _of_all_parts(self) -> "_ExpertSteps":
+        """Return the steps on the rows of all ranks with parts of the same experts."""
+        other = copy(self)
+        other.shape = replace(
+            self.shape, intermediate_size=self.shape.intermediate_size // self.parts
+        )
+        other.loads = repeated(self.loads, self.parts)
+        other.copies = other.loads.total
+        other.rows = ExpertRows(size=self.size, loads=other.loads, loops=self.loop)
+        other.weights = replace(self.weights, elements=self.weights.elements * self.parts)
+        return other
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that is saved of rows that were read: those of all parts, if any."""
+        gathered = self.parts > 1 and tensor.name in {
+            self._rows("permuted", 1).name,
+            self._ordered.name,
+        }
+        return replace(tensor, name=f"{tensor.name}/whole") if gathered else tensor
+
     def _counted(self, tensor: Tensor) -> Value:
         """Return the value of rows whose number depends on the data."""
-        return replace(_value(tensor), copies=self.copies)
+        return replace(_value(tensor), copies=self.copies, tensor_sharded=self.parts > 1)
 
     def _count(self) -> Operator:
         """Return the numbers of copies for each expert, sums of the map over tokens."""
@@ -198,6 +281,13 @@ class _ExpertSteps:
         if self.exchanges and (self.fused or self.loop):
             return self.weights
         return self._tensor("ordered", self.copies, self.size.wide)
+
+    @property
+    def _returning(self) -> Tensor:
+        """The rows that go back to their tokens: outputs of experts, weighted or not."""
+        if self.parts > 1:
+            return self._rows("reduced", self.size.hidden)
+        return self._rows("fc2", self.size.hidden) if self.fused else self._weighted
 
     @property
     def _weighted(self) -> Tensor:
@@ -264,7 +354,7 @@ class _ExpertSteps:
     def _returned(self, target: Tensor) -> tuple[Operator, ...]:
         """Return the sums of results in the order of tokens, from those in the order of experts."""
         size = self.size
-        output = self._rows("fc2", size.hidden) if self.fused else self._weighted
+        output = self._returning
         moved = (size.tokens + self.copies) * size.hidden * size.dtype.size_bytes
         sums = Operator(
             reads=(output,),
@@ -299,7 +389,7 @@ class _ExpertSteps:
         return Operator(
             reads=(output, self.weights if self.loop else ordered),
             makes=target,
-            saves=(output, ordered),
+            saves=(output, self._kept(ordered)),
             forward=self._each(streaming(kernel, area, dtype, streams=2)),
             backward=(*back, *back),
         )
@@ -400,7 +490,7 @@ class _ExpertSteps:
         weight = self._parameter(f"{part}.weight", experts, rows, columns)
         nt, nn, tn = OperandLayout
         trains = self._products(rows, columns, tn, backward=True)
-        kept = source
+        kept = self._kept(source)
         if (narrow := self.rows.narrow) is not None:  # Transformer Engine keeps the cast rows
             stored = narrow.stored_bytes(self.rows.padded.total, columns)
             kept = Tensor(name=f"{source.name}/cast", elements=stored, dtype=DType.INT8)
@@ -472,7 +562,7 @@ class _ExpertSteps:
         return Operator(
             reads=(source, self.weights),
             makes=target,
-            saves=(source, self._ordered),
+            saves=(source, self._kept(self._ordered)),
             forward=(self._over((self.copies, inner), self.size.dtype, 3),),
             backward=(self._over((self.copies, inner), self.size.dtype, 5, backward=True),),
         )

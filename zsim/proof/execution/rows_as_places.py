@@ -140,7 +140,7 @@ def _values_in_rows(schedule: Schedule, model: Model) -> dict[str, int]:
 
 def _in_places(program: Program, experts: dict[str, int]) -> Program:
     sizes = {
-        buffer.name: experts[buffer.rows.count]
+        buffer.name: experts[buffer.rows.count] * buffer.rows.parts
         for buffer in program.buffers
         if buffer.rows is not None
     }
