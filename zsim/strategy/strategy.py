@@ -273,6 +273,9 @@ class Strategy(Table):
         if runtime is not None and (option := runtime.without_experts()):
             why = f"true is not modelled with {field} = {degree}"
             yield refusal(f"zero.{runtime.table()}.{option}", None, why)
+        name, inner = self._inner
+        if inner is not None and runtime is not None:
+            yield refusal(f"zero.{name}", inner, f"is not modelled with {field} = {degree}")
         for name, value, it in (
             ("zero.secondary", self.zero.secondary, self.zero.secondary is not None),
             ("zero.tiles", self.zero.tiles, self.zero.tiles > 1),

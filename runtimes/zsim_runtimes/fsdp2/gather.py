@@ -17,9 +17,10 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
-from zsim.zero.names import DATA, INNER
+from zsim.zero.names import INNER
 from zsim.zero.step_skeleton import StepPart
 from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.fsdp2.placement import shard_axis
 from zsim_runtimes.wrapping import WrappedStep
 
 # FSDPCommContext.lazy_init: copies in have a separate stream, so that they overlap gathers
@@ -123,8 +124,10 @@ class GroupGathers(StepPart):
         if number in self._pending or self.whole(bucket) in writer.alive:
             return
         inner = number in self._resharded
-        axis = INNER if inner else DATA  # _all_gather_process_group: that of the post-forward mesh
-        ranks = self._inner if inner and self._inner else self.strategy.parallel.data
+        # _all_gather_process_group: that of the mesh, or of the post-forward mesh
+        axis, ranks = shard_axis(bucket, self.strategy)
+        if inner and self._inner:
+            axis, ranks = INNER, self._inner
         if ranks == 1:  # unshard: "world_size == 1", no gather
             self._pending[number] = ""
             return
