@@ -10,10 +10,11 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume of exchanges: of a rank's blocks, all but its own are sent.
 
     They are sent in forward and in recomputation, and their gradients in backward. Counts of copies
-    are gathered in forward.
+    are gathered in forward, or exchanged as copies are.
     """
     ranks, again = strategy.parallel.expert, recomputed(model, strategy)
     sent = counted = 0
+    gathers = not strategy.execution.weighs_at_source
     for unit in model.units if ranks > 1 else ():
         for segment in unit.segments:
             if not segment.swaps:
@@ -21,7 +22,8 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
             forward = 1 + (unit.name in again and segment.sums_output(again=True))
             for value in segment.outputs:
                 if value == segment.counts:
-                    counted += value.size_bytes
+                    counted += value.size_bytes if gathers else 0
+                    sent += 0 if gathers else value.size_bytes // ranks
                     continue
                 goes_back = value.requires_gradient and model.runs_backward(segment)
                 block = -(-value.elements // ranks) * value.dtype.size_bytes
@@ -34,12 +36,16 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
-    """Return the bytes of the counts of all ranks and experts, which are copied to host memory."""
+    """Return the bytes of the counts that are copied to host memory: of all ranks and experts.
+
+    If ranks exchange them, each copies those of its own experts.
+    """
     found = sum(
         segment.counts.size_bytes
         for unit in model.units
         for segment in unit.segments
         if segment.counts is not None
     )
-    times = strategy.train.gradient_accumulation_steps * strategy.parallel.expert
+    sources = 1 if strategy.execution.weighs_at_source else strategy.parallel.expert
+    times = strategy.train.gradient_accumulation_steps * sources
     return HostBytes(to_host=times * found, from_host=0)

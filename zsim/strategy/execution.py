@@ -202,6 +202,9 @@ class Execution:
             the ranks of their experts, and results are sent back.
         dispatch: the library that does so; None for NCCL's all-to-all.
         whole_experts: with a tensor axis, each of its ranks routes its own tokens to whole experts.
+        weighs_at_source: weights of expert copies stay with their tokens and multiply the results
+            that come back; ranks exchange counts of copies in place of gathering them (torchtitan).
+            If False, weights are sent with the copies.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).
@@ -233,7 +236,9 @@ class Execution:
             al. 2021, section 5.1.3).
     """
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"expert", "whole_experts"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
+        {"expert", "whole_experts", "weighs_at_source"}
+    )
 
     operations: bool = False
     early_stop: bool = False
@@ -252,6 +257,7 @@ class Execution:
     expert: int = 1
     dispatch: TokenDispatch | None = None
     whole_experts: bool = False
+    weighs_at_source: bool = False
     cuts_latent: bool = True
     merges: bool = False
     loss: Loss = Loss.TORCH

@@ -171,6 +171,11 @@ class RuntimeOptions(Table):
         return None
 
     @property
+    def weighs_at_source(self) -> bool:
+        """True if weights of expert copies stay with their tokens and multiply the results."""
+        return False
+
+    @property
     def cuts_tokens(self) -> bool:
         """True if ranks of the tensor axis hold different tokens of the hidden state."""
         return False

@@ -355,6 +355,9 @@ class Strategy(Table):
             whole_experts=self.parallel.tensor > 1
             and self.has_expert_order
             and self.expert_tensor == 1,
+            weighs_at_source=self.parallel.expert > 1
+            and runtime is not None
+            and runtime.weighs_at_source,
             cuts_latent=runtime is None or runtime.cuts_latent,
             merges=runtime is not None and runtime.merges_context,
             splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,

@@ -299,6 +299,11 @@ class FSDP2(RuntimeOptions):
         return self.enable_sequence_parallel and not self.disable_loss_parallel
 
     @property
+    def weighs_at_source(self) -> bool:
+        """True: `combine` of torchtitan's `AllToAllTokenDispatcher`."""
+        return True
+
+    @property
     def cuts_tokens(self) -> bool:
         """True if hidden states are sharded by tokens over the tensor axis."""
         return self.enable_sequence_parallel

@@ -26,12 +26,21 @@ from zsim.config_error import ConfigError
 from zsim.dtype import DType
 from zsim.model.architecture import Llama
 from zsim.model.experts import Experts
+from zsim.model.kernel import PRODUCTS
 from zsim.model.model import Model, Unit
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import Operation, ReduceScatter, Reduction
+from zsim.schedule.operation import (
+    AllToAll,
+    Operation,
+    ReadCounts,
+    ReduceScatter,
+    Reduction,
+    walk,
+)
 from zsim.schedule.replace import replace as but
 from zsim.schedule.schedule import Schedule
+from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
@@ -45,7 +54,9 @@ SHAPE = Llama(
 )
 
 
-def strategy_of(options: FSDP2, precision: Precision = Precision.BF16, **degrees: int) -> Strategy:
+def strategy_of(
+    options: FSDP2, precision: Precision = Precision.BF16, /, **degrees: int
+) -> Strategy:
     return Strategy(
         parallel=Parallel.of(degrees),
         zero=Zero(stage=3, emulate=options),
@@ -95,6 +106,72 @@ def test_experts_that_are_fewer_than_their_ranks_are_sharded_by_rows() -> None:
         return max(each.elements for each in issued(schedule) if each.ranks == 4)
 
     assert gathered(make_schedule(model, padded)) == 2 * gathered(made)  # 2 experts, 4 ranks
+
+
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("kept", Checkpointing)
+@pytest.mark.parametrize(
+    ("experts", "exchanges"),
+    [
+        (EXPERTS, 3),
+        (replace(EXPERTS, bias=True, router_bias=True, shared_gate=True), 3),
+        (replace(EXPERTS, capacity_factor=1.25, pads_to_capacity=True), 2),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_stay_at_the_source_and_counts_are_exchanged(
+    kept: Checkpointing, experts: Experts, exchanges: int, *, compiled: bool
+) -> None:
+    strategy = strategy_of(FSDP2(), data=4, expert=2)
+    strategy = strategy.but({"train.compile": compiled, "activations.checkpointing": kept})
+    model = model_of(strategy, experts)
+    schedule = make_schedule(model, strategy)
+    assert check(schedule, model) == ()
+    (program,) = schedule.programs
+    names = [each.id for each in walk(program.step) if isinstance(each, AllToAll)]
+    assert sum(name.startswith("step/forward/mb0/block0") for name in names) == exchanges
+    assert sum("mb0/block0/backward" in name for name in names) == 2
+    waits = [each for each in walk(program.step) if isinstance(each, ReadCounts)]
+    assert len(waits) == (2 * 2 if exchanges == 3 else 0)  # layers and micro-batches
+
+
+def test_rows_cross_twice_in_each_direction_and_counts_once() -> None:
+    strategy = strategy_of(FSDP2(), data=4, expert=2)
+    schedule = make_schedule(model_of(strategy), strategy)
+    (sent,) = (
+        each.bytes
+        for each in schedule.contract.wire_bytes or ()
+        if each.group == "expert" and each.collective == "all_to_all"
+    )
+    rows = 16 * EXPERTS.top_k * SHAPE.hidden_size * 2 // 2  # half of them stay, in bf16
+    counts = EXPERTS.count * 8 // 2
+    assert sent == SHAPE.layers * 2 * (4 * rows + counts)
+
+
+def test_experts_have_the_parameters_and_the_work_of_other_runtimes() -> None:
+    ours, theirs = (
+        model_of(
+            Strategy(
+                parallel=Parallel(data=4, expert=2),
+                zero=zero,
+                train=Train(precision=Precision.BF16),
+            )
+        )
+        for zero in (Zero(stage=3, emulate=FSDP2()), Zero(stage=3))
+    )
+    assert ours.parameter_count == theirs.parameter_count
+    assert ours.forward_flops == theirs.forward_flops
+
+    def products(model: Model) -> int:
+        kernels = (
+            kernel
+            for unit in model.units
+            for segment in unit.segments
+            for kernel in (*segment.forward, *segment.backward)
+        )
+        return sum(each.flops for each in kernels if each.kind in PRODUCTS)
+
+    assert products(ours) == products(theirs)
 
 
 @cache
