@@ -20,7 +20,7 @@ from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import INNER
 from zsim.zero.step_skeleton import StepPart
 from zsim_runtimes.fsdp2.options import FSDP2
-from zsim_runtimes.fsdp2.placement import shard_axis
+from zsim_runtimes.fsdp2.placement import shard_axis, sharded_by_second
 from zsim_runtimes.wrapping import WrappedStep
 
 # FSDPCommContext.lazy_init: copies in have a separate stream, so that they overlap gathers
@@ -79,6 +79,11 @@ class GroupGathers(StepPart):
         self._shards: dict[int, list[str]] = {}
         for shard, state in zip(step.kept.all, step.states, strict=True):
             self._shards.setdefault(shard.index, []).append(state.parameter)
+        placement = options.shard_placement_fn
+        self._by_second = [
+            sharded_by_second(step.model, each, step.strategy, placement)
+            for each in self.buckets.all
+        ]
         self._inner = step.strategy.inner
         self._pending: dict[int, str] = {}
         self._resharded: dict[int, str] = {}
@@ -264,7 +269,12 @@ class GroupGathers(StepPart):
                     name = f"{name}/{part.bucket.name}"
                 path, after = f"copy_out/{name}", (gather,) if gather else ()
                 whole = self._whole(part)
-                copied = writer.copy(path, source, whole, after=after, by_parameter=True)
+                turns = self._by_second[number] if gather else 0
+                target = self._split(part) if turns else whole
+                copied = writer.copy(path, source, target, after=after, by_parameter=True)
+                if turns:  # "Chunk-cat from the temporary to the final all-gather output tensors"
+                    writer.copy(f"chunk_cat/{name}", target, whole, launches=turns)
+                    writer.free(target)
         if forward:
             self.end_forward()
         if inner:
@@ -279,6 +289,13 @@ class GroupGathers(StepPart):
             self._kept = (gathered, copied)
         else:
             writer.free(*gathered, uses=(gather, copied))
+
+    def _split(self, part: GatheredPart) -> str:
+        """Allocate a copy of whole parameters whose parts are not yet in rows; return its name."""
+        bucket = part.bucket
+        name = bucket.buffer(self.writer, "split", part.dtype, layout=bucket.plain)
+        self.writer.allocate(name)
+        return name
 
     def end_forward(self) -> None:
         """Free the gathered tensor that was kept, once it is copied out."""

@@ -5,7 +5,7 @@ from enum import StrEnum
 from itertools import accumulate
 from math import prod
 
-from zsim.model.model import ModelError, Parameter
+from zsim.model.model import Model, ModelError, Parameter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, ExpertPacking, Packed, Packing, ShardAxis
 from zsim.zero.names import DATA, EXPERT_DATA
@@ -47,6 +47,15 @@ def of_experts(strategy: Strategy, placement: ShardPlacement) -> ExpertPacking |
 def by_second(parameter: Parameter, ranks: int, placement: ShardPlacement) -> bool:
     """Return True if a parameter is sharded over `ranks` along its second dimension."""
     return placement is ShardPlacement.EXPERTS and 0 < parameter.experts < ranks
+
+
+def sharded_by_second(
+    model: Model, bucket: Bucket, strategy: Strategy, placement: ShardPlacement
+) -> int:
+    """Return the number of parameters in a bucket that are sharded along their second dimension."""
+    ranks = shard_axis(bucket, strategy).ranks
+    names = {each.parameter for each in bucket.layout.pieces}
+    return sum(by_second(each, ranks, placement) for each in model.parameters if each.name in names)
 
 
 def padded_elements(parameter: Parameter, ranks: int, placement: ShardPlacement) -> int:

@@ -23,7 +23,7 @@ from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import StepPart
 from zsim.zero.token_copies import shared_views, sum_over_tokens
 from zsim_runtimes.fsdp2.options import FSDP2, Sync
-from zsim_runtimes.fsdp2.placement import shard_axis
+from zsim_runtimes.fsdp2.placement import shard_axis, sharded_by_second
 from zsim_runtimes.wrapping import WrappedStep, two_parts
 
 # FSDPCommContext.lazy_init
@@ -62,6 +62,12 @@ class GroupReductions(StepPart):
         self._divisor = step.strategy.train.gradient_accumulation_steps * (ranks if sums else 1)
         # post_backward: the last group of a module comes first
         self._first = set({each.units: each.index for each in self.buckets.all}.values())
+        placement, strategy = options.shard_placement_fn, step.strategy
+        self._by_second = {
+            each.index: sharded_by_second(step.model, each, strategy, placement)
+            for each in self.buckets.all
+            if shard_axis(each, strategy).ranks > 1
+        }
         self._collected: dict[int, Sources] = {}
         self._copies: dict[int, Copies] = {}
         self._left: dict[tuple[int, int], str] = {}
@@ -202,11 +208,28 @@ class GroupReductions(StepPart):
     ) -> tuple[str, str]:
         """Return the input of a reduce-scatter, and the operation that completes it."""
         # foreach_reduce_scatter_copy_in (_fsdp_collectives.py), chunk_cat on the compute stream
+        if turns := self._by_second.get(bucket.index, 0):
+            sources = [
+                (self._turned(source, after, launches=turns), names) for source, names in sources
+            ]
+            after = ()
         target = bucket.buffer(self.writer, "input_gradient", self._wire)
         self.writer.allocate(target)
         return target, self._gather_up(
             target, sources, adds=False, divisor=self._divisor, after=after
         )
+
+    def _turned(self, source: str, after: tuple[Edge, ...], *, launches: int) -> str:
+        """Copy gradients so that parts along the second dimension follow each other; free them."""
+        # foreach_reduce: torch.cat of chunks, for each such parameter
+        writer, own = self.writer, self.writer.buffers[source]
+        name = writer.buffer(
+            f"{source}/chunks", own.elements, own.dtype, Kind.GRADIENT, layout=own.layout
+        )
+        writer.allocate(name)
+        writer.copy(f"chunk/{source}", source, name, launches=launches, after=after)
+        writer.free(source)
+        return name
 
     def _gather_up(
         self,
