@@ -205,6 +205,7 @@ class Execution:
         weighs_at_source: weights of expert copies stay with their tokens and multiply the results
             that come back; ranks exchange counts of copies in place of gathering them (torchtitan).
             If False, weights are sent with the copies.
+        loops_experts: a rank runs its experts one after the other, whatever the model says.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).
@@ -237,7 +238,7 @@ class Execution:
     """
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"expert", "whole_experts", "weighs_at_source"}
+        {"expert", "whole_experts", "weighs_at_source", "loops_experts"}
     )
 
     operations: bool = False
@@ -258,6 +259,7 @@ class Execution:
     dispatch: TokenDispatch | None = None
     whole_experts: bool = False
     weighs_at_source: bool = False
+    loops_experts: bool = False
     cuts_latent: bool = True
     merges: bool = False
     loss: Loss = Loss.TORCH

@@ -176,6 +176,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def loops_experts(self) -> bool:
+        """True if a rank runs its experts one after the other."""
+        return False
+
+    @property
     def cuts_tokens(self) -> bool:
         """True if ranks of the tensor axis hold different tokens of the hidden state."""
         return False

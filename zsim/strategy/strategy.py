@@ -336,6 +336,7 @@ class Strategy(Table):
     def execution(self) -> Execution:
         """Return how blocks are executed."""
         runtime = self.zero.emulate
+        sharing = runtime if self.parallel.expert > 1 else None
         return Execution(
             operations=self.activations.checkpointing is Checkpointing.OPERATIONS,
             early_stop=self.activations.early_stop,
@@ -355,9 +356,8 @@ class Strategy(Table):
             whole_experts=self.parallel.tensor > 1
             and self.has_expert_order
             and self.expert_tensor == 1,
-            weighs_at_source=self.parallel.expert > 1
-            and runtime is not None
-            and runtime.weighs_at_source,
+            weighs_at_source=sharing is not None and sharing.weighs_at_source,
+            loops_experts=sharing is not None and sharing.loops_experts,
             cuts_latent=runtime is None or runtime.cuts_latent,
             merges=runtime is not None and runtime.merges_context,
             splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,

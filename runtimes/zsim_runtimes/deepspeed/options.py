@@ -136,6 +136,8 @@ class DeepSpeed(RuntimeOptions):
     trains_narrow = True
     takes_quantized = True
     keeps_quantized = True
+    has_experts = True
+    shards_experts = False  # experts in parts need a tensor axis, which has no own tokens here
     checkpoint_option = "cpu_checkpointing"
 
     min_aio_bytes: ClassVar[int] = 1 << 20
@@ -158,6 +160,16 @@ class DeepSpeed(RuntimeOptions):
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
     aio: Aio = Aio()
+
+    @property
+    def weighs_at_source(self) -> bool:
+        """True: `_sparse_decode` of deepspeed/moe/sharded_moe.py (August 2026, edaa7221)."""
+        return True
+
+    @property
+    def loops_experts(self) -> bool:
+        """True: `Experts.forward` of deepspeed/moe/experts.py."""
+        return True
 
     @property
     def least_file_bytes(self) -> int:

@@ -75,5 +75,7 @@ SEARCH = SearchSpace(
             "zero_hpz_partition_size",
         }
     ),
+    # native experts drop tokens, which would train another model
+    is_modeled=lambda _options, _checkpointing, axes: axes.expert == 1,
     is_slow=True,
 )

@@ -116,7 +116,8 @@ def test_degrees_of_experts_that_do_not_fit_are_one_line(
         (
             FSDP1(),
             {"expert": 4},
-            "parallel.expert: 4 is modelled for emulate = fsdp2 or megatron and zsim's own stages alone",
+            "parallel.expert: 4 is modelled for emulate = deepspeed, fsdp2 or megatron and zsim's "
+            "own stages alone",
         ),
     ],
 )

@@ -67,7 +67,7 @@ class ExpertRows:
         """Return the kernels that put received rows in the order of experts, or back.
 
         Rows that were copied before are only sorted, unless one expert has all of them. If weights
-        stay at the source, they are always sorted (`_permute` of torchtitan).
+        stay at the source, a grouped product always has them sorted (`_permute` of torchtitan).
         """
         width = self.size.hidden * self.size.dtype.size_bytes
         rows, moved, execution = self.loads.total, 0, self.size.shape.execution
@@ -75,7 +75,9 @@ class ExpertRows:
         if transport is not None:
             places = transport.choice.places(execution.expert)
             moved = (round(self.size.tokens * places) + rows) * width
-        elif execution.expert > 1 and (self.loads.experts > 1 or execution.weighs_at_source):
+        elif execution.expert > 1 and (
+            self.loads.experts > 1 or (execution.weighs_at_source and not self.loops)
+        ):
             moved = 2 * rows * width
         found = (self._moving(moved, backward=backward),) if moved else ()
         if self.narrow is None or self.library is DispatchLibrary.HYBRIDEP:

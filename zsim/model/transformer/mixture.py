@@ -69,7 +69,8 @@ class _ExpertSteps:
         size = self.size
         self.source = size.whole(source)
         self.fused = size.shape.execution.compiled
-        self.loop = experts.kernels is ExpertKernels.LOOP
+        loops = size.shape.execution.loops_experts
+        self.loop = loops or experts.kernels is ExpertKernels.LOOP
         self.exchanges = size.shape.execution.expert > 1
         self.held = experts.count // size.shape.execution.expert
         self.loads = size.loads or balanced(experts.copies(size.tokens), self.held)
