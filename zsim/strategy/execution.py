@@ -148,6 +148,19 @@ class ContextExchange(StrEnum):
     """
 
 
+class Recomputed(StrEnum):
+    """Parts of a block that selective checkpointing runs again in backward."""
+
+    ATTENTION = "attention"
+    """Scores and softmax of plain attention (Korthikanti et al. 2022, section 5)."""
+    EXPERT_ACTIVATION = "expert_activation"
+    """The activation of grouped experts, whose output is dropped."""
+    SHARED_EXPERTS = "shared_experts"
+    """Shared experts as a whole."""
+    MLP = "mlp"
+    """The MLP of blocks without experts."""
+
+
 class DispatchLibrary(StrEnum):
     """Libraries of `--moe-flex-dispatcher-backend`."""
 
@@ -206,6 +219,7 @@ class Execution:
             that come back; ranks exchange counts of copies in place of gathering them (torchtitan).
             If False, weights are sent with the copies.
         loops_experts: a rank runs its experts one after the other, whatever the model says.
+        recomputes: parts of a block that run again in backward, besides plain attention.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).
@@ -238,7 +252,7 @@ class Execution:
     """
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"expert", "whole_experts", "weighs_at_source", "loops_experts"}
+        {"expert", "whole_experts", "weighs_at_source", "loops_experts", "recomputes"}
     )
 
     operations: bool = False
@@ -260,6 +274,7 @@ class Execution:
     whole_experts: bool = False
     weighs_at_source: bool = False
     loops_experts: bool = False
+    recomputes: tuple[Recomputed, ...] = ()
     cuts_latent: bool = True
     merges: bool = False
     loss: Loss = Loss.TORCH

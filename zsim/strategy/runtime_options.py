@@ -19,6 +19,7 @@ from zsim.strategy.execution import (
     Float8,
     Quantizer,
     Recipe,
+    Recomputed,
     TokenDispatch,
     TokenFusion,
 )
@@ -164,6 +165,11 @@ class RuntimeOptions(Table):
     def cuda_graphs(self) -> CudaGraphs | None:
         """Return the parts of a step in CUDA graphs; None if there are none."""
         return None
+
+    @property
+    def recomputes(self) -> tuple[Recomputed, ...]:
+        """Parts of blocks that selective checkpointing runs again in backward."""
+        return (Recomputed.ATTENTION,)
 
     @property
     def token_dispatch(self) -> TokenDispatch | None:

@@ -20,6 +20,7 @@ from zsim.strategy.execution import (
     Float8,
     Loss,
     NarrowWeights,
+    Recomputed,
     TokenDispatch,
     TokenFusion,
 )
@@ -358,6 +359,7 @@ class Strategy(Table):
             and self.expert_tensor == 1,
             weighs_at_source=sharing is not None and sharing.weighs_at_source,
             loops_experts=sharing is not None and sharing.loops_experts,
+            recomputes=tuple(each for each in self.recomputes if each is not Recomputed.ATTENTION),
             cuts_latent=runtime is None or runtime.cuts_latent,
             merges=runtime is not None and runtime.merges_context,
             splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,
@@ -374,6 +376,14 @@ class Strategy(Table):
             rearranges=runtime is not None and runtime.rearranges,
             tiles=self.zero.tiles,
         )
+
+    @property
+    def recomputes(self) -> tuple[Recomputed, ...]:
+        """Parts of blocks that selective checkpointing runs again in backward."""
+        if self.activations.checkpointing is not Checkpointing.SELECTIVE:
+            return ()
+        runtime = self.zero.emulate
+        return (Recomputed.ATTENTION,) if runtime is None else runtime.recomputes
 
     @property
     def _dispatch(self) -> TokenDispatch | None:

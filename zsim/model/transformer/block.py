@@ -20,8 +20,10 @@ from zsim.model.transformer.operator import (
     tensor_of,
 )
 from zsim.model.transformer.overlapped_layers import overlapped
+from zsim.model.transformer.recomputed_parts import rerun
 from zsim.model.transformer.segment import segments, until_saved
 from zsim.model.transformer.size import Size
+from zsim.strategy.execution import Recomputed
 
 Part = TypeVar("Part")
 
@@ -111,6 +113,8 @@ def one_after_the_other(
         last = mixture(size, read2, transformed, name)
     else:
         last = overlapped(size, perceptron(size, read2, transformed, name), "fc1", "fc2")
+        if Recomputed.MLP in size.shape.execution.recomputes:
+            last = tuple(rerun(each) for each in last)
     return (
         *before,
         *overlapped(size, attention(size, read, attended, name, local=local), "qkv", "proj"),

@@ -32,9 +32,11 @@ from zsim.model.token_loads import balanced
 from zsim.model.transformer.expert_rows import ExpertRows
 from zsim.model.transformer.linear import column_sum, linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
+from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.router import Router
 from zsim.model.transformer.size import Size
 from zsim.model.transformer.source_weights import SourceWeights, value_of
+from zsim.strategy.execution import Recomputed
 
 
 def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
@@ -249,6 +251,9 @@ class _ExpertSteps:
         *down, last = self._grouped(product, output, "down")
         arranged, back = (self.rows.arranged(backward=way) for way in (False, True))
         places = (self._tensor("places", self.copies, DType.INT64),) if self.at_source else ()
+        if Recomputed.EXPERT_ACTIVATION in size.shape.execution.recomputes:
+            *middle, last = recomputed((*middle, *down, last), middle)
+            down = []
         return (
             replace(
                 first,
@@ -374,7 +379,9 @@ class _ExpertSteps:
                 ),
             ]
         weight = size.part(f"{name}.down.weight", size.hidden, wide)
-        return (*made_by, linear(size, product, target, weight))
+        found = (*made_by, linear(size, product, target, weight))
+        again = Recomputed.SHARED_EXPERTS in size.shape.execution.recomputes
+        return recomputed(found, found) if again else found
 
     def _added(self, made: Tensor, routed: Tensor, target: Tensor) -> tuple[Operator, ...]:
         """Return the sum of routed experts and of shared ones, which may have a gate."""
