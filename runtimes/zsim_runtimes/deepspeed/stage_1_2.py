@@ -34,8 +34,8 @@ from zsim.zero.step_skeleton import Step
 from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
 from zsim_runtimes.deepspeed.checkpoint_engine import checkpoint_streams, move_checkpoints
+from zsim_runtimes.deepspeed.expert_layers import trained_groups
 from zsim_runtimes.deepspeed.host_update import HostPartitionStep
-from zsim_runtimes.deepspeed.native_experts import trained_groups
 from zsim_runtimes.deepspeed.options import DeepSpeed
 from zsim_runtimes.deepspeed.stage_1_2_reduce import MIGRATION, REDUCTION, AllReducedBuckets
 from zsim_runtimes.deepspeed.stage_1_2_volume import VOLUME

@@ -15,7 +15,7 @@ from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim_runtimes.deepspeed.checkpoint_volume import checkpoints
-from zsim_runtimes.deepspeed.native_experts import GROUP_ELEMENTS
+from zsim_runtimes.deepspeed.expert_layers import GROUP_ELEMENTS
 from zsim_runtimes.deepspeed.options import DeepSpeed
 
 

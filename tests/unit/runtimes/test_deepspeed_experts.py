@@ -1,4 +1,4 @@
-"""DeepSpeed's own layer of experts: states, sums of gradients, exchanges, and what it refuses."""
+"""DeepSpeed's layers of experts: states, sums of gradients, exchanges, and what it refuses."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,8 +23,8 @@ from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
-from zsim_runtimes.deepspeed import native_experts
-from zsim_runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer
+from zsim_runtimes.deepspeed import expert_layers
+from zsim_runtimes.deepspeed.options import DeepSpeed, ExpertLayer, OffloadDevice, OffloadOptimizer
 
 EXPERTS = Experts(
     count=8,
@@ -37,6 +37,11 @@ EXPERTS = Experts(
 SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=16, vocab_size=6)
 
 
+NATIVE = DeepSpeed(expert_layer=ExpertLayer.NATIVE)
+AUTO_EP = DeepSpeed(reduce_bucket_size=200)
+DROPLESS = replace(EXPERTS, capacity_factor=None, pads_to_capacity=False)
+
+
 def strategy_of(
     stage: int,
     options: DeepSpeed | None = None,
@@ -46,7 +51,7 @@ def strategy_of(
 ) -> Strategy:
     return Strategy(
         parallel=Parallel.of(degrees or {"data": 4, "expert": 2}),
-        zero=Zero(stage=stage, emulate=options or DeepSpeed()),
+        zero=Zero(stage=stage, emulate=options or NATIVE),
         train=Train(gradient_accumulation_steps=2, precision=precision, clip_norm=1.0),
     )
 
@@ -55,7 +60,7 @@ def model_of(strategy: Strategy, experts: Experts = EXPERTS) -> Model:
     return fitting(replace(SHAPE, execution=strategy.execution, experts=experts), strategy)
 
 
-SMALL = DeepSpeed(reduce_bucket_size=200)
+SMALL = NATIVE.but(reduce_bucket_size=200)
 
 
 @pytest.mark.parametrize(
@@ -63,27 +68,49 @@ SMALL = DeepSpeed(reduce_bucket_size=200)
     [
         strategy_of(1),
         strategy_of(2),
-        strategy_of(2, DeepSpeed(), data=4, expert=4),
+        strategy_of(2, NATIVE, data=4, expert=4),
         strategy_of(2, SMALL),
         strategy_of(1, SMALL.but(overlap_comm=True)),
-        strategy_of(2, DeepSpeed(overlap_comm=True, communication_data_type=DType.FP32)),
+        strategy_of(2, NATIVE.but(overlap_comm=True, communication_data_type=DType.FP32)),
         strategy_of(2, SMALL, Precision.FP16),
         strategy_of(1).but({"activations.checkpointing": Checkpointing.FULL}),
         strategy_of(2).but({"train.compile": True}),
     ],
 )
-def test_native_experts_are_proved(strategy: Strategy) -> None:
+def test_expert_layers_are_proved(strategy: Strategy) -> None:
     model = model_of(strategy)
     assert check(make_schedule(model, strategy), model) == ()
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        strategy_of(1, AUTO_EP),
+        strategy_of(2, AUTO_EP, data=4, expert=4),
+        strategy_of(2, DeepSpeed(overlap_comm=True), Precision.FP16),
+        strategy_of(2, AUTO_EP).but({"train.compile": True}),
+        strategy_of(1, AUTO_EP).but({"activations.checkpointing": Checkpointing.FULL}),
+    ],
+)
+def test_auto_ep_is_proved_and_reads_counts(strategy: Strategy) -> None:
+    model = model_of(strategy, DROPLESS)
+    schedule = make_schedule(model, strategy)
+    assert check(schedule, model) == ()
+    operations = [*walk(schedule.programs[0].step)]
+    waits = [each for each in operations if isinstance(each, ReadCounts)]
+    assert len(waits) == 2 * 2  # layers and micro-batches
+    found = [kernel for segment in model.units[1].segments for kernel in segment.forward]
+    grouped = [each for each in found if each.kind is KernelKind.GROUPED_MATMUL]
+    assert len(grouped) == 3  # w1, w3 and w2
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_groups_of_experts_are_split_at_a_size(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_experts, "GROUP_ELEMENTS", 600)
+    monkeypatch.setattr(expert_layers, "GROUP_ELEMENTS", 600)
     monkeypatch.setattr("zsim_runtimes.deepspeed.stage_1_2_volume.GROUP_ELEMENTS", 600)
     strategy = strategy_of(stage)
     model = model_of(strategy)
-    groups = native_experts.trained_groups(model, strategy)
+    groups = expert_layers.trained_groups(model, strategy)
     assert sorted(each.name for group in groups for each in group) == sorted(
         each.name for each in model.parameters
     )
@@ -98,7 +125,7 @@ def test_groups_of_experts_are_split_at_a_size(stage: int, monkeypatch: pytest.M
 
 
 def test_a_rank_keeps_states_of_experts_that_its_expert_data_ranks_share() -> None:
-    strategy = strategy_of(1, DeepSpeed(), data=8, expert=4)
+    strategy = strategy_of(1, NATIVE, data=8, expert=4)
     model = model_of(strategy)
     experts = sum(each.elements for each in model.parameters if each.expert)
     (program,) = make_schedule(model, strategy).programs
@@ -173,11 +200,18 @@ def test_a_bucket_with_both_kinds_has_a_reduction_for_each_group() -> None:
     ("strategy", "experts", "why"),
     [
         (strategy_of(3), EXPERTS, r"parallel\.expert: 2 with zero\.stage 3: native DeepSpeed MoE"),
+        (strategy_of(3, AUTO_EP), DROPLESS, r"2 with zero\.stage 3 is not modelled; use 1 or 2"),
+        (strategy_of(2, AUTO_EP), EXPERTS, r"capacity_factor: 1\.25 is not in AutoEP, which drops"),
+        (
+            strategy_of(2, AUTO_EP),
+            replace(DROPLESS, bias=True),
+            r"model\.experts\.bias: true is not in AutoEP",
+        ),
         (strategy_of(0), EXPERTS, r"parallel\.expert: 2 with zero\.stage 0 is not modelled"),
         (
             strategy_of(2),
             replace(EXPERTS, pads_to_capacity=False),
-            r"model\.experts\.pads_to_capacity: must be true, with a capacity_factor, for 2 ",
+            r"model\.experts\.pads_to_capacity: must be true, with a capacity_factor, for 2 native",
         ),
         (
             strategy_of(2),
@@ -191,7 +225,7 @@ def test_a_bucket_with_both_kinds_has_a_reduction_for_each_group() -> None:
         ),
     ],
 )
-def test_what_deepspeed_refuses_with_native_experts_is_one_line(
+def test_what_deepspeed_refuses_with_expert_layers_is_one_line(
     strategy: Strategy, experts: Experts, why: str
 ) -> None:
     model = model_of(strategy, experts)
@@ -201,4 +235,4 @@ def test_what_deepspeed_refuses_with_native_experts_is_one_line(
 
 def test_experts_in_parts_are_refused() -> None:
     with pytest.raises(ConfigError, match="must be 1 for DeepSpeed, which does not shard experts"):
-        strategy_of(2, DeepSpeed(), data=4, tensor=2, expert=2, expert_tensor=2)
+        strategy_of(2, NATIVE, data=4, tensor=2, expert=2, expert_tensor=2)

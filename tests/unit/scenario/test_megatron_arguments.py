@@ -596,18 +596,3 @@ def test_a_command_line_of_megatron_deepspeed_is_trained_by_its_configuration(
 def test_megatron_deepspeed_stores_scores_unless_it_has_flash_attention() -> None:
     assert read(BY_DEEPSPEED).model.attention == "plain"
     assert read(f"{BY_DEEPSPEED} --use-flash-attn-v2").model.attention == "flash2"
-
-
-def test_recomputed_modules_are_read_with_selective_recomputation_alone() -> None:
-    words = f"{SHAPE} --recompute-granularity selective --recompute-modules"
-    found = read(f"{words} mlp core_attn").zero.model_dump()["megatron"]
-    assert list(found["recompute_modules"]) == ["mlp", "core_attn"]
-    plain = read(f"{SHAPE} --recompute-granularity selective")
-    assert read(f"{words} core_attn") == plain
-    full = f"{SHAPE} --recompute-granularity full --recompute-method uniform"
-    assert read(f"{full} --recompute-modules mlp") == read(full)
-
-
-def test_a_recomputed_module_that_is_not_modelled_is_refused_by_name() -> None:
-    words = f"{SHAPE} --recompute-granularity selective --recompute-modules layernorm moe_act"
-    assert "--recompute-modules: 'layernorm' is not modelled, only core_attn, " in refusal(words)

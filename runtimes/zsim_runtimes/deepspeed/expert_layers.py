@@ -1,9 +1,10 @@
-"""DeepSpeed's own layer of experts (`deepspeed.moe.layer.MoE`): its conditions and groups.
+"""DeepSpeed's layers of experts with ranks of their own: their conditions, and parameter groups.
 
-A layer drops copies of tokens beyond a capacity and fills up to it, so its all-to-alls have equal
-blocks and the host waits for no counts. Experts run one after the other. Parameters of experts are
-groups of their own, sharded and reduced over the ranks with the same experts
-(`expert_dp_process_group`).
+AutoEP (`AutoEPMoELayer` of module_inject/auto_ep_layer.py) exchanges counts, then as many rows as
+routers send, and multiplies in grouped products. The older layer (`deepspeed.moe.layer.MoE`) drops
+copies of tokens beyond a capacity and fills up to it, so its all-to-alls have equal blocks and the
+host waits for no counts; experts run one after the other. Parameters of experts are groups of their
+own, sharded and reduced over the ranks with the same experts (`expert_dp_process_group`).
 
 Functions named in comments are from `deepspeed` in August 2026 (edaa7221).
 """
@@ -14,7 +15,7 @@ from itertools import groupby
 from zsim.model.model import Model, ModelError, Parameter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.parameter_groups import by_rule
-from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.deepspeed.options import DeepSpeed, ExpertLayer
 
 LEAST_CAPACITY = 4  # MoE.__init__ (moe/layer.py): min_capacity
 GROUP_ELEMENTS = 178_956_971
@@ -22,25 +23,48 @@ GROUP_ELEMENTS = 178_956_971
 
 
 def need(model: Model, strategy: Strategy) -> None:
-    """Raise ModelError unless DeepSpeed's layer of experts can be used as `strategy` says.
+    """Raise ModelError unless the layer of experts can be used as `strategy` says.
 
     Raises:
-        ModelError: the ZeRO stage has no such layer, tokens are not dropped, or states are on the
-            host.
+        ModelError: the ZeRO stage has no such layer, the layer does not run the model, or states
+            are on the host.
     """
     if not strategy.has_expert_order:
         return
     ranks, stage = strategy.parallel.expert, strategy.zero.stage
-    if stage == 3:  # DeepSpeedEngine._configure_zero_optimizer
+    native = strategy.options(DeepSpeed).expert_layer is ExpertLayer.NATIVE
+    if stage == 3 and native:  # DeepSpeedEngine: "not supported with ZeRO Stage 3"
         why = "with zero.stage 3: native DeepSpeed MoE is not supported; use stage 1 or 2"
         raise ModelError(f"parallel.expert: {ranks} {why}")
-    if stage == 0:
-        raise ModelError(f"parallel.expert: {ranks} with zero.stage 0 is not modelled; use 1 or 2")
+    if stage in (0, 3):
+        why = f"with zero.stage {stage} is not modelled; use 1 or 2"
+        raise ModelError(f"parallel.expert: {ranks} {why}")
     if strategy.options(DeepSpeed).offload_optimizer.is_on:
         why = f"is not modelled with parallel.expert = {ranks}"
         device = strategy.options(DeepSpeed).offload_optimizer.device
         raise ModelError(f"zero.deepspeed.offload_optimizer.device: {device} {why}")
-    _need_capacity(model, ranks)
+    if native:
+        _need_capacity(model, ranks)
+    else:
+        _need_all_rows(model)
+
+
+def _need_all_rows(model: Model) -> None:
+    """Raise ModelError if a model drops rows, or has biases of experts, which AutoEP does not.
+
+    Raises:
+        ModelError: it does.
+    """
+    experts = None if model.architecture is None else model.architecture.experts
+    if experts is None:
+        return
+    if experts.capacity_factor is not None:
+        raise ModelError(
+            f"model.experts.capacity_factor: {experts.capacity_factor:g} is not in AutoEP, which "
+            "drops no rows; remove it, or set zero.deepspeed.expert_layer = native"
+        )
+    if experts.bias:
+        raise ModelError("model.experts.bias: true is not in AutoEP, whose experts have no biases")
 
 
 def _need_capacity(model: Model, ranks: int) -> None:
@@ -55,7 +79,7 @@ def _need_capacity(model: Model, ranks: int) -> None:
     if not experts.pads_to_capacity:
         raise ModelError(
             f"model.experts.pads_to_capacity: must be true, with a capacity_factor, for {ranks} "
-            "expert ranks of DeepSpeed; drop_tokens = False is not modelled"
+            "native expert ranks of DeepSpeed; drop_tokens = False is not modelled"
         )
     if (capacity := model.routing.capacity) < LEAST_CAPACITY:
         raise ModelError(
