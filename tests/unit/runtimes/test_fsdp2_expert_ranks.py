@@ -18,8 +18,11 @@ from megatron_pipelines import SHAPE as DEEP
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
-from torch.distributed.fsdp._fully_shard._fsdp_init import _get_mesh_info
+from torch.distributed.fsdp._fully_shard._fsdp_common import (
+    FSDPMeshInfo,
+    HSDPMeshInfo,
+    ShardPlacementResult,
+)
 from torch.distributed.tensor import Shard
 
 from zsim.config_error import ConfigError
@@ -253,10 +256,17 @@ def meshes(strategy: Strategy) -> tuple[DeviceMesh, DeviceMesh]:
     return dense, sparse["r", "efsdp"]
 
 
+def info_of(mesh: DeviceMesh) -> FSDPMeshInfo:
+    """The sharded and the replicated dimension of a mesh."""
+    if mesh.ndim == 1:
+        return FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    return HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+
+
 def wrapped(model: Model, strategy: Strategy, options: FSDP2) -> FSDPModule:
     """A stack in which `fully_shard` places experts on their own mesh, as torchtitan asks."""
     dense, sparse = meshes(strategy)
-    infos = _get_mesh_info(dense), _get_mesh_info(sparse)
+    infos = info_of(dense), info_of(sparse)
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16,
         reduce_dtype=None if options.reduce_dtype is None else TORCH_DTYPE[options.reduce_dtype],
@@ -274,7 +284,6 @@ def wrapped(model: Model, strategy: Strategy, options: FSDP2) -> FSDPModule:
             parameter: nn.Parameter, own: set[torch.Tensor] = experts
         ) -> ShardPlacementResult:
             info = infos[parameter in own]
-            assert isinstance(info, FSDPMeshInfo)
             by_rows = parameter in own and parameter.shape[0] < info.shard_mesh_size
             return ShardPlacementResult(placement=Shard(int(by_rows)), mesh_info=info)
 

@@ -57,8 +57,10 @@ def model_of(strategy: Strategy, experts: Experts | None = EXPERTS) -> Model:
 def segments(
     modules: object, experts: Experts | None = EXPERTS, *, compiled: bool = True
 ) -> tuple[Segment, ...]:
-    degrees = {"data": 4} if experts is None else {"data": 4, "expert": 2}
-    strategy = strategy_of(modules, compiled=compiled, **degrees)
+    degrees = {"data": 4, "expert": 1 if experts is None else 2}
+    strategy = strategy_of(modules, compiled=compiled).but(
+        {f"parallel.{name}": ranks for name, ranks in degrees.items()}
+    )
     return model_of(strategy, experts).units[1].segments
 
 

@@ -252,8 +252,8 @@ class _ExpertSteps:
         arranged, back = (self.rows.arranged(backward=way) for way in (False, True))
         places = (self._tensor("places", self.copies, DType.INT64),) if self.at_source else ()
         if Recomputed.EXPERT_ACTIVATION in size.shape.execution.recomputes:
-            *middle, last = recomputed((*middle, *down, last), middle)
-            down = []
+            *down, last = recomputed((*middle, *down, last), middle)
+            middle = ()
         return (
             replace(
                 first,
