@@ -38,7 +38,7 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
 def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
     """Return the bytes of the counts that are copied to host memory: of all ranks and experts.
 
-    If ranks exchange them, each copies those of its own experts.
+    If ranks exchange them, each copies only the counts of its experts.
     """
     found = sum(
         segment.counts.size_bytes

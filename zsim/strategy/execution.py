@@ -218,8 +218,8 @@ class Execution:
         weighs_at_source: weights of expert copies stay with their tokens and multiply the results
             that come back; ranks exchange counts of copies in place of gathering them (torchtitan).
             If False, weights are sent with the copies.
-        loops_experts: a rank runs its experts one after the other, whatever the model says.
-        recomputes: parts of a block that run again in backward, besides plain attention.
+        loops_experts: a rank runs its experts in sequence, whatever the model says.
+        recomputes: parts of a block that run again in backward, apart from plain attention.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).

@@ -183,7 +183,7 @@ class RuntimeOptions(Table):
 
     @property
     def loops_experts(self) -> bool:
-        """True if a rank runs its experts one after the other."""
+        """True if a rank runs its experts in sequence."""
         return False
 
     @property

@@ -22,7 +22,7 @@ def need(model: Model, strategy: Strategy) -> None:
     """Raise ModelError if a schedule of the stage cannot be written.
 
     Raises:
-        ModelError: stage 0 has no masters in bf16, or experts cannot have ranks of their own.
+        ModelError: stage 0 has no masters in bf16, or experts cannot have expert ranks.
     """
     expert_layers.need(model, strategy)
     stage_0.need(strategy)

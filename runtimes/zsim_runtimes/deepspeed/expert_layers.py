@@ -1,10 +1,10 @@
-"""DeepSpeed's layers of experts with ranks of their own: their conditions, and parameter groups.
+"""DeepSpeed's layers of experts with expert ranks: their conditions, and parameter groups.
 
-AutoEP (`AutoEPMoELayer` of module_inject/auto_ep_layer.py) exchanges counts, then as many rows as
-routers send, and multiplies in grouped products. The older layer (`deepspeed.moe.layer.MoE`) drops
+AutoEP (`AutoEPMoELayer` of module_inject/auto_ep_layer.py) exchanges counts, then all routed
+rows, and multiplies in grouped products. The older layer (`deepspeed.moe.layer.MoE`) drops
 copies of tokens beyond a capacity and fills up to it, so its all-to-alls have equal blocks and the
-host waits for no counts; experts run one after the other. Parameters of experts are groups of their
-own, sharded and reduced over the ranks with the same experts (`expert_dp_process_group`).
+host waits for no counts; experts run in sequence. Parameters of experts are separate groups,
+sharded and reduced over the ranks with the same experts (`expert_dp_process_group`).
 
 Functions named in comments are from `deepspeed` in August 2026 (edaa7221).
 """

@@ -30,9 +30,9 @@ class ExpertLayer(StrEnum):
 
     AUTO_EP = "auto_ep"
     """`expert_parallel` of a ds_config.json, which replaces layers of Hugging Face models: grouped
-    products, and exchanges of as many rows as routers send."""
+    products, and exchanges of all routed rows."""
     NATIVE = "native"
-    """`deepspeed.moe.layer.MoE`: experts one after the other, with rows up to a capacity."""
+    """`deepspeed.moe.layer.MoE`: experts in sequence, with rows up to a capacity."""
 
 
 TIER = {

@@ -45,7 +45,7 @@ def _pieces_by_parameter(layout: Layout) -> dict[str, list[Piece]]:
 
 
 def one_after_another(members: Iterable[BucketedGradient]) -> list[BucketedGradient]:
-    """Return gradients with new offsets, one after the other."""
+    """Return gradients with new offsets, without gaps."""
     found: list[BucketedGradient] = []
     end = 0
     for each in members:

@@ -20,7 +20,7 @@ from zsim_runtimes.deepspeed.options import DeepSpeed
 
 
 def flat_groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
-    """Return the parameters of each flat tensor, those of experts with own ranks last."""
+    """Return the parameters of each flat tensor; experts with expert ranks are last."""
     if not strategy.has_expert_order:
         return grouped(model, strategy)
     dense, experts = (

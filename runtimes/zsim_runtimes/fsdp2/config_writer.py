@@ -9,7 +9,7 @@ def write(asked: ConfigQuestion) -> str:
     """Return the code that wraps a model as a setting does.
 
     Raises:
-        MistakeError: experts have ranks of their own, which PyTorch has no public function for.
+        MistakeError: experts have expert ranks, for which PyTorch has no public function.
     """
     options = asked.options
     if (ranks := asked.number("parallel.expert")) > 1:

@@ -71,7 +71,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 def numbered_groups(
     model: Model, members: Sequence[Sequence[Parameter]], strategy: Strategy, name: str = "bucket"
 ) -> Buckets:
-    """Return the buckets of groups of parameters, those of experts over their own ranks."""
+    """Return the buckets of groups of parameters; experts are sharded over their own ranks."""
     ranks, placement = strategy.parallel.data, strategy.options(FSDP2).shard_placement_fn
     return numbered(
         model,

@@ -44,7 +44,7 @@ class GroupShare:
     """Elements of a rank's shard of a group, and of its trained parameters.
 
     It is sharded over the `ranks` of `axis`. `narrow` are the elements gathered in float8. For a
-    block, `back` is True if it has a backward, and `again` if it is gathered for one.
+    block, `back` is True if backward reaches it, and `again` if backward gathers it.
     """
 
     elements: int
