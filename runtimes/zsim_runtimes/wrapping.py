@@ -16,11 +16,11 @@ from zsim.zero.step_skeleton import Step
 from zsim_runtimes.host_checkpoints import CopiedCheckpoints
 
 
-def groups(model: Model) -> list[list[Parameter]]:
+def groups(model: Model, *, apart: bool = False) -> list[list[Parameter]]:
     """Return the parameters of each wrapped module: one for every block, and the root.
 
     Blocks are the units that are checkpointed separately. The root has all other parameters, and
-    the parameters that several units use.
+    the parameters that several units use. With `apart`, experts of a block are a separate group.
     """
     users: dict[str, list[int]] = {}
     for index, unit in enumerate(model.units):
@@ -33,9 +33,10 @@ def groups(model: Model) -> list[list[Parameter]]:
 
     # An outer call manages the parameters that no inner call does: fully_shard
     # (_get_managed_states), and _init_param_handle_from_module (_get_orig_params) in FSDP1.
-    found: dict[int | None, list[Parameter]] = {}
+    found: dict[tuple[int | None, bool], list[Parameter]] = {}
     for parameter in model.parameters:
-        found.setdefault(block_of(parameter), []).append(parameter)
+        key = block_of(parameter), apart and parameter.expert
+        found.setdefault(key, []).append(parameter)
     return list(found.values())
 
 
@@ -54,7 +55,7 @@ class WrappedStep(Step):
     """A step of blocks that are wrapped separately, within a root.
 
     Attributes:
-        order: buckets of the blocks, in forward order.
+        order: first buckets of the blocks, in forward order.
         root: the root's bucket; None if all parameters are in blocks.
     """
 
@@ -83,18 +84,22 @@ class WrappedStep(Step):
             self.passes.checkpoints = CopiedCheckpoints(
                 self.writer, model, strategy, visits=self.visits
             )
-        blocks = [self.block(unit) for unit in range(len(model.units))]
-        self.order = [block for block in blocks if block is not None]
-        inside = set(self.order)
+        blocks = [self.groups_of(unit) for unit in range(len(model.units))]
+        self.order = [block[0] for block in blocks if block]
+        inside = {number for block in blocks for number in block}
         roots = (bucket.index for bucket in buckets.all if bucket.index not in inside)
         self.root = next(roots, None)
 
     def block(self, unit: int) -> int | None:
-        """Return the bucket of the block that a unit is; None if the unit belongs to the root."""
+        """Return the first bucket of a block; None if the unit belongs to the root."""
+        return next(iter(self.groups_of(unit)), None)
+
+    def groups_of(self, unit: int) -> tuple[int, ...]:
+        """Return the buckets of the block that a unit is; empty if it belongs to the root."""
         if not self.model.units[unit].checkpoint:
-            return None
+            return ()
         own = (run.bucket for run in self.buckets.runs[unit])
-        return next((number for number in own if self.buckets.all[number].units == (unit,)), None)
+        return tuple(number for number in own if self.buckets.all[number].units == (unit,))
 
     def has_input_gradient(self, unit: int) -> bool:
         """Return True if autograd computes a gradient of an input of the unit."""

@@ -26,6 +26,7 @@ class SearchedAxes:
         replicate: replicas of each shard.
         context: ranks that share a sequence.
         experts: routed experts of a block; 0 for a dense model.
+        expert: ranks that these are distributed over.
     """
 
     stage: int
@@ -36,6 +37,7 @@ class SearchedAxes:
     replicate: int = 1
     context: int = 1
     experts: int = 0
+    expert: int = 1
 
 
 def _no_knobs(axes: SearchedAxes) -> Knobs:

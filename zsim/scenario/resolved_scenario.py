@@ -26,8 +26,7 @@ from zsim.scenario.tables import ModelTable, ScenarioError
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import BindingError
 from zsim.schedule.schedule import Discipline
-from zsim.strategy.activations import Checkpointing
-from zsim.strategy.execution import Execution
+from zsim.strategy.execution import Execution, Recomputed
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 
@@ -201,7 +200,7 @@ class ResolvedScenario:
             given["experts"] = Experts(**table.experts.model_dump(exclude_none=True))
         if table.latent is not None:
             given["latent"] = Latent(**table.latent.model_dump(exclude_none=True))
-        again = self.strategy.activations.checkpointing is Checkpointing.SELECTIVE
+        again = Recomputed.ATTENTION in self.strategy.recomputes
         return FAMILIES[table.architecture](
             **given, recompute_attention=again, execution=self._execution()
         )

@@ -148,6 +148,19 @@ class ContextExchange(StrEnum):
     """
 
 
+class Recomputed(StrEnum):
+    """Parts of a block that selective checkpointing runs again in backward."""
+
+    ATTENTION = "attention"
+    """Scores and softmax of plain attention (Korthikanti et al. 2022, section 5)."""
+    EXPERT_ACTIVATION = "expert_activation"
+    """The activation of grouped experts, whose output is dropped."""
+    SHARED_EXPERTS = "shared_experts"
+    """Shared experts as a whole."""
+    MLP = "mlp"
+    """The MLP of blocks without experts."""
+
+
 class DispatchLibrary(StrEnum):
     """Libraries of `--moe-flex-dispatcher-backend`."""
 
@@ -204,6 +217,11 @@ class Execution:
         whole_experts: with a tensor axis, each of its ranks routes its own tokens to whole experts.
         expert_tensor: ranks with parts of the same experts, each of which runs the rows of all.
         own_loads: auxiliary losses of experts depend on the tokens of the rank alone.
+        weighs_at_source: weights of expert copies stay with their tokens and multiply the results
+            that come back; ranks exchange counts of copies in place of gathering them (torchtitan).
+            If False, weights are sent with the copies.
+        loops_experts: a rank runs its experts in sequence, whatever the model says.
+        recomputes: parts of a block that run again in backward, apart from plain attention.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
             (`_templated_ring_attention`, torch 2.13, for every exchange).
@@ -236,7 +254,15 @@ class Execution:
     """
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"expert", "whole_experts", "expert_tensor", "own_loads"}
+        {
+            "expert",
+            "whole_experts",
+            "expert_tensor",
+            "own_loads",
+            "weighs_at_source",
+            "loops_experts",
+            "recomputes",
+        }
     )
 
     operations: bool = False
@@ -258,6 +284,9 @@ class Execution:
     whole_experts: bool = False
     expert_tensor: int = 1
     own_loads: bool = False
+    weighs_at_source: bool = False
+    loops_experts: bool = False
+    recomputes: tuple[Recomputed, ...] = ()
     cuts_latent: bool = True
     merges: bool = False
     loss: Loss = Loss.TORCH

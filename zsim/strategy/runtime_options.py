@@ -19,6 +19,7 @@ from zsim.strategy.execution import (
     Float8,
     Quantizer,
     Recipe,
+    Recomputed,
     TokenDispatch,
     TokenFusion,
 )
@@ -168,9 +169,24 @@ class RuntimeOptions(Table):
         return None
 
     @property
+    def recomputes(self) -> tuple[Recomputed, ...]:
+        """Parts of blocks that selective checkpointing runs again in backward."""
+        return (Recomputed.ATTENTION,)
+
+    @property
     def token_dispatch(self) -> TokenDispatch | None:
         """Return the library that exchanges tokens of experts; None if NCCL does."""
         return None
+
+    @property
+    def weighs_at_source(self) -> bool:
+        """True if weights of expert copies stay with their tokens and multiply the results."""
+        return False
+
+    @property
+    def loops_experts(self) -> bool:
+        """True if a rank runs its experts in sequence."""
+        return False
 
     @property
     def cuts_tokens(self) -> bool:

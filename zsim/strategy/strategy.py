@@ -20,6 +20,7 @@ from zsim.strategy.execution import (
     Float8,
     Loss,
     NarrowWeights,
+    Recomputed,
     TokenDispatch,
     TokenFusion,
 )
@@ -273,6 +274,9 @@ class Strategy(Table):
         if runtime is not None and (option := runtime.without_experts()):
             why = f"true is not modelled with {field} = {degree}"
             yield refusal(f"zero.{runtime.table()}.{option}", None, why)
+        name, inner = self._inner
+        if inner is not None and runtime is not None:
+            yield refusal(f"zero.{name}", inner, f"is not modelled with {field} = {degree}")
         for name, value, it in (
             ("zero.secondary", self.zero.secondary, self.zero.secondary is not None),
             ("zero.tiles", self.zero.tiles, self.zero.tiles > 1),
@@ -333,6 +337,7 @@ class Strategy(Table):
     def execution(self) -> Execution:
         """Return how blocks are executed."""
         runtime = self.zero.emulate
+        sharing = runtime if self.parallel.expert > 1 else None
         return Execution(
             operations=self.activations.checkpointing is Checkpointing.OPERATIONS,
             early_stop=self.activations.early_stop,
@@ -354,6 +359,9 @@ class Strategy(Table):
             and self.expert_tensor == 1,
             expert_tensor=self.expert_tensor if self.parallel.expert > 1 else 1,
             own_loads=runtime is not None and not runtime.sums_loads,
+            weighs_at_source=sharing is not None and sharing.weighs_at_source,
+            loops_experts=sharing is not None and sharing.loops_experts,
+            recomputes=tuple(each for each in self.recomputes if each is not Recomputed.ATTENTION),
             cuts_latent=runtime is None or runtime.cuts_latent,
             merges=runtime is not None and runtime.merges_context,
             splits=runtime is not None and runtime.splits_backward and self.parallel.pipeline > 1,
@@ -370,6 +378,14 @@ class Strategy(Table):
             rearranges=runtime is not None and runtime.rearranges,
             tiles=self.zero.tiles,
         )
+
+    @property
+    def recomputes(self) -> tuple[Recomputed, ...]:
+        """Parts of blocks that selective checkpointing runs again in backward."""
+        if self.activations.checkpointing is not Checkpointing.SELECTIVE:
+            return ()
+        runtime = self.zero.emulate
+        return (Recomputed.ATTENTION,) if runtime is None else runtime.recomputes
 
     @property
     def _dispatch(self) -> TokenDispatch | None:

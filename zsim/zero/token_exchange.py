@@ -11,6 +11,10 @@ each expert and copy them to host memory, and the host waits for them (`preproce
 `_maybe_dtoh_and_synchronize` of MoEAlltoAllTokenDispatcher, megatron/core/transformer/moe). Counts
 are kept: recomputation, whose router chooses the same experts, and backward do not read them again.
 
+If weights stay at their source (`weighs_at_source`), ranks exchange counts in an all-to-all, and
+copy them to host memory on the compute stream, as `_token_count_exchange` and
+`_sync_token_count_exchange` of torchtitan do (torchtitan/models/common/token_dispatcher.py).
+
 A library may exchange tokens in place of NCCL (`transport_of`). It plans the first exchange of a
 layer for all others, and sends weights of tokens with the tokens.
 """
@@ -35,7 +39,13 @@ COUNTS_ON_HOST = "expert_counts"
 def count_streams(model: Model) -> tuple[str, ...]:
     """Return the stream of copies of counts to host memory; empty if the host reads none."""
     routing = model.routing
-    return () if routing is None or routing.padded else (TO_HOST,)
+    gathers = routing is not None and not routing.padded and not swaps_counts(model)
+    return (TO_HOST,) if gathers else ()
+
+
+def swaps_counts(model: Model) -> bool:
+    """Return True if ranks exchange counts in an all-to-all; if False, they gather all counts."""
+    return model.architecture is not None and model.architecture.execution.weighs_at_source
 
 
 def counting_group(model: Model) -> tuple[str, int]:
@@ -118,20 +128,26 @@ class TokensOfExperts:
             self.writer.free(sent)
 
     def _read_counts(self, part: SegmentVisit, value: str, buffer: str) -> None:
-        """Gather counts on all ranks that run the rows, and read them on the host."""
+        """Gather counts on all ranks that run the rows, or exchange them, and read them."""
         writer, count = self.writer, self.rows.count
         assert count is not None
+        made = self.sent(value, buffer)
         group, ranks = counting_group(self.model)
-        dtype = self.model.values[value].dtype
-        elements = count.experts * ranks
+        swaps, dtype = swaps_counts(self.model), self.model.values[value].dtype
+        elements = count.experts * (1 if swaps else ranks)
+        stream = COMPUTE if swaps else TO_HOST
         every = writer.buffer(f"{buffer}/every", elements, dtype, Kind.WORKSPACE)
         on_host = writer.buffer(
-            COUNTS_ON_HOST, elements, dtype, Kind.WORKSPACE, pool=HOST_POOL, home=TO_HOST
+            COUNTS_ON_HOST, elements, dtype, Kind.WORKSPACE, pool=HOST_POOL, home=stream
         )
         path = f"{part.action}{part.segment}/counts"
         writer.allocate(every, on_host)
-        gathered = writer.all_gather(f"{path}/gather", group, buffer, every, stream=COMPUTE)
-        copied = writer.copy(f"{path}/copy", every, on_host, stream=TO_HOST, after=(gathered,))
+        if swaps:
+            came = writer.all_to_all(f"{path}/exchange", EXPERT, made, every, stream=COMPUTE)
+        else:
+            came = writer.all_gather(f"{path}/gather", group, made, every, stream=COMPUTE)
+        after = () if swaps else (came,)
+        copied = writer.copy(f"{path}/copy", every, on_host, stream=stream, after=after)
         writer.read_counts(
             f"{path}/read",
             copied,

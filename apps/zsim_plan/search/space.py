@@ -430,6 +430,7 @@ class SettingSpace:
             replicate=degrees.replicate,
             context=degrees.context,
             experts=self.experts,
+            expert=degrees.expert,
         )
 
     def _modes(self) -> Sequence[str]:

@@ -68,8 +68,28 @@ SECTIONS = (
     "optimizer",
     "activation_checkpointing",
     "data_types",
+    "expert_parallel",
 )
 """Sections, which hold options; inner sections follow their outer one."""
+
+
+EXPERTS = "expert_parallel"
+OF_EXPERTS: Mapping[str, object] = {
+    "expert_tensor_parallel_size": 1,
+    "score_apply": "post",
+    "combine_impl": "weighted_sum",
+    **dict.fromkeys(
+        (
+            *("preset_model", "moe_layer_pattern", "expert_pattern", "router_pattern"),
+            *("expert_w1", "expert_w2", "expert_w3", "num_experts_attr", "top_k_attr"),
+            *("has_shared_experts", "shared_experts_pattern", "shared_experts_gate_pattern"),
+            *("validate_folding_routing", "disable_triton_grouped_mm", "num_expert_groups"),
+            *("num_limited_groups", "score_func", "top_k", "route_norm", "route_scale"),
+            "routed_scaling_factor",
+        )
+    ),
+}
+"""Options of AutoEP with the value that is modelled; None for names and shapes of the model."""
 
 
 def read(given: GivenTables, text: str) -> ReadTables:
@@ -80,7 +100,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
             contradicts the scenario.
     """
     options = _options(text)
-    tables = given.copied("zero", "train", "activations")
+    tables = given.copied("zero", "train", "activations", "parallel")
     emulate = tables["zero"].setdefault("emulate", "deepspeed")
     if emulate != "deepspeed":
         raise TrainerFileError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')
@@ -98,6 +118,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
         what = _take(options, f"activation_checkpointing.{name}", read_flag)
         if tables["activations"].get("checkpointing") is Checkpointing.FULL and what is not None:
             said[field] = what  # otherwise there are no checkpoints
+    _experts(options, said)
     stage = _stage(said, tables["zero"])
     if stage != 3:
         unused = f"{ZERO}.stage3_" if stage else f"{ZERO}."
@@ -236,6 +257,25 @@ def _take(options: Options, name: str, read: Read) -> FileOption | None:
         return FileOption(name, read(value))
     except ValueError as error:
         raise TrainerFileError(f"{FIELD}: {name}: {shown(value)} {error}") from None
+
+
+def _experts(options: Options, said: dict[str, FileOption]) -> None:
+    """Set the ranks of experts of AutoEP; other options stay if they are not its defaults."""
+    # parse_autoep_config of module_inject/auto_ep_config.py, August 2026 (edaa7221)
+    enabled = _take(options, f"{EXPERTS}.enabled", read_flag)
+    if enabled is None or not enabled.value:
+        for name in [each for each in options if each.startswith(f"{EXPERTS}.")]:
+            del options[name]
+        return
+    said["zero.deepspeed.expert_layer"] = FileOption(enabled.option, "auto_ep")
+    ranks = _take(options, f"{EXPERTS}.autoep_size", partial(read_whole, least=1))
+    said["parallel.expert"] = ranks or FileOption(enabled.option, 1)
+    grouped = _take(options, f"{EXPERTS}.use_grouped_mm", read_flag)
+    if grouped is not None and not grouped.value:
+        raise TrainerFileError(f"{FIELD}: {grouped.option}: false is not modelled; remove it")
+    for name, default in OF_EXPERTS.items():
+        if options.get(f"{EXPERTS}.{name}") == default or default is None:
+            options.pop(f"{EXPERTS}.{name}", None)
 
 
 def _deprecated(options: Options) -> None:

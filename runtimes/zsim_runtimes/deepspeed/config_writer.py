@@ -8,7 +8,7 @@ from typing import Final
 
 from zsim.runtimes.config import ConfigQuestion
 
-OF_CHECKPOINTS: Final = {"cpu_checkpointing", "checkpoint_stream"}
+ELSEWHERE: Final = {"cpu_checkpointing", "checkpoint_stream", "expert_layer"}
 """Options that are not of `zero_optimization`; the second depends on the version."""
 
 
@@ -16,7 +16,7 @@ def write(asked: ConfigQuestion) -> str:
     """Return the configuration file of a setting."""
     zero: dict[str, object] = {"stage": asked.changes["zero.stage"]}
     for name, value in asked.options.items():
-        if name in OF_CHECKPOINTS:
+        if name in ELSEWHERE:
             continue
         table, _, inner = name.rpartition(".")
         if not table:
@@ -37,6 +37,9 @@ def write(asked: ConfigQuestion) -> str:
         found[asked.precision] = {"enabled": True}
     if asked.options.get("cpu_checkpointing"):
         found["activation_checkpointing"] = {"cpu_checkpointing": True}
+    native = asked.options.get("expert_layer") == "native"
+    if (ranks := asked.number("parallel.expert")) > 1 and not native:
+        found["expert_parallel"] = {"enabled": True, "autoep_size": ranks}
     if asked.clip_norm is not None:
         found["gradient_clipping"] = asked.clip_norm
     return json.dumps({**found, "zero_optimization": zero}, indent=2) + "\n"

@@ -4,7 +4,7 @@ from zsim.closed_form import DataVolume
 from zsim.model.model import Model
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
-from zsim_runtimes.deepspeed import stage_0, stage_0_volume, stage_1_2, stage_3
+from zsim_runtimes.deepspeed import expert_layers, stage_0, stage_0_volume, stage_1_2, stage_3
 from zsim_runtimes.deepspeed import stage_1_2_volume as deepspeed12
 from zsim_runtimes.deepspeed import stage_3_volume as deepspeed3
 
@@ -22,9 +22,9 @@ def need(model: Model, strategy: Strategy) -> None:
     """Raise ModelError if a schedule of the stage cannot be written.
 
     Raises:
-        ModelError: stage 0 has no masters in bf16.
+        ModelError: stage 0 has no masters in bf16, or experts cannot have expert ranks.
     """
-    del model
+    expert_layers.need(model, strategy)
     stage_0.need(strategy)
 
 

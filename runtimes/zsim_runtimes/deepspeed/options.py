@@ -25,6 +25,16 @@ class OffloadDevice(StrEnum):
     NVME = "nvme"
 
 
+class ExpertLayer(StrEnum):
+    """Layers that distribute experts over ranks."""
+
+    AUTO_EP = "auto_ep"
+    """`expert_parallel` of a ds_config.json, which replaces layers of Hugging Face models: grouped
+    products, and exchanges of all routed rows."""
+    NATIVE = "native"
+    """`deepspeed.moe.layer.MoE`: experts in sequence, with rows up to a capacity."""
+
+
 TIER = {
     OffloadDevice.NONE: MemoryTier.DEVICE,
     OffloadDevice.CPU: MemoryTier.HOST,
@@ -125,6 +135,7 @@ class DeepSpeed(RuntimeOptions):
         checkpoint_stream: with `cpu_checkpointing`: copies run on a separate stream. Not an option
             of DeepSpeed, which does so since August 2026 (858e91ee, after 0.19.5) unless
             `partition_activations` is on; before, the host waited for each copy.
+        expert_layer: with expert ranks, the layer that has them: auto_ep or native.
         offload_optimizer: where masters and moments are kept.
         offload_param: stage 3: where shards of parameters are kept.
         aio: stage 3: how files are read and written.
@@ -136,6 +147,8 @@ class DeepSpeed(RuntimeOptions):
     trains_narrow = True
     takes_quantized = True
     keeps_quantized = True
+    has_experts = True
+    shards_experts = False  # experts in parts need a tensor axis, which has no own tokens here
     checkpoint_option = "cpu_checkpointing"
 
     min_aio_bytes: ClassVar[int] = 1 << 20
@@ -155,9 +168,20 @@ class DeepSpeed(RuntimeOptions):
     migration_stream: Flag = False
     cpu_checkpointing: Flag = False
     checkpoint_stream: Flag = False
+    expert_layer: ExpertLayer = ExpertLayer.AUTO_EP
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
     aio: Aio = Aio()
+
+    @property
+    def weighs_at_source(self) -> bool:
+        """True: `combine_from_routed` of AutoEP, `_sparse_decode` of native experts."""
+        return True
+
+    @property
+    def loops_experts(self) -> bool:
+        """True of native experts: `Experts.forward` of deepspeed/moe/experts.py."""
+        return self.expert_layer is ExpertLayer.NATIVE
 
     @property
     def least_file_bytes(self) -> int:

@@ -40,6 +40,15 @@ def _knobs(axes: SearchedAxes) -> Knobs:
     }
 
 
+def _is_modeled(options: Options, checkpointing: str, axes: SearchedAxes) -> bool:
+    """Return False for experts with tensor ranks, and expert ranks of stages 0 and 3 or offload."""
+    del checkpointing
+    if not axes.experts or (axes.expert, axes.tensor) == (1, 1):
+        return True
+    offloads = any("offload" in name for name in options)
+    return axes.tensor == 1 and axes.stage in (1, 2) and not offloads
+
+
 SEARCH = SearchSpace(
     knobs=_knobs,
     offloads={
@@ -75,5 +84,6 @@ SEARCH = SearchSpace(
             "zero_hpz_partition_size",
         }
     ),
+    is_modeled=_is_modeled,
     is_slow=True,
 )

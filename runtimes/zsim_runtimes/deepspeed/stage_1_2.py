@@ -19,15 +19,22 @@ from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import CPU, ScheduleWriter
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Buckets, frozen_groups, numbered, one_after_the_other
+from zsim.zero.bucket import (
+    Buckets,
+    ExpertPacking,
+    Packing,
+    frozen_groups,
+    numbered,
+    one_after_the_other,
+)
 from zsim.zero.gather import gather_updated
 from zsim.zero.optimizer_step import OptimizerStep
-from zsim.zero.parameter_groups import by_rule
 from zsim.zero.state import Holding, gather_path
 from zsim.zero.step_skeleton import Step
 from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
 from zsim_runtimes.deepspeed.checkpoint_engine import checkpoint_streams, move_checkpoints
+from zsim_runtimes.deepspeed.expert_layers import trained_groups
 from zsim_runtimes.deepspeed.host_update import HostPartitionStep
 from zsim_runtimes.deepspeed.options import DeepSpeed
 from zsim_runtimes.deepspeed.stage_1_2_reduce import MIGRATION, REDUCTION, AllReducedBuckets
@@ -47,12 +54,11 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     # __init__: `bit16_groups` has parameters with requires_grad; flatten_dense_tensors_aligned pads
     # the flat tensor of each group. Frozen parameters stay as they are, here in one tensor.
-    place = one_after_the_other(strategy.parallel.data, alignment=ALIGNMENT)
-    trained = [parameter for parameter in model.parameters if not parameter.frozen]
-    groups = [*by_rule(trained, strategy), *frozen_groups(model)]
-    step = Stage12Step(
-        model, strategy, numbered(model, groups, place=place, ranks=strategy.parallel.data)
-    )
+    ranks = strategy.parallel.data
+    groups = [*trained_groups(model, strategy), *frozen_groups(model)]
+    experts = ExpertPacking.of(strategy, _aligned)
+    buckets = numbered(model, groups, place=_aligned(ranks), ranks=ranks, experts=experts)
+    step = Stage12Step(model, strategy, buckets)
     step.write()
     overlaps, copies = step.options.overlap_comm, checkpoint_streams(strategy)
     return step.schedule(
@@ -68,6 +74,11 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         layouts=(*step.buckets.layouts, *step.reductions.layouts.values()),
         peak_of=worst_case if copies else None,
     )
+
+
+def _aligned(ranks: int) -> Packing:
+    """Return the packing of flat tensors on `ranks`."""
+    return one_after_the_other(ranks, alignment=ALIGNMENT)
 
 
 class Stage12Step(Step):
@@ -202,9 +213,8 @@ class Stage12Step(Step):
             return
         if not self.options.overlap_comm:
             self.reductions.begin()
-            trained = [parameter for parameter in self.model.parameters if not parameter.frozen]
             # reduce_gradients goes through bit16_groups; backward's order is the reverse
-            for group in by_rule(trained, self.strategy):
+            for group in trained_groups(self.model, self.strategy):
                 for parameter in reversed(group):
                     self._bucket(parameter, self._accumulated(parameter), divides=False)
         self.reductions.finish(last=True)

@@ -4,7 +4,8 @@ Functions named in comments are from `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -14,7 +15,6 @@ from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
-from zsim.zero.names import DATA
 from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import Step, StepPart
 from zsim_runtimes.deepspeed.host_partition import HostPartitions, ReducedSlice
@@ -42,6 +42,27 @@ def _pieces_by_parameter(layout: Layout) -> dict[str, list[Piece]]:
         if piece.size:
             pieces.setdefault(piece.parameter, []).append(piece)
     return pieces
+
+
+def one_after_another(members: Iterable[BucketedGradient]) -> list[BucketedGradient]:
+    """Return gradients with new offsets, without gaps."""
+    found: list[BucketedGradient] = []
+    end = 0
+    for each in members:
+        found.append(dataclasses.replace(each, offset=end))
+        end += each.size
+    return found
+
+
+def _runs(members: Iterable[BucketedGradient], bucket: str) -> list[View]:
+    """Return the parts of a bucket that gradients fill, contiguous ones together."""
+    found: list[View] = []
+    for each in members:
+        if found and found[-1].start + found[-1].size == each.offset:
+            found[-1] = replace(found[-1], size=found[-1].size + each.size)
+        else:
+            found.append(View(buffer=bucket, start=each.offset, size=each.size))
+    return found
 
 
 class AllReducedBuckets(StepPart):
@@ -141,14 +162,35 @@ class AllReducedBuckets(StepPart):
         self, members: list[BucketedGradient], source: View, divisor: int, *, stream: str
     ) -> None:
         """Divide on `stream` into a new tensor, all-reduce it, and keep the rank's part."""
-        writer, number, own = self.writer, self._flushed, self._stream
+        number = self._flushed
         # average_tensor: the current stream waits for the previous reduction, which has read the
         # bucket that is filled next
         self._waits = (self._done,) if self._overlaps and number else ()
         self._flushed += 1
+        axes = dict.fromkeys(each.flat.axis for each in members)
+        for axis in axes:  # average_tensor: allreduce_and_scatter for each process group
+            own = [each for each in members if each.flat.axis == axis]
+            parts = [source] if len(axes) == 1 else _runs(own, source.buffer)
+            name = str(number) if len(axes) == 1 else f"{number}/{axis}"
+            self._reduce_over(axis, own, parts, number=name, divisor=divisor, stream=stream)
+
+    def _reduce_over(
+        self,
+        axis: str,
+        bucketed: Sequence[BucketedGradient],
+        parts: Sequence[View],
+        *,
+        number: str,
+        divisor: int,
+        stream: str,
+    ) -> None:
+        """Reduce the gradients in `parts` of a bucket over an axis."""
+        writer, own = self.writer, self._stream
+        members = one_after_another(bucketed)
+        elements = sum(each.size for each in parts)
         flat = writer.buffer(
             f"flat{number}",
-            source.size,
+            elements,
             self._wire,
             Kind.COMMUNICATION,
             home=stream,
@@ -158,11 +200,16 @@ class AllReducedBuckets(StepPart):
         # allreduce_bucket flattens into a new tensor, divides by the ranks and all-reduces
         after = (self._copied,) if stream != COMPUTE else ()
         ranks = self.strategy.parallel.data
-        divided = writer.copy(
-            f"divide{number}", source, flat, divisor=divisor * ranks, stream=stream, after=after
-        )
+        divided, start = "", 0
+        for place, part in enumerate(parts):
+            target = View(buffer=flat, start=start, size=part.size)
+            path = f"divide{number}" if len(parts) == 1 else f"divide{number}/{place}"
+            divided = writer.copy(
+                path, part, target, divisor=divisor * ranks, stream=stream, after=after
+            )
+            start += part.size
         after = (divided,) if stream != own else ()
-        done = writer.all_reduce(f"reduce{number}", DATA, flat, stream=own, after=after)
+        done = writer.all_reduce(f"reduce{number}", axis, flat, stream=own, after=after)
         if self.host is not None:
             done = self._to_host(self.host, members, flat, done) or done
         # allreduce_and_copy_with_multiple_ranks copies the rank's part back,
@@ -181,7 +228,7 @@ class AllReducedBuckets(StepPart):
         self._done = done
         self.reduced = {each.index: Reduced(kept_in(each), filled) for each in self.flats}
 
-    def _measured(self, number: int, members: Sequence[BucketedGradient]) -> str | None:
+    def _measured(self, number: str, members: Sequence[BucketedGradient]) -> str | None:
         """Return the layout of a bucket whose gradients are measured, if ranks hold copies.
 
         A norm counts one of the copies on several tensor ranks; the layout marks copies.
@@ -202,7 +249,7 @@ class AllReducedBuckets(StepPart):
         return name
 
     def _to_host(
-        self, host: HostPartitions, members: list[BucketedGradient], flat: str, done: str
+        self, host: HostPartitions, members: Sequence[BucketedGradient], flat: str, done: str
     ) -> str:
         """Copy the bucket's part of each parameter to the host, in the model's dtype."""
         writer = self.writer

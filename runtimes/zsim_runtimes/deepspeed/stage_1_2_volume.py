@@ -6,14 +6,38 @@ most `reduce_bucket_size` elements at a time: once a step in stage 1, in every m
 2.
 """
 
-from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces, closed_before
+from collections.abc import Iterator, Sequence
+
+from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim_runtimes.deepspeed.checkpoint_volume import checkpoints
+from zsim_runtimes.deepspeed.expert_layers import GROUP_ELEMENTS
 from zsim_runtimes.deepspeed.options import DeepSpeed
+
+
+def flat_groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
+    """Return the parameters of each flat tensor; experts with expert ranks are last."""
+    if not strategy.has_expert_order:
+        return grouped(model, strategy)
+    dense, experts = (
+        [[each for each in group if each.expert is expert] for group in grouped(model, strategy)]
+        for expert in (False, True)
+    )
+    found = [group for group in dense if group]
+    for group in experts:
+        found.append([])
+        filled = 0
+        for each in group:
+            if filled and filled + each.elements > GROUP_ELEMENTS:
+                found.append([])
+                filled = 0
+            found[-1].append(each)
+            filled += each.elements
+    return [group for group in found if group]
 
 
 def grouped(model: Model, strategy: Strategy) -> list[list[Parameter]]:
@@ -36,41 +60,66 @@ def padded_elements(model: Model, strategy: Strategy) -> int:
     return sum(_padded(own, strategy.parallel.data) for own in grouped(model, strategy))
 
 
-def completed(model: Model) -> list[int]:
-    """Return the elements of each trained parameter in the order in which backward completes it."""
-    order: dict[str, int] = {}
+def completed(model: Model) -> list[Parameter]:
+    """Return each trained parameter in the order in which backward completes it."""
+    order: dict[str, Parameter] = {}
     for unit in reversed(model.units):
         for parameter in reversed(unit.parameters):
             order.pop(parameter.name, None)  # another unit adds to it
             if not parameter.frozen:
-                order[parameter.name] = parameter.elements
+                order[parameter.name] = parameter
     return list(order.values())
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis."""
     options = strategy.options(DeepSpeed)
-    ranks = strategy.parallel.data
-    sizes = completed(model)
+    parameters, groups = completed(model), flat_groups(model, strategy)
     if strategy.zero.stage == 1 and not options.overlap_comm:
-        groups = grouped(model, strategy)
-        sizes = [parameter.elements for group in groups for parameter in reversed(group)]
-    limit = options.reduce_bucket_size
-    # A gradient that is too large is reduced alone, after the gradients in the bucket.
-    large = [size for size in sizes if size > limit]
-    buckets: list[int] = [*large]
-    start = 0
-    for end in (*(at for at, size in enumerate(sizes) if size > limit), len(sizes)):
-        buckets += closed_before(sizes[start:end], limit)
-        start = end + 1
+        parameters = [parameter for group in groups for parameter in reversed(group)]
+    buckets = [*_buckets(parameters, options.reduce_bucket_size)]
     compute = strategy.train.precision.compute
     wire = (options.communication_data_type or compute).size_bytes
     times = strategy.train.gradient_accumulation_steps if strategy.zero.stage == 2 else 1
-    gathered = padded_elements(model, strategy) // ranks * (ranks - 1) * compute.size_bytes
-    return [
-        WireBytes(group="data", collective="all_gather", bytes=gathered),
-        *all_reduces("data", buckets * times, ranks=ranks, size_bytes=wire),
-    ]
+    found: list[WireBytes] = []
+    for axis, expert, ranks in (
+        ("data", False, strategy.parallel.data),
+        ("expert_data", True, strategy.expert_data),
+    ):
+        apart = strategy.has_expert_order
+        if expert and not apart:
+            continue
+        flats = [each for each in groups if not apart or each[0].expert is expert]
+        shards = sum(_padded(each, ranks) // ranks for each in flats)
+        bytes_sent = shards * (ranks - 1) * compute.size_bytes
+        found.append(WireBytes(group=axis, collective="all_gather", bytes=bytes_sent))
+        own = [
+            _elements([each for each in bucket if not apart or each.expert is expert])
+            for bucket in buckets
+        ]
+        sizes = [size for size in own if size] * times
+        found += all_reduces(axis, sizes, ranks=ranks, size_bytes=wire)
+    return found
+
+
+def _buckets(parameters: Sequence[Parameter], limit: int) -> Iterator[list[Parameter]]:
+    """Yield the gradients that are reduced together.
+
+    One that is too large is reduced alone, after the gradients in the bucket.
+    """
+    bucket: list[Parameter] = []
+    filled = 0
+    for each in parameters:
+        if bucket and filled + each.elements > limit:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(each)
+        filled += each.elements
+        if each.elements > limit:
+            yield bucket
+            bucket, filled = [], 0
+    if bucket:
+        yield bucket
 
 
 def host(model: Model, strategy: Strategy) -> HostBytes:
@@ -118,7 +167,7 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
 VOLUME = DataVolume(
     host=host,
     data=data,
-    norms=lambda model, strategy: len(grouped(model, strategy)),
+    norms=lambda model, strategy: len(flat_groups(model, strategy)),
     copied=copied,
     checkpoints=checkpoints,
 )

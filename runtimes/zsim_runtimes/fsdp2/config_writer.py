@@ -1,12 +1,21 @@
 """A setting of FSDP2 as code."""
 
+from zsim.mistake import MistakeError
 from zsim.runtimes.config import ConfigQuestion
 from zsim_runtimes.torch_code import TORCH_DTYPE, checkpoint_lines, head_lines
 
 
 def write(asked: ConfigQuestion) -> str:
-    """Return the code that wraps a model as a setting does."""
+    """Return the code that wraps a model as a setting does.
+
+    Raises:
+        MistakeError: experts have expert ranks, for which PyTorch has no public function.
+    """
     options = asked.options
+    if (ranks := asked.number("parallel.expert")) > 1:
+        raise MistakeError(
+            f"--config: {ranks} expert ranks need torchtitan; name a file that ends in .toml"
+        )
     names = ["MixedPrecisionPolicy", "fully_shard"]
     arguments = ["mesh=mesh", "mp_policy=mp_policy"]
     if options.get("offload_policy") == "cpu":

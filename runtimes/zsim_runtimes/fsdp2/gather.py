@@ -17,9 +17,10 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
-from zsim.zero.names import DATA, INNER
+from zsim.zero.names import INNER
 from zsim.zero.step_skeleton import StepPart
 from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.fsdp2.placement import shard_axis, sharded_by_second
 from zsim_runtimes.wrapping import WrappedStep
 
 # FSDPCommContext.lazy_init: copies in have a separate stream, so that they overlap gathers
@@ -78,6 +79,11 @@ class GroupGathers(StepPart):
         self._shards: dict[int, list[str]] = {}
         for shard, state in zip(step.kept.all, step.states, strict=True):
             self._shards.setdefault(shard.index, []).append(state.parameter)
+        placement = options.shard_placement_fn
+        self._by_second = [
+            sharded_by_second(step.model, each, step.strategy, placement)
+            for each in self.buckets.all
+        ]
         self._inner = step.strategy.inner
         self._pending: dict[int, str] = {}
         self._resharded: dict[int, str] = {}
@@ -123,8 +129,10 @@ class GroupGathers(StepPart):
         if number in self._pending or self.whole(bucket) in writer.alive:
             return
         inner = number in self._resharded
-        axis = INNER if inner else DATA  # _all_gather_process_group: that of the post-forward mesh
-        ranks = self._inner if inner and self._inner else self.strategy.parallel.data
+        # _all_gather_process_group: that of the mesh, or of the post-forward mesh
+        axis, ranks = shard_axis(bucket, self.strategy)
+        if inner and self._inner:
+            axis, ranks = INNER, self._inner
         if ranks == 1:  # unshard: "world_size == 1", no gather
             self._pending[number] = ""
             return
@@ -261,7 +269,12 @@ class GroupGathers(StepPart):
                     name = f"{name}/{part.bucket.name}"
                 path, after = f"copy_out/{name}", (gather,) if gather else ()
                 whole = self._whole(part)
-                copied = writer.copy(path, source, whole, after=after, by_parameter=True)
+                turns = self._by_second[number] if gather else 0
+                target = self._split(part) if turns else whole
+                copied = writer.copy(path, source, target, after=after, by_parameter=True)
+                if turns:  # "Chunk-cat from the temporary to the final all-gather output tensors"
+                    writer.copy(f"chunk_cat/{name}", target, whole, launches=turns)
+                    writer.free(target)
         if forward:
             self.end_forward()
         if inner:
@@ -276,6 +289,13 @@ class GroupGathers(StepPart):
             self._kept = (gathered, copied)
         else:
             writer.free(*gathered, uses=(gather, copied))
+
+    def _split(self, part: GatheredPart) -> str:
+        """Allocate a copy of whole parameters whose parts are not yet in rows; return its name."""
+        bucket = part.bucket
+        name = bucket.buffer(self.writer, "split", part.dtype, layout=bucket.plain)
+        self.writer.allocate(name)
+        return name
 
     def end_forward(self) -> None:
         """Free the gathered tensor that was kept, once it is copied out."""

@@ -74,7 +74,8 @@ class FSDP2(RuntimeOptions):
         all_reduce: last is `set_requires_all_reduce(False)` before the last micro-batch: gradients
             are reduce-scattered each time, and all-reduced over replicas once.
         forward_prefetch: number of blocks whose gather each block issues ahead
-            (`set_modules_to_forward_prefetch`); 0 leaves it to the host, which runs ahead.
+            (`set_modules_to_forward_prefetch`); 0 leaves it to the host, which runs ahead. None is
+            0, and 1 with expert ranks, for whose counts the host waits (torchtitan).
         reduce_scatter_max_input_buffers: largest number of live inputs of reduce-scatters.
         offload_policy: cpu is `CPUOffloadPolicy`: shards are on the host, and updated there.
         pin_memory: with offload: copies to and from shards and gradients do not block the host.
@@ -136,6 +137,7 @@ class FSDP2(RuntimeOptions):
         "replicates_embedding": "replicate_embedding: true",
     }
     has_context = True
+    has_experts = True
     shards_experts = False  # torchtitan removed its degree in April 2026 (pull request 3167)
     merges_context = True
 
@@ -145,7 +147,7 @@ class FSDP2(RuntimeOptions):
     reduce_dtype: FloatFormat | None = None
     gradient_sync: Sync = Sync.EVERY
     all_reduce: Sync = Sync.EVERY
-    forward_prefetch: Whole = 0
+    forward_prefetch: Whole | None = None
     reduce_scatter_max_input_buffers: Count = 1
     offload_policy: OffloadPolicy = OffloadPolicy.NONE
     pin_memory: Flag = True
@@ -224,6 +226,10 @@ class FSDP2(RuntimeOptions):
             why = f"true with input_gathers = {self.input_gathers}: is not modelled"
             refuse([refusal(name, None, why)])
 
+    def gathered_ahead(self, *, expert_order: bool) -> int:
+        """Return the number of blocks that each block gathers ahead in forward."""
+        return expert_order if self.forward_prefetch is None else self.forward_prefetch
+
     @property
     def is_interleaved(self) -> bool:
         """True if pipeline stages have several chunks."""
@@ -291,6 +297,11 @@ class FSDP2(RuntimeOptions):
     def composes_loss(self) -> bool:
         """True if `loss_parallel` computes the loss over parts of the vocabulary."""
         return self.enable_sequence_parallel and not self.disable_loss_parallel
+
+    @property
+    def weighs_at_source(self) -> bool:
+        """True: `combine` of torchtitan's `AllToAllTokenDispatcher`."""
+        return True
 
     @property
     def cuts_tokens(self) -> bool:

@@ -1,9 +1,14 @@
 """Sizes of parameters with the padding that `fully_shard` adds to their sharded dimension."""
 
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import accumulate
 from math import prod
 
-from zsim.model.model import ModelError, Parameter
+from zsim.model.model import Model, ModelError, Parameter
+from zsim.strategy.strategy import Strategy
+from zsim.zero.bucket import Bucket, ExpertPacking, Packed, Packing, ShardAxis
+from zsim.zero.names import DATA, EXPERT_DATA
 
 
 class ShardPlacement(StrEnum):
@@ -16,6 +21,43 @@ class ShardPlacement(StrEnum):
     `_experts_shard_placement_fn` of torchtitan (torchtitan/distributed/fsdp.py, b5bcd76c)."""
 
 
+def shard_axis(bucket: Bucket, strategy: Strategy) -> ShardAxis:
+    """Return the axis over which a bucket is sharded, and its ranks."""
+    if bucket.axis == EXPERT_DATA:
+        return ShardAxis(EXPERT_DATA, strategy.expert_data)
+    return ShardAxis(DATA, strategy.parallel.data)
+
+
+def padded_rows(ranks: int, placement: ShardPlacement) -> Packing:
+    """Return a packing in which the sharded dimension of each parameter is padded to a multiple."""
+
+    def place(parameters: Sequence[Parameter]) -> Packed:
+        ends = [padded_elements(each, ranks, placement) for each in parameters]
+        starts = (0, *accumulate(ends))
+        return Packed(starts=starts[:-1], elements=starts[-1], blocks=starts[:-1])
+
+    return place
+
+
+def of_experts(strategy: Strategy, placement: ShardPlacement) -> ExpertPacking | None:
+    """Return the packing of groups of experts; None if experts have no separate rank order."""
+    return ExpertPacking.of(strategy, lambda ranks: padded_rows(ranks, placement))
+
+
+def by_second(parameter: Parameter, ranks: int, placement: ShardPlacement) -> bool:
+    """Return True if a parameter is sharded over `ranks` along its second dimension."""
+    return placement is ShardPlacement.EXPERTS and 0 < parameter.experts < ranks
+
+
+def sharded_by_second(
+    model: Model, bucket: Bucket, strategy: Strategy, placement: ShardPlacement
+) -> int:
+    """Return the number of parameters in a bucket that are sharded along their second dimension."""
+    ranks = shard_axis(bucket, strategy).ranks
+    names = {each.parameter for each in bucket.layout.pieces}
+    return sum(by_second(each, ranks, placement) for each in model.parameters if each.name in names)
+
+
 def padded_elements(parameter: Parameter, ranks: int, placement: ShardPlacement) -> int:
     """Return the elements of a parameter with the padding that makes equal shards on `ranks`.
 
@@ -23,7 +65,7 @@ def padded_elements(parameter: Parameter, ranks: int, placement: ShardPlacement)
         ModelError: the ranks do not divide the second dimension along which it is sharded.
     """
     rows, *others = parameter.shape or (1,)
-    if placement is ShardPlacement.EXPERTS and 0 < parameter.experts < ranks:
+    if by_second(parameter, ranks, placement):
         # FSDPParam._init_sharded_param (_fsdp_param.py, torch 2.13): "FSDP does not support uneven
         # sharding on dim 1"
         if others[0] % ranks:

@@ -1,6 +1,7 @@
 """Gradients in FSDP2: collected, copied in as rows of each rank, reduced, and cast to shards.
 
-A training loop divides the loss by the number of micro-batches; here the copy does so.
+A training loop divides the loss by the number of micro-batches; here the copy does so. With expert
+ranks, it divides by the data ranks as well, and reductions are sums.
 
 Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in torch 2.13;
 `foreach_reduce` is in `_fsdp_collectives.py`, `post_backward` in `_fsdp_param_group.py`.
@@ -16,12 +17,13 @@ from zsim.schedule.operation import Edge, Reduction, View
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL
 from zsim.zero.bucket import Bucket
-from zsim.zero.names import DATA, REPLICATE
+from zsim.zero.names import REPLICATE
 from zsim.zero.reduce import divide, set_or_add
 from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import StepPart
 from zsim.zero.token_copies import shared_views, sum_over_tokens
 from zsim_runtimes.fsdp2.options import FSDP2, Sync
+from zsim_runtimes.fsdp2.placement import shard_axis, sharded_by_second
 from zsim_runtimes.wrapping import WrappedStep, two_parts
 
 # FSDPCommContext.lazy_init
@@ -52,10 +54,20 @@ class GroupReductions(StepPart):
         # _get_gradient_divide_factors (_fsdp_collectives.py): the collective averages fp32 and
         # bf16, unless there is one rank; fp16 is divided before and after a sum.
         mean = self._wire in (DType.FP32, DType.BF16)
-        ranks = step.strategy.replicas
-        self._before, self._after = (1, 1) if mean else two_parts(ranks)
-        averages = self._before == self._after == 1 and ranks > 1
+        ranks, sums = step.strategy.replicas, step.strategy.has_expert_order
+        self._before, self._after = (1, 1) if mean or sums else two_parts(ranks)
+        averages = self._before == self._after == 1 and ranks > 1 and not sums
         self._reduction = Reduction.AVERAGE if averages else Reduction.SUM
+        # disable_fsdp_gradient_division of torchtitan: factors of 1
+        self._divisor = step.strategy.train.gradient_accumulation_steps * (ranks if sums else 1)
+        # post_backward: the last group of a module comes first
+        self._first = set({each.units: each.index for each in self.buckets.all}.values())
+        placement, strategy = options.shard_placement_fn, step.strategy
+        self._by_second = {
+            each.index: sharded_by_second(step.model, each, strategy, placement)
+            for each in self.buckets.all
+            if shard_axis(each, strategy).ranks > 1
+        }
         self._collected: dict[int, Sources] = {}
         self._copies: dict[int, Copies] = {}
         self._left: dict[tuple[int, int], str] = {}
@@ -169,7 +181,8 @@ class GroupReductions(StepPart):
             after = ()
         # post_backward: before another input, at most `reduce_scatter_max_input_buffers` - 1 are
         # alive
-        while len(self._inputs) >= self.options.reduce_scatter_max_input_buffers:
+        most = self.options.reduce_scatter_max_input_buffers
+        while bucket.index in self._first and len(self._inputs) >= most:
             self._free_input()
         self._reduce_scatter(bucket, *self._copy_in(bucket, sources, after), last=last)
 
@@ -195,10 +208,28 @@ class GroupReductions(StepPart):
     ) -> tuple[str, str]:
         """Return the input of a reduce-scatter, and the operation that completes it."""
         # foreach_reduce_scatter_copy_in (_fsdp_collectives.py), chunk_cat on the compute stream
+        if turns := self._by_second.get(bucket.index, 0):
+            sources = [
+                (self._turned(source, after, launches=turns), names) for source, names in sources
+            ]
+            after = ()
         target = bucket.buffer(self.writer, "input_gradient", self._wire)
         self.writer.allocate(target)
-        divisor = self.strategy.train.gradient_accumulation_steps
-        return target, self._gather_up(target, sources, adds=False, divisor=divisor, after=after)
+        return target, self._gather_up(
+            target, sources, adds=False, divisor=self._divisor, after=after
+        )
+
+    def _turned(self, source: str, after: tuple[Edge, ...], *, launches: int) -> str:
+        """Copy gradients so that parts along the second dimension follow each other; free them."""
+        # foreach_reduce: torch.cat of chunks, for each such parameter
+        writer, own = self.writer, self.writer.buffers[source]
+        name = writer.buffer(
+            f"{source}/chunks", own.elements, own.dtype, Kind.GRADIENT, layout=own.layout
+        )
+        writer.allocate(name)
+        writer.copy(f"chunk/{source}", source, name, launches=launches, after=after)
+        writer.free(source)
+        return name
 
     def _gather_up(
         self,
@@ -245,12 +276,13 @@ class GroupReductions(StepPart):
         if self._before > 1:
             copied = divide(writer, source, self._before, stream=stream, after=(copied,))
         path, after = f"reduce/{bucket.name}", (copied,)
-        if strategy.parallel.data == 1:  # foreach_reduce, "world_size > 1" does not hold: a copy
+        axis, ranks = shard_axis(bucket, strategy)
+        if ranks == 1:  # foreach_reduce, "world_size > 1" does not hold: a copy
             done = writer.copy(path, source, target, stream=stream, after=after)
         else:
             mean = self._reduction
             done = writer.reduce_scatter(
-                path, DATA, source, target, reduction=mean, stream=stream, after=after
+                path, axis, source, target, reduction=mean, stream=stream, after=after
             )
         self._inputs.append((source, done))
         if strategy.parallel.replicate > 1:

@@ -5,6 +5,13 @@ kept until the next group is copied out. In backward, each group gathers the one
 block is freed and gathered again. A block whose inputs have no gradient is reduced at the very end,
 after the root.
 
+With expert ranks, a block has two groups: its experts are sharded over the ranks that hold the same
+ones, all other parameters over the data axis. Forward gathers the first group, then experts;
+backward reduces them in the reverse order. They have different communicators and the same streams,
+on which NCCL runs collectives that are not asynchronous. Gathers are issued ahead explicitly, and
+no reduction divides: the loss is divided by all tokens (`apply_fsdp_to_decoder` of torchtitan,
+torchtitan/distributed/fsdp.py in August 2026, b5bcd76c).
+
 A group gathers its frozen parameters with the others, and reduces only existing gradients. A block
 whose outputs have no gradient has no backward, but the block after it gathers it nevertheless; the
 result is dropped at the end.
@@ -14,7 +21,6 @@ Functions named in comments are from `torch/distributed/fsdp/_fully_shard` in to
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
@@ -25,12 +31,11 @@ from zsim.schedule.schedule_writer import CPU, ScheduleWriter
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
-from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, ShardAxis, bucket_of, numbered
-from zsim.zero.names import DATA
+from zsim.zero.bucket import Bucket, Buckets, bucket_of, numbered
 from zsim.zero.visit_order import UnitVisit
 from zsim_runtimes.fsdp2.gather import ALL_GATHER, COPY_IN, GatheredPart, GroupGathers
 from zsim_runtimes.fsdp2.options import FSDP2, Sync
-from zsim_runtimes.fsdp2.placement import padded_elements
+from zsim_runtimes.fsdp2.placement import of_experts, padded_rows, shard_axis
 from zsim_runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER, GroupReductions
 from zsim_runtimes.fsdp2.scales import WeightScales
 from zsim_runtimes.fsdp2.volume import VOLUME
@@ -46,11 +51,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned.
     """
     need_single_calls(model, "FSDP2")
-    place = padded_rows(strategy)
-    buckets = numbered(model, groups(model), place=place, ranks=strategy.parallel.data)
-    step = FSDP2Step(
-        model, strategy, buckets, kept=shards(model, buckets, place, strategy.parallel.data)
-    )
+    buckets = numbered_groups(model, groups(model, apart=strategy.has_expert_order), strategy)
+    step = FSDP2Step(model, strategy, buckets, kept=shards(model, buckets, strategy))
     step.write()
     streams: tuple[str, ...] = (COMPUTE, COPY_IN, ALL_GATHER, REDUCE_SCATTER)
     if strategy.parallel.replicate > 1:
@@ -66,19 +68,22 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     )
 
 
-def padded_rows(strategy: Strategy) -> Packing:
-    """Return a packing in which the sharded dimension of each parameter is padded to a multiple."""
+def numbered_groups(
+    model: Model, members: Sequence[Sequence[Parameter]], strategy: Strategy, name: str = "bucket"
+) -> Buckets:
+    """Return the buckets of groups of parameters; experts are sharded over their own ranks."""
     ranks, placement = strategy.parallel.data, strategy.options(FSDP2).shard_placement_fn
+    return numbered(
+        model,
+        members,
+        place=padded_rows(ranks, placement),
+        ranks=ranks,
+        name=name,
+        experts=of_experts(strategy, placement),
+    )
 
-    def place(parameters: Sequence[Parameter]) -> Packed:
-        ends = [padded_elements(each, ranks, placement) for each in parameters]
-        starts = (0, *accumulate(ends))
-        return Packed(starts=starts[:-1], elements=starts[-1], blocks=starts[:-1])
 
-    return place
-
-
-def shards(model: Model, groups: Buckets, place: Packing, ranks: int) -> Buckets:
+def shards(model: Model, groups: Buckets, strategy: Strategy) -> Buckets:
     """Return the persistent buckets of each group: its trained and its frozen parameters.
 
     Both have the number of the group. They are separate, because the optimizer has states only of
@@ -94,7 +99,7 @@ def shards(model: Model, groups: Buckets, place: Packing, ranks: int) -> Buckets
             found.append(group)
             continue
         for kind, name in zip(kinds, ("trained_bucket", "bucket"), strict=True):
-            found.append(_of_group(model, group, kind, place, ranks=ranks, name=name))
+            found.append(_of_group(model, group, kind, strategy, name=name))
     return Buckets(all=tuple(found), runs=())
 
 
@@ -102,9 +107,8 @@ def gathered_parts(
     model: Model, groups: Buckets, strategy: Strategy
 ) -> list[tuple[GatheredPart, ...]]:
     """Return the parts of each group: parameters gathered in float8, and in the compute dtype."""
-    ranks, compute = strategy.parallel.data, strategy.train.precision.compute
+    compute = strategy.train.precision.compute
     members = {each.name: each for each in model.parameters}
-    place = padded_rows(strategy)
     found: list[tuple[GatheredPart, ...]] = []
     for group in groups.all:
         own = [members[piece.parameter] for piece in group.layout.pieces]
@@ -115,9 +119,7 @@ def gathered_parts(
             continue
         stage = group.name[: group.name.rfind("/") + 1]  # of a pipeline
         parts = [
-            GatheredPart(
-                bucket=_of_group(model, group, kind, place, ranks=ranks, name=name), dtype=dtype
-            )
+            GatheredPart(bucket=_of_group(model, group, kind, strategy, name=name), dtype=dtype)
             for kind, name, dtype in (
                 (narrow, f"{stage}narrow_bucket", DType.FP8),
                 (wide, f"{stage}wide_bucket", compute),
@@ -131,14 +133,13 @@ def _of_group(
     model: Model,
     group: Bucket,
     members: Sequence[Parameter],
-    place: Packing,
+    strategy: Strategy,
     *,
-    ranks: int,
     name: str,
 ) -> Bucket:
     """Return a bucket of some parameters of a group, with its number."""
-    packed = place(members)
-    over = ShardAxis(DATA, ranks)
+    over = shard_axis(group, strategy)
+    packed = padded_rows(over.ranks, strategy.options(FSDP2).shard_placement_fn)(members)
     return bucket_of(model, group.index, members, packed, over=over, units=group.units, name=name)
 
 
@@ -179,6 +180,7 @@ class FSDP2Step(WrappedStep):
         self.passes.elsewhere = self.gathers.places
         self.reductions = GroupReductions(self, self.options, collects=collects)
         self.last_unit = len(model.units) - 1
+        self.ahead = self.options.gathered_ahead(expert_order=strategy.has_expert_order)
         self._position = 0
         self._ahead: list[int] = []
         self._late: list[int] = []
@@ -199,19 +201,20 @@ class FSDP2Step(WrappedStep):
 
     def forward(self, visit: UnitVisit) -> None:
         """Gather a block, run it, and reshard it."""
-        block, gathers = self.block(visit.unit), self.gathers
-        if block is not None:
-            gathers.gather(block)  # pre_forward: unshard, wait_for_unshard
-            gathers.copy_out(block, forward=True)
+        block, gathers = self.groups_of(visit.unit), self.gathers
+        for group in block:
+            gathers.gather(group)  # pre_forward: unshard, wait_for_unshard
+            gathers.copy_out(group, forward=True)
+        if block:
             self._position += 1
             # FSDPState._pre_forward: the modules of set_modules_to_forward_prefetch, in order
-            end = self._position + self.options.forward_prefetch
-            for ahead in self.order[self._position : end]:
-                gathers.gather(ahead)
+            for ahead in self.order[self._position : self._position + self.ahead]:
+                for group in self.wrapped_with(ahead):
+                    gathers.gather(group)
         self.passes.checkpoints.enter(visit)  # OffloadWrapper.forward
         self.passes.forward(visit, ())
-        if block is not None:
-            gathers.after_forward(block)  # post_forward
+        for group in block:
+            gathers.after_forward(group)  # post_forward
         if visit.unit == self.last_unit:
             gathers.end_forward()  # FSDPState._post_forward of the root
             if self.root is not None and self.options.reshard_root_after_forward:
@@ -227,33 +230,44 @@ class FSDP2Step(WrappedStep):
         if self.options.reshard_root_after_forward:  # pre_backward: unshard, wait_for_unshard
             self.gathers.gather(self.root)
             self.gathers.copy_out(self.root, forward=False)
-        if self._ahead:
-            self.gathers.gather(self._ahead[-1])  # pre_backward, _backward_prefetch
+        self._gather_before()  # pre_backward, _backward_prefetch
 
     def backward(self, visit: UnitVisit) -> None:
         """Gather a block and the one before it, run it backward, and reduce it."""
-        block = self.block(visit.unit)
-        if block is not None:
-            self.gathers.gather(block)  # pre_backward: no gather if it was done ahead
-            self.gathers.copy_out(block, forward=False)
+        block = self.groups_of(visit.unit)
+        for group in block:
+            self.gathers.gather(group)  # pre_backward: no gather if it was done ahead
+            self.gathers.copy_out(group, forward=False)
+        if block:
             # A block without a gradient of its outputs has no hook on them
             # (FSDPState._register_pre_backward_hook) and is skipped.
-            while self._ahead.pop() != block:
+            while self._ahead.pop() != block[0]:
                 pass
-            if self._ahead:
-                # _backward_prefetch: the entry before its own in post_forward_order
-                self.gathers.gather(self._ahead[-1])
+            self._gather_before()
         self.passes.checkpoints.enter(visit)  # _CheckpointFrame's recompute_fn reads the input
         self.passes.backward(visit, ())
         self.reductions.collect(visit.unit)
-        if block is None:
+        if not block:
             return
-        # _register_post_backward_hook: on inputs that need a gradient. If none does, the callback
-        # at the end of backward replaces it.
+        # _register_post_backward_hook: on inputs that need a gradient, for each group. If none
+        # does, the callback at the end of backward replaces it.
         if self.has_input_gradient(visit.unit):
-            self.after_backward(block)
+            for group in reversed(block):
+                self.after_backward(group)
         else:
-            self._late.append(block)
+            self._late.append(block[0])
+
+    def _gather_before(self) -> None:
+        """Gather the block before, its last group first."""
+        # _backward_prefetch: the entries before its own in post_forward_order; FSDPState
+        # _pre_backward: the modules of set_modules_to_backward_prefetch
+        for group in reversed(self.wrapped_with(self._ahead[-1]) if self._ahead else ()):
+            self.gathers.gather(group)
+
+    def wrapped_with(self, block: int) -> tuple[int, ...]:
+        """Return the buckets of the block whose first bucket is `block`, or of the root."""
+        units = self.buckets.all[block].units
+        return (len(units) == 1 and self.groups_of(units[0])) or (block,)
 
     def end_backward(self) -> None:
         """Reduce the root, and then blocks whose inputs or outputs have no gradient."""
@@ -261,9 +275,10 @@ class FSDP2Step(WrappedStep):
         late = sorted([*self._late, *(block for block in self.order if block not in done)])
         waits: tuple[Edge, ...] = ()
         # FSDPState._root_post_backward_final_callback: all states in module order
-        for bucket in [*([] if self.root is None else [self.root]), *late]:
-            self.after_backward(bucket, waits)
-            waits = self.reductions.finished
+        for block in [*([] if self.root is None else [self.root]), *late]:
+            for bucket in reversed(self.wrapped_with(block)):
+                self.after_backward(bucket, waits)
+                waits = self.reductions.finished
         self.reductions.end_backward()
 
     def write_setup(self) -> None:

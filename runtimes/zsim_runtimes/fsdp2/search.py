@@ -18,11 +18,11 @@ def _knobs(axes: SearchedAxes) -> Knobs:
         return {"reshard_after_forward": (True, False)}
     inner = axes.gpus_per_node // axes.tensor
     spreads = axes.nodes > 1 and axes.replicate == 1 and inner > 1
-    spreads = spreads and axes.context == 1  # the data axis is split once
+    spreads = spreads and axes.context == axes.expert == 1  # the data axis is split once
     return {
         "reshard_after_forward": (True, False, *((inner,) if spreads else ())),
         "gradient_sync": ("every", "last"),
-        "forward_prefetch": (0, 1, 2),
+        "forward_prefetch": (0, 1, 2) if axes.expert == 1 else (1, 2),
     }
 
 

@@ -23,13 +23,12 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import numbered
 from zsim.zero.micro_batch_slots import ChunkSlot, SlotForwardBackward, chunk_slots
 from zsim.zero.names import PIPELINE
 from zsim.zero.state import update_path
 from zsim_runtimes.fsdp2.gather import COPY_IN
 from zsim_runtimes.fsdp2.order import Action, Reshard, Unshard, WeightTask
-from zsim_runtimes.fsdp2.schedule import FSDP2Step, padded_rows, shards
+from zsim_runtimes.fsdp2.schedule import FSDP2Step, numbered_groups, shards
 from zsim_runtimes.host_checkpoints import CopiedCheckpoints
 from zsim_runtimes.stage_actions import Awaited, Direction, Messages, Reduce, StagePlace, Task
 from zsim_runtimes.stage_messages import StageMessages
@@ -50,21 +49,15 @@ class FSDP2Stage(FSDP2Step):
     visits_of_slot: type[SlotForwardBackward] = SlotForwardBackward
 
     def __init__(self, stage: Stage, strategy: Strategy, actions: Sequence[Action]) -> None:
-        ranks, several = strategy.parallel.data, len(stage.chunks) > 1
-        place = padded_rows(strategy)
-        buckets = numbered(
-            stage.model,
-            [group for chunk in stage.chunks for group in groups(chunk.model)],
-            place=place,
-            ranks=ranks,
-            name=f"{stage.name}/bucket",
-        )
+        several, apart = len(stage.chunks) > 1, strategy.has_expert_order
+        members = [group for chunk in stage.chunks for group in groups(chunk.model, apart=apart)]
+        buckets = numbered_groups(stage.model, members, strategy, f"{stage.name}/bucket")
         self._waiting_writer = WaitingWriter(stage)
         super().__init__(
             stage.model,
             strategy,
             buckets,
-            kept=shards(stage.model, buckets, place, ranks),
+            kept=shards(stage.model, buckets, strategy),
             writer=self._waiting_writer,
             collects=True,
             copies_on=COMPUTE if several else COPY_IN,
@@ -181,7 +174,7 @@ class FSDP2Stage(FSDP2Step):
 
     def _groups_of(self, chunk: Chunk) -> tuple[int | None, list[int]]:
         """Return the bucket of a chunk's root, or None, and the buckets of its blocks."""
-        blocks = [block for unit in chunk.units if (block := self.block(unit)) is not None]
+        blocks = [group for unit in chunk.units for group in self.groups_of(unit)]
         own = [each.index for each in self.buckets.all if each.units[0] in chunk.units]
         return next((number for number in own if number not in blocks), None), blocks
 
@@ -226,7 +219,8 @@ class FSDP2Stage(FSDP2Step):
         slot = self.messages.slot_of(task)
         self.passes = slot.passes
         self.enter(task.micro_batch)
-        self.root, self.order = self._wrapped[task.chunk]
+        self.root, groups = self._wrapped[task.chunk]
+        self.order = [group for group in groups if self.wrapped_with(group)[0] == group]
         self.last_unit = self.stage.chunks[task.chunk].units[-1]
         self.writer.prefix = f"{self.messages.path(task)}{part}"
         # _assert_unsharded: wait_for_unshard of all groups
@@ -265,8 +259,9 @@ class FSDP2Stage(FSDP2Step):
 
     def end_backward(self) -> None:
         """Add up gradients of the root, and of blocks whose inputs have none."""
-        for bucket in [*([] if self.root is None else [self.root]), *self._late]:
-            self.after_backward(bucket)
+        for block in [*([] if self.root is None else [self.root]), *self._late]:
+            for bucket in reversed(self.wrapped_with(block)):
+                self.after_backward(bucket)
 
     def _free_sent(self, task: Task) -> None:
         """Free the output of a task; a forward output was kept until its backward."""

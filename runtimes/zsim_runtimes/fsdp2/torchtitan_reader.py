@@ -37,7 +37,10 @@ FLAVORS: Mapping[str, Mapping[str, str]] = {
         "8B": "qwen3-8b",
         "14B": "qwen3-14b",
         "32B": "qwen3-32b",
+        "30B-A3B": "qwen3-30b-a3b",
+        "235B-A22B": "qwen3-235b-a22b",
     },
+    "deepseek_v3": {"16B": "deepseek-v2-lite", "236B": "deepseek-v2", "671B": "deepseek-v3"},
 }
 """Models that ship with zsim, by name and flavor (`models/*/__init__.py`)."""
 
@@ -93,7 +96,7 @@ WITHOUT_EFFECT = (
     *("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion"),
     *("training.dataset", "training.dataloader.", "training.steps", "training.gc_"),
     *("parallelism.pipeline_parallel_expert_parallel_overlap", "parallelism.pp_"),
-    *("parallelism.expert_", "quantize.grouped_mm.", "float8.", "mx."),
+    *("quantize.grouped_mm.", "float8.", "mx."),
     *("parallelism.context_parallel_", "compile.backend", "debug.moe_", "fault_tolerance."),
     *("activation_checkpoint.visualize_", "activation_checkpoint.memory_budget"),
     *("activation_checkpoint.determinism_check", "activation_checkpoint.preserve_rng_state"),
@@ -101,8 +104,11 @@ WITHOUT_EFFECT = (
 )
 """Prefixes of options that change neither time nor memory of a step in zsim.
 
-Options of experts and other formats have no effect, since these features are refused.
+Options of other formats have no effect, since these features are refused.
 """
+
+OF_EXPERTS = "parallelism.expert_"
+"""Prefix of options that have no effect in models without experts."""
 
 DEGREE = "parallelism.pipeline_parallel_degree"
 OF_PIPELINES = ("parallelism.pipeline_parallel_", "parallelism.module_fqns_per_model_part")
@@ -149,6 +155,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
     _parallel(options)
     layers = given.value("model", "layers")
     _model(options, given.shape_of, has_shape=layers is not None)
+    _experts(options, has_experts=given.value("model", "experts") is not None)
     _train(options)
     said = options.origins.get("model.layers")
     _pipeline(options, stages, layers=layers if said is None else said.value)
@@ -251,6 +258,24 @@ def _model(
         raise options.wrong("model.flavor", flavor, why)
     options.set_field("model.sequence_length", options.whole(length, 2048), length)
     options.set_field("model.attention", "flash2", "model.flavor")  # PyTorch's own, since 2.2
+
+
+def _experts(options: SectionOptions, *, has_experts: bool) -> None:
+    """Set the ranks of experts, if the model has some, or the scenario's shape `has_experts`."""
+    if not (has_experts or any(key.startswith("model.experts") for key in options.origins)):
+        options.drop((OF_EXPERTS,))
+        return
+    name, parts = f"{OF_EXPERTS}parallel_degree", f"{OF_EXPERTS}tensor_parallel_degree"
+    ranks = options.whole(name, 1)
+    options.set_field("parallel.expert", ranks, name)
+    if ranks == 1:
+        options.drop((OF_EXPERTS,))
+        return
+    if (asked := options.whole(parts, 1)) != 1:
+        raise options.wrong(parts, asked, "must be 1: torchtitan removed it in April 2026 (#3167)")
+    library = f"{OF_EXPERTS}parallel_comm_backend"
+    if (by := options.word(library, "standard")) != "standard":
+        raise options.wrong(library, by, "is not modelled, only standard")
 
 
 def _train(options: SectionOptions) -> None:

@@ -69,7 +69,7 @@ def write(asked: ConfigQuestion) -> str:
         raise MistakeError("--config: torchtitan's tensor axis always cuts tokens")
     _need_its_own_plan(asked)
     offloads = options.get("offload_policy", "none") == "cpu"
-    context = asked.number("parallel.context")
+    context, experts = asked.number("parallel.context"), asked.number("parallel.expert")
     checkpoints = MODES.get(asked.checkpointing)
     if checkpoints is None:
         raise MistakeError(f"--config: torchtitan has no checkpointing {asked.checkpointing}")
@@ -99,6 +99,7 @@ def write(asked: ConfigQuestion) -> str:
         f"disable_loss_parallel = {str(options.get('disable_loss_parallel', False)).lower()}",
         *["enable_async_tensor_parallel = true"] * _fuses(options),
         f"context_parallel_degree = {context}",
+        *[f"expert_parallel_degree = {experts}"] * (experts > 1),
         *(_staged(options, stages, micro) if stages > 1 else ()),
         *_rotated(asked),
         "",

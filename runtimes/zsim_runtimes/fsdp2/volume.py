@@ -10,9 +10,12 @@ In a pipeline, every group is gathered once and reduced once. If blocks are free
 stage gathers them in the m - w + 1 backwards that follow a forward and, because it keeps them after
 backward, in w forwards: m + 1 times for m micro-batches, w of which are ahead. With more than three
 chunks, a chunk is gathered again after three others have run.
+
+With expert ranks, the experts of a block are a separate group over the ranks that hold the same
+ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.closed_form.by_model import kept_by_model
@@ -30,6 +33,8 @@ from zsim.model.pipeline_stages import Stage
 from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
+from zsim.zero.bucket import ShardAxis
+from zsim.zero.names import DATA, EXPERT_DATA
 from zsim_runtimes.fsdp2.options import FSDP2, Sync
 from zsim_runtimes.fsdp2.placement import ShardPlacement, padded_elements
 
@@ -38,8 +43,8 @@ from zsim_runtimes.fsdp2.placement import ShardPlacement, padded_elements
 class GroupShare:
     """Elements of a rank's shard of a group, and of its trained parameters.
 
-    `narrow` are the elements gathered in float8. For a block, `back` is True if it has a backward,
-    and `again` if it is gathered for one.
+    It is sharded over the `ranks` of `axis`. `narrow` are the elements gathered in float8. For a
+    block, `back` is True if backward reaches it, and `again` if backward gathers it.
     """
 
     elements: int
@@ -47,41 +52,64 @@ class GroupShare:
     narrow: int = 0
     back: bool = True
     again: bool = True
+    axis: str = DATA
+    ranks: int = 1
 
     def gathered_bytes(self, size: int) -> int:
         """Return the bytes of the shard on the wire; elements not in float8 have `size` bytes."""
         return (self.elements - self.narrow) * size + self.narrow * DType.FP8.size_bytes
 
 
-def share(parameters: Sequence[Parameter], ranks: int, placement: ShardPlacement) -> GroupShare:
+def share(
+    parameters: Sequence[Parameter], over: ShardAxis, placement: ShardPlacement
+) -> GroupShare:
     """Return a rank's share of a group: the same part of each parameter."""
+    axis, ranks = over
     sizes = {each: padded_elements(each, ranks, placement) // ranks for each in parameters}
     trained = sum(size for each, size in sizes.items() if not each.frozen)
     narrow = sum(size for each, size in sizes.items() if each.float8)
-    return GroupShare(elements=sum(sizes.values()), trained=trained, narrow=narrow)
+    elements = sum(sizes.values())
+    return GroupShare(elements=elements, trained=trained, narrow=narrow, axis=axis, ranks=ranks)
 
 
-def groups(
-    model: Model, ranks: int, placement: ShardPlacement
-) -> tuple[list[GroupShare], GroupShare]:
-    """Return each block that has parameters, and the root."""
-    key = "FSDP2 groups", ranks, placement
-    return kept_by_model(model, key, lambda: _groups(model, ranks, placement))
+def groups(model: Model, strategy: Strategy) -> tuple[list[GroupShare], GroupShare]:
+    """Return the groups of each block that has parameters, and the root."""
+    dense, experts = ShardAxis(DATA, strategy.parallel.data), None
+    if strategy.has_expert_order:
+        experts = ShardAxis(EXPERT_DATA, strategy.expert_data)
+    placement = strategy.options(FSDP2).shard_placement_fn
+    key = "FSDP2 groups", dense, experts, placement
+    return kept_by_model(model, key, lambda: _groups(model, dense, experts, placement))
 
 
 def _groups(
-    model: Model, ranks: int, placement: ShardPlacement
+    model: Model, dense: ShardAxis, experts: ShardAxis | None, placement: ShardPlacement
 ) -> tuple[list[GroupShare], GroupShare]:
     inside, outside = wrapped(model)
-    blocks: list[GroupShare] = []
+    blocks: list[list[GroupShare]] = []
     for unit, own in inside:
-        blocks.append(share(own, ranks, placement))
-        blocks[-1].back = goes_back(model, unit)
+        block = [share(part, over, placement) for part, over in _apart(own, dense, experts)]
+        for group in block:
+            group.back = goes_back(model, unit)
+        blocks.append(block)
     behind = bool(outside)  # the root gathers the last block before its backward
     for block in reversed(blocks):
-        block.again = block.back or behind
-        behind = block.back
-    return blocks, share(outside, ranks, placement)
+        for group in block:
+            group.again = group.back or behind
+        behind = block[0].back
+    return [group for block in blocks for group in block], share(outside, dense, placement)
+
+
+def _apart(
+    own: Sequence[Parameter], dense: ShardAxis, experts: ShardAxis | None
+) -> Iterator[tuple[list[Parameter], ShardAxis]]:
+    """Yield the groups of a block's parameters; `experts` may have other ranks."""
+    if experts is None:
+        yield [*own], dense
+        return
+    for expert, over in ((False, dense), (True, experts)):
+        if part := [each for each in own if each.expert is expert]:
+            yield part, over
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +124,7 @@ class Gathers:
 def gathers(model: Model, strategy: Strategy, *, times: int = 1) -> list[Gathers]:
     """Return the gathers of the root and of each block; a chunk is gathered `times` times."""
     options = strategy.options(FSDP2)
-    blocks, root = groups(model, strategy.parallel.data, options.shard_placement_fn)
+    blocks, root = groups(model, strategy)
     micro_batches = strategy.train.gradient_accumulation_steps
     if strategy.parallel.pipeline > 1:
         again = micro_batches + 1 if options.reshard_after_forward else times
@@ -209,13 +237,14 @@ def _moved(model: Model, strategy: Strategy, found: list[Gathers]) -> list[WireB
     ranks = strategy.parallel.data
     size = strategy.train.precision.compute.size_bytes
     wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
-    gathered = sum(each.whole * each.group.gathered_bytes(size) for each in found)
+    axes = dict.fromkeys((DATA, *(each.group.axis for each in found)))
     # A rank has 1 of `inner` parts of the padded whole; others come from its neighbors.
     inner = strategy.inner or 1
     inside = sum(
         (inner - 1) * (each.inner * each.group.elements * ranks // inner) for each in found
     )
     trained = [each.group.trained for each in found]
+    each_over = [(axis, [each for each in found if each.group.axis == axis]) for axis in axes]
     syncs, sums = reductions(strategy)
     collects = _collects(strategy)
     return [
@@ -226,18 +255,24 @@ def _moved(model: Model, strategy: Strategy, found: list[Gathers]) -> list[WireB
             size_bytes=wire if collects else size,
             by_use=not collects,
         ),
-        WireBytes(group="data", collective="all_gather", bytes=(ranks - 1) * gathered),
+        *(line for axis, own in each_over for line in _over(axis, own, size, syncs * wire)),
         WireBytes(group="inner", collective="all_gather", bytes=inside * size),
-        WireBytes(
-            group="data",
-            collective="reduce_scatter",
-            bytes=syncs * (ranks - 1) * sum(trained) * wire,
-        ),
         *all_reduces(
             "replicate", trained * sums, ranks=strategy.parallel.replicate, size_bytes=wire
         ),
         *_scales(model, strategy),
     ]
+
+
+def _over(axis: str, found: Sequence[Gathers], size: int, reduced: int) -> Iterator[WireBytes]:
+    """Yield the gathers and reductions over an axis, of `size` and `reduced` bytes an element."""
+    gathered = trained = 0
+    for each in found:
+        others = each.group.ranks - 1
+        gathered += others * each.whole * each.group.gathered_bytes(size)
+        trained += others * each.group.trained
+    yield WireBytes(group=axis, collective="all_gather", bytes=gathered)
+    yield WireBytes(group=axis, collective="reduce_scatter", bytes=trained * reduced)
 
 
 def _scales(model: Model, strategy: Strategy) -> list[WireBytes]:
@@ -281,7 +316,7 @@ def host(model: Model, strategy: Strategy) -> HostBytes:
     back = out = 0
     for each in gathers(model, strategy):
         group, times = each.group, each.whole
-        if strategy.parallel.data == 1 and not group.back and group.again:
+        if group.ranks == 1 and not group.back and group.again:
             times -= strategy.train.gradient_accumulation_steps
         stored = group.trained * precision.optimizer.size_bytes
         stored += (group.elements - group.trained) * precision.compute.size_bytes
@@ -305,7 +340,9 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
     if strategy.parallel.data == 1:
         return CopiedBytes()
-    copied = kept_by_model(model, ("FSDP2 copies", size), lambda: _whole_bytes(model, size))
+    apart = strategy.has_expert_order
+    key = "FSDP2 copies", size, apart
+    copied = kept_by_model(model, key, lambda: _whole_bytes(model, size, apart=apart))
     times = [each.whole + each.inner for each in gathers(model, strategy)]
     found = sum(each * many for each, many in zip(copied, times, strict=True)) * 2
     trained = sum(each.elements for each in model.parameters if not each.frozen)
@@ -319,12 +356,14 @@ def copied(model: Model, strategy: Strategy) -> CopiedBytes:
     return CopiedBytes(compute=found + micro_batches * trained * (size + wire))
 
 
-def _whole_bytes(model: Model, size: int) -> list[int]:
-    """Return the gathered bytes of the root and of each block."""
+def _whole_bytes(model: Model, size: int, *, apart: bool) -> list[int]:
+    """Return the gathered bytes of the root and of each group of each block."""
     inside, outside = wrapped(model)
+    over = ShardAxis(DATA, 1)
+    groups = (part for _, own in inside for part, _ in _apart(own, over, over if apart else None))
     return [
         sum(each.elements * (DType.FP8.size_bytes if each.float8 else size) for each in own)
-        for own in (outside, *(own for _, own in inside))
+        for own in (outside, *groups)
     ]
 
 

@@ -66,7 +66,6 @@ DEFAULTS = {
     "cpu-offloading-num-layers": "0",
     "empty-unused-memory-level": "0",
     "num-distributed-optimizer-instances": "1",
-    "recompute-modules": "core_attn",
     "weight-decay-incr-style": "constant",
 }
 """Arguments with their default values; at these they are ignored."""
@@ -400,6 +399,9 @@ def _checkpoints(arguments: Arguments) -> None:
     kinds = {"full": Checkpointing.FULL, "selective": Checkpointing.SELECTIVE}
     kind = kinds.get(granularity, Checkpointing.NONE)
     arguments.set_field("activations.checkpointing", kind, "recompute-granularity")
+    modules = arguments.given.pop("recompute-modules", [])  # without effect on other granularities
+    if kind is Checkpointing.SELECTIVE and modules not in ([], ["core_attn"]):
+        arguments.set_field("zero.megatron.recompute_modules", modules, "recompute-modules")
     if kind is Checkpointing.FULL:
         arguments.word("recompute-method", "uniform", ("uniform",))
         if (layers := arguments.whole("recompute-num-layers", 1)) != 1:

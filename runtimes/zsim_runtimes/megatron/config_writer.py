@@ -1,6 +1,7 @@
 """A setting as arguments of Megatron-LM; `zero.megatron_arguments` reads them back."""
 
 import shlex
+from collections.abc import Sequence
 from typing import Final, cast
 
 from zsim.mistake import MistakeError
@@ -89,6 +90,10 @@ def write(asked: ConfigQuestion) -> str:
             "--recompute-method uniform",
             "--recompute-num-layers 1",
         ]
+    modules = asked.options.get("recompute_modules")
+    if asked.checkpointing == "selective" and isinstance(modules, Sequence):
+        listed = modules if isinstance(modules, str) else " ".join(map(str, modules))
+        found += ["--recompute-granularity selective", f"--recompute-modules {listed}"]
     return " \\\n".join(found) + "\n"
 
 

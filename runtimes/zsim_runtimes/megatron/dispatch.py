@@ -5,7 +5,7 @@ from zsim.closed_form.by_model import kept_stages
 from zsim.model.model import Model, ModelError
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
-from zsim_runtimes.megatron import pipeline
+from zsim_runtimes.megatron import pipeline, recomputed_modules
 from zsim_runtimes.megatron import schedule as megatron
 from zsim_runtimes.megatron.options import DispatcherType, Megatron
 from zsim_runtimes.megatron.volume import VOLUME
@@ -17,6 +17,7 @@ def need(model: Model, strategy: Strategy) -> None:
     Raises:
         ModelError: they do not, or an option needs a pipeline.
     """
+    recomputed_modules.need(model, strategy)
     options = strategy.options(Megatron)
     gathers = options.moe_token_dispatcher_type is DispatcherType.ALLGATHER
     if gathers and strategy.parallel.expert > 1:

@@ -18,6 +18,7 @@ from zsim.strategy.execution import (
     Float8,
     Quantizer,
     Recipe,
+    Recomputed,
     TokenDispatch,
     TokenFusion,
 )
@@ -59,6 +60,7 @@ def _listed(value: object) -> object:
 
 
 Scopes = Annotated[tuple[GraphScope, ...], BeforeValidator(_listed)]
+Modules = Annotated[tuple["RecomputedModule", ...], BeforeValidator(_listed)]
 
 
 DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
@@ -74,6 +76,27 @@ class DispatcherType(StrEnum):
     """Copies of tokens are exchanged by NCCL's send and receive."""
     FLEX = "flex"
     """The library of `--moe-flex-dispatcher-backend` exchanges them."""
+
+
+class RecomputedModule(StrEnum):
+    """Choices of `--recompute-modules` for models that zsim builds."""
+
+    CORE_ATTN = "core_attn"
+    MOE_ACT = "moe_act"
+    MLP = "mlp"
+    SHARED_EXPERTS = "shared_experts"
+    LAYERNORM = "layernorm"
+    MLA_UP_PROJ = "mla_up_proj"
+    MOE = "moe"
+
+
+MODULES: Mapping[RecomputedModule, Recomputed] = {
+    RecomputedModule.CORE_ATTN: Recomputed.ATTENTION,
+    RecomputedModule.MOE_ACT: Recomputed.EXPERT_ACTIVATION,
+    RecomputedModule.MLP: Recomputed.MLP,
+    RecomputedModule.SHARED_EXPERTS: Recomputed.SHARED_EXPERTS,
+}
+"""Modules that are modelled."""
 
 
 class GradientFormat(StrEnum):
@@ -168,6 +191,8 @@ class Megatron(RuntimeOptions):
         cuda_graph_scope: with graphs of blocks, the captured parts, "attn" and "mlp"; empty or
             "full" is one graph for a block. With "local", "full_iteration" captures all of forward
             and backward (the name before 2026).
+        recompute_modules: with selective checkpointing, the modules that run again in backward:
+            core_attn, moe_act, mlp and shared_experts; None is core_attn.
         moe_token_dispatcher_type: with expert ranks, how tokens reach their experts: "alltoall", or
             "flex" with a library ("allgather", Megatron-LM's default, is not modelled).
         moe_flex_dispatcher_backend: the library of "flex": "deepep" or "hybridep".
@@ -221,6 +246,7 @@ class Megatron(RuntimeOptions):
     cpu_offloading_num_layers: Whole = 0
     cuda_graph_impl: GraphImpl = GraphImpl.NONE
     cuda_graph_scope: Scopes = ()
+    recompute_modules: Modules | None = None
     moe_token_dispatcher_type: DispatcherType = DispatcherType.ALLTOALL
     moe_flex_dispatcher_backend: DispatchLibrary = DispatchLibrary.DEEPEP
     moe_deepep_num_sms: Count = DEEPEP_SMS
@@ -276,6 +302,13 @@ class Megatron(RuntimeOptions):
         )
 
     @property
+    def recomputes(self) -> tuple[Recomputed, ...]:
+        """Parts of blocks that selective checkpointing runs again in backward."""
+        if self.recompute_modules is None:
+            return super().recomputes
+        return tuple(dict.fromkeys(MODULES[each] for each in self.recompute_modules))
+
+    @property
     def token_dispatch(self) -> TokenDispatch | None:
         """Return the library that exchanges tokens of experts; None if NCCL does."""
         if self.moe_token_dispatcher_type is not DispatcherType.FLEX:
@@ -327,6 +360,10 @@ class Megatron(RuntimeOptions):
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
+        for each in self.recompute_modules or ():
+            if each not in MODULES:
+                why = f"is not modelled, only {', '.join(MODULES)}"
+                refuse([refusal("recompute_modules", each, why)])
         if self.overlap_param_gather and not self.overlap_grad_reduce:
             refuse([refusal("overlap_param_gather", None, "true needs overlap_grad_reduce = true")])
         if self.tp_comm_overlap and not self.sequence_parallel:  # validate_args

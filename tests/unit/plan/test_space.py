@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.runtimes.lookup import search_of
+from zsim.runtimes.search import SearchedAxes
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_plan.search.fleet import Changes, Fleet
 from zsim_plan.search.space import (
     LEAST_PART,
@@ -16,6 +19,8 @@ from zsim_plan.search.space import (
     SettingGroup,
     SettingSpace,
 )
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.fsdp2.search import SEARCH
 
 GPUS = 16
 
@@ -230,6 +235,21 @@ def test_a_runtime_without_expert_ranks_gets_neither_them_nor_tensor_ranks() -> 
     for group in expert_groups(has_experts=False):
         assert group.changes["parallel.tensor"] == 1
         assert "parallel.expert" not in group.changes
+
+
+def test_fsdp2_searches_only_settings_that_its_strategy_takes() -> None:
+    axes = SearchedAxes(stage=3, nodes=2, gpus_per_node=8, experts=8, expert=4)
+    for knobs in (SEARCH.knobs(axes), SEARCH.knobs(replace(axes, expert=1))):
+        expert = axes.expert if 8 not in knobs["reshard_after_forward"] else 1
+        for name, values in knobs.items():
+            for value in values:
+                Strategy(
+                    parallel=Parallel(data=16, expert=expert),
+                    zero=Zero(stage=3, emulate=FSDP2().but(**{name: value})),
+                    train=Train(gradient_accumulation_steps=2),
+                )
+    assert 8 in SEARCH.knobs(replace(axes, expert=1))["reshard_after_forward"]
+    assert 8 not in SEARCH.knobs(axes)["reshard_after_forward"]
 
 
 def test_a_dense_model_has_no_expert_ranks() -> None:

@@ -331,8 +331,9 @@ SMALL: dict[str, object] = {
         ),
         ({"parallel.expert": 64}, "parallel.expert: 64 x expert_tensor 1 is more than the "),
         (
-            {"zero.emulate": "fsdp2", "zero.stage": 3},
-            "parallel.expert: 2 is modelled for emulate = megatron and zsim's own stages alone",
+            {"zero.emulate": "fsdp1", "zero.stage": 3},
+            "parallel.expert: 2 is modelled for emulate = deepspeed, fsdp2 or megatron and zsim's "
+            "own stages alone",
         ),
         (
             {"zero.emulate": "fsdp2", "zero.stage": 3, "parallel.expert_tensor": 2},

@@ -12,6 +12,7 @@ from zsim.model.model import Model, ModelError, Parameter
 from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
+from zsim.schedule.operation import Copy, walk
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
@@ -71,6 +72,25 @@ def test_a_rank_keeps_its_part_of_the_experts_of_torchtitan_and_more_with_the_de
 def test_steps_with_either_placement_are_proved(placement: ShardPlacement) -> None:
     built = model()
     assert check(make_schedule(built, strategy(4, placement)), built) == ()
+
+
+def copies(placement: ShardPlacement, name: str) -> list[Copy]:
+    """Return the copies of a step whose names contain `name`."""
+    (program,) = make_schedule(model(), strategy(4, placement)).programs
+    return [each for each in walk(program.step) if isinstance(each, Copy) and name in each.id]
+
+
+@pytest.mark.parametrize(
+    ("name", "of"), [("chunk_cat", "copy_out/bucket{}"), ("/chunk/", "set/bucket{}/input_gradient")]
+)
+def test_parts_along_the_second_dimension_are_copied_once_more(name: str, of: str) -> None:
+    assert not copies(ShardPlacement.FIRST, name)
+    again = copies(ShardPlacement.EXPERTS, name)
+    plain = [
+        each for number in (1, 2) for each in copies(ShardPlacement.EXPERTS, of.format(number))
+    ]
+    assert len(again) == len(plain) > 0  # each gather and reduction of a block
+    assert {each.launches for each in again} == {2}  # gate_up and down
 
 
 def test_rows_that_ranks_do_not_divide_are_refused() -> None:

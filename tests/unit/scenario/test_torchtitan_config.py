@@ -261,7 +261,7 @@ def test_what_would_change_the_step_and_is_not_modelled_is_refused_at_once() -> 
             '[model]\nflavor = "1B"\n',
             'model.flavor: "1B" of llama3 is not known, only 8B, 70B, 405B; give',
         ),
-        ('model.name = "deepseek_v3"', 'model.name: "deepseek_v3" is not modelled, only llama3'),
+        ('model.name = "llama4"', 'model.name: "llama4" is not modelled, only llama3'),
         ("parallelism.data_parallel_shard_degree = 0", "0 must be at least 1, or -1"),
         ("training.local_batch_size = 0", "0 must be a whole number from 1 to"),
         ('training.dtype = "float16"', '"float16" must be float32 or bfloat16'),
@@ -400,3 +400,44 @@ def test_the_converter_mx_multiplies_in_mxfp8(section: str, recipe: str) -> None
     assert "quantize.linear.mx.filter_fqns: a list is not modelled" in refusal(with_output)
     other = text.replace(recipe, "mxfp4_cutlass")
     assert '"mxfp4_cutlass" must be mxfp8_cublas or mxfp8' in refusal(other)
+
+
+QWEN3_30B = """
+[model]
+name = "qwen3"
+flavor = "30B-A3B"
+[training]
+local_batch_size = 1
+seq_len = 2048
+[parallelism]
+expert_parallel_degree = 8
+"""
+
+
+def test_expert_ranks_of_torchtitan_are_read() -> None:
+    assert read(QWEN3_30B).parallel.expert == 8
+    assert left(QWEN3_30B) == ()
+    parts = f"{QWEN3_30B}tensor_parallel_degree = 2\nexpert_tensor_parallel_degree = 1\n"
+    assert read(parts).parallel.tensor == 2
+
+
+def test_expert_ranks_have_no_effect_without_experts() -> None:
+    text = LLAMA3_8B.replace("[parallelism]", "[parallelism]\nexpert_parallel_degree = 8")
+    assert read(text) == read(LLAMA3_8B)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (
+            "expert_tensor_parallel_degree = 2",
+            "parallelism.expert_tensor_parallel_degree: 2 must be 1: torchtitan removed it in ",
+        ),
+        (
+            'expert_parallel_comm_backend = "deepep"',
+            'parallelism.expert_parallel_comm_backend: "deepep" is not modelled, only standard',
+        ),
+    ],
+)
+def test_options_of_experts_that_are_not_modelled_are_refused(line: str, why: str) -> None:
+    assert why in refusal(f"{QWEN3_30B}{line}\n")

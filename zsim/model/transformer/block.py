@@ -22,6 +22,7 @@ from zsim.model.transformer.operator import (
 from zsim.model.transformer.overlapped_layers import overlapped
 from zsim.model.transformer.segment import segments, until_saved
 from zsim.model.transformer.size import Size
+from zsim.strategy.execution import Recomputed
 
 Part = TypeVar("Part")
 
@@ -117,6 +118,10 @@ def one_after_the_other(
         last = mixture(size, read2, transformed, name)
     else:
         last = overlapped(size, perceptron(size, read2, transformed, name), "fc1", "fc2")
+        if Recomputed.MLP in size.shape.execution.recomputes:
+            from zsim.model.transformer.recomputed_parts import rerun  # noqa: PLC0415 (rare)
+
+            last = tuple(rerun(each) for each in last)
     return (
         *before,
         *overlapped(size, attention(size, read, attended, name, local=local), "qkv", "proj"),

@@ -66,15 +66,18 @@ class ExpertRows:
     def arranged(self, *, backward: bool = False) -> Kernels:
         """Return the kernels that put received rows in the order of experts, or back.
 
-        Rows that were copied before are only sorted, unless one expert has all of them.
+        Rows that were copied before are only sorted, unless one expert has all of them. If weights
+        stay at the source, a grouped product always has them sorted (`_permute` of torchtitan).
         """
         width = self.size.hidden * self.size.dtype.size_bytes
-        rows, moved = self.loads.total, 0
+        rows, moved, execution = self.loads.total, 0, self.size.shape.execution
         transport = transport_of(self.size.shape)
         if transport is not None:
-            places = transport.choice.places(self.size.shape.execution.expert)
+            places = transport.choice.places(execution.expert)
             moved = (round(self.size.tokens * places) + rows) * width
-        elif self.size.shape.execution.expert > 1 and self.loads.experts > 1:
+        elif execution.expert > 1 and (
+            self.loads.experts > 1 or (execution.weighs_at_source and not self.loops)
+        ):
             moved = 2 * rows * width
         found = (self._moving(moved, backward=backward),) if moved else ()
         if self.narrow is None or self.library is DispatchLibrary.HYBRIDEP:

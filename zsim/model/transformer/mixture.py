@@ -4,7 +4,8 @@ If every rank holds, or has gathered, all experts of a block, tokens stay on the
 steps are one `Stretch`. With expert ranks there are three. The first ends in the exchange that
 sends copies of tokens and their weights to the ranks of their experts, the second in the exchange
 that sends the results back (`MoEAlltoAllTokenDispatcher` of megatron/core/transformer/moe). The
-copies are balanced: each rank sends equally many to each other.
+copies are balanced: each rank sends equally many to each other. Weights that stay at the source
+(`weighs_at_source`) are a segment before these three; the last one multiplies and adds up.
 
 If blocks are compiled, as in Megatron-LM with its fused kernels, weights multiply inside the
 experts, in the kernel of the activation (`weighted_bias_swiglu_impl`). Otherwise the steps
@@ -32,9 +33,12 @@ from zsim.model.token_loads import balanced, repeated
 from zsim.model.transformer.expert_rows import ExpertRows
 from zsim.model.transformer.linear import column_sum, linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
+from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.router import Router
 from zsim.model.transformer.router_losses import RouterLosses, are_apart, summed_map
 from zsim.model.transformer.size import Size
+from zsim.model.transformer.source_weights import SourceWeights, value_of
+from zsim.strategy.execution import Recomputed
 
 
 def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
@@ -69,7 +73,8 @@ class _ExpertSteps:
         size = self.size
         self.source = size.whole(source)
         self.fused = size.shape.execution.compiled
-        self.loop = experts.kernels is ExpertKernels.LOOP
+        loops = size.shape.execution.loops_experts
+        self.loop = loops or experts.kernels is ExpertKernels.LOOP
         self.exchanges = size.shape.execution.expert > 1
         self.parts = size.shape.execution.expert_tensor
         self.held = experts.count // size.shape.execution.expert
@@ -77,6 +82,10 @@ class _ExpertSteps:
         self.copies = self.loads.total
         self.rows = ExpertRows(size=size, loads=self.loads, loops=self.loop)
         self.weights = self._tensor("weights", self.copies, size.wide)
+        self.at_source = self.exchanges and size.shape.execution.weighs_at_source
+        self.kept = SourceWeights(
+            size=size, name=name, copies=self.copies, weights=self.weights, rows=self._row_numbers
+        )
         self.router = Router(
             size=size,
             experts=experts,
@@ -142,7 +151,24 @@ class _ExpertSteps:
         size = self.size
         routed, shared = self.with_shared(target)
         reads_source = shared and (not read or self.shape.shared_gate)
-        output = self._rows("fc2", size.hidden)
+        others = (*((self.source.name,) if reads_source else ()), *(each.name for each in read))
+        if self.at_source:
+            return self.kept.stretches(
+                self.source,
+                target,
+                rows=(
+                    self._counted(self._rows("permuted", size.hidden)),
+                    self._counted(self._fc2),
+                ),
+                routes=self.route(),
+                counts=() if self.shape.pads_to_capacity else (self._count(),),
+                experts=self.experts(),
+                adds=(self._weighted, routed, shared),
+                others=others,
+                losses=(self.losses.values(), self.losses.stretches()),
+                drops=self.shape.drops(size.tokens),
+            )
+        output = self._fc2
         weigh = () if self.fused else (self._weigh(output, self._weighted),)
         sent = self._counted(self._rows("permuted", size.hidden)), self._counted(self._ordered)
         back = replace(self._counted(self._returning), tensor_sharded=False)
@@ -154,7 +180,7 @@ class _ExpertSteps:
                 inputs=(self.source.name,),
                 outputs=(
                     *sent,
-                    *(_value(each.makes) for each in counts),
+                    *(value_of(each.makes) for each in counts),
                     *self.losses.values(),
                 ),
                 operators=(*self.route(), *counts, *self.permute()),
@@ -165,11 +191,7 @@ class _ExpertSteps:
             *self.losses.stretches(),
             *run,
             Stretch(
-                inputs=(
-                    back.name,
-                    *((self.source.name,) if reads_source else ()),
-                    *(value.name for value in read),
-                ),
+                inputs=(back.name, *others),
                 outputs=(target,),
                 operators=(*self._returned(routed), *shared),
             ),
@@ -263,7 +285,7 @@ class _ExpertSteps:
 
     def _counted(self, tensor: Tensor) -> Value:
         """Return the value of rows whose number depends on the data."""
-        return replace(_value(tensor), copies=self.copies, tensor_sharded=self.parts > 1)
+        return replace(value_of(tensor), copies=self.copies, tensor_sharded=self.parts > 1)
 
     def _count(self) -> Operator:
         """Return the numbers of copies for each expert, sums of the map over tokens."""
@@ -287,7 +309,11 @@ class _ExpertSteps:
         """The rows that go back to their tokens: outputs of experts, weighted or not."""
         if self.parts > 1:
             return self._rows("reduced", self.size.hidden)
-        return self._rows("fc2", self.size.hidden) if self.fused else self._weighted
+        return self._fc2 if self.fused else self._weighted
+
+    @property
+    def _fc2(self) -> Tensor:
+        return self._rows("fc2", self.size.hidden)
 
     @property
     def _weighted(self) -> Tensor:
@@ -324,31 +350,52 @@ class _ExpertSteps:
         return (permute, order)
 
     def experts(self) -> tuple[Operator, ...]:
-        """Return the products of the experts and the activation between them."""
-        size, shape = self.size, self.shape
-        inner = shape.intermediate_size
-        permuted = self._rows("permuted", size.hidden)
-        first = self._rows("fc1", 2 * inner)
-        active, product = self._rows("active", inner), self._rows("product", inner)
-        output = self._rows("fc2", size.hidden)
-        if self.fused:
-            middle: tuple[Operator, ...] = (self._weighted_gate(first, product),)
-        else:
-            middle = (self._curve(first, active), self._times(first, active, product))
-        up, *biases = self._grouped(permuted, first, "gate_up")
+        """Return the products of the experts and the activation between them.
+
+        Rows that came from several ranks are first sorted by expert, and sorted back in the end.
+        """
+        size = self.size
+        product, output = self._rows("product", self.shape.intermediate_size), self._fc2
+        (first, *ups), middle = self._up(self._rows("permuted", size.hidden), product)
         *down, last = self._grouped(product, output, "down")
         arranged, back = (self.rows.arranged(backward=way) for way in (False, True))
+        places = (self._tensor("places", self.copies, DType.INT64),) if self.at_source else ()
+        if Recomputed.EXPERT_ACTIVATION in size.shape.execution.recomputes:
+            *down, last = recomputed((*middle, *down, last), middle)
+            middle = ()
         return (
-            replace(up, forward=(*arranged, *up.forward), backward=(*up.backward, *back)),
-            *biases,
+            replace(
+                first,
+                saves=(*first.saves, *places),
+                forward=(*arranged, *first.forward),
+                backward=(*first.backward, *back),
+            ),
+            *ups,
             *middle,
             *down,
             replace(last, forward=(*last.forward, *arranged), backward=(*back, *last.backward)),
         )
 
+    def _up(
+        self, permuted: Tensor, product: Tensor
+    ) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+        """Return the products before the activation, which may be one, and the activation."""
+        inner = self.shape.intermediate_size
+        if self.at_source and not self.shape.bias:
+            # GroupedExperts.forward (torchtitan/models/common/moe.py): w1_EFD, w3_EFD
+            gate, up = self._rows("gate", inner), self._rows("up", inner)
+            ups = *self._grouped(permuted, gate, "gate"), *self._grouped(permuted, up, "up")
+        else:
+            gate = up = self._rows("fc1", 2 * inner)
+            ups = self._grouped(permuted, gate, "gate_up")
+        if self.fused:
+            return ups, (self._fused_gate((gate,) if up is gate else (gate, up), product),)
+        active = self._rows("active", inner)
+        return ups, (self._curve(gate, active), self._times(up, active, product))
+
     def combine(self, target: Tensor) -> tuple[Operator, ...]:
         """Return the sum of the outputs of each token's experts, in the order of tokens."""
-        weigh = self._weigh(self._rows("fc2", self.size.hidden), self._weighted)
+        weigh = self._weigh(self._fc2, self._weighted)
         return (*(() if self.fused else (weigh,)), *self._returned(target))
 
     def _returned(self, target: Tensor) -> tuple[Operator, ...]:
@@ -441,7 +488,9 @@ class _ExpertSteps:
                 ),
             ]
         weight = size.part(f"{name}.down.weight", size.hidden, wide)
-        return (*made_by, linear(size, product, target, weight))
+        found = (*made_by, linear(size, product, target, weight))
+        again = Recomputed.SHARED_EXPERTS in size.shape.execution.recomputes
+        return recomputed(found, found) if again else found
 
     def _added(self, made: Tensor, routed: Tensor, target: Tensor) -> tuple[Operator, ...]:
         """Return the sum of routed experts and of shared ones, which may have a gate."""
@@ -556,13 +605,13 @@ class _ExpertSteps:
         for experts, rows in self.loads.groups:
             yield from repeat(rows, experts if rows else 0)
 
-    def _weighted_gate(self, source: Tensor, target: Tensor) -> Operator:
-        """Return activation, product and weights in one kernel per direction."""
+    def _fused_gate(self, halves: tuple[Tensor, ...], target: Tensor) -> Operator:
+        """Return activation, product and, if they are here, weights in one kernel per direction."""
         inner = self.shape.intermediate_size
         return Operator(
-            reads=(source, self.weights),
+            reads=(*halves, *(() if self.at_source else (self.weights,))),
             makes=target,
-            saves=(source, self._kept(self._ordered)),
+            saves=(*halves, *(() if self.at_source else (self._kept(self._ordered),))),
             forward=(self._over((self.copies, inner), self.size.dtype, 3),),
             backward=(self._over((self.copies, inner), self.size.dtype, 5, backward=True),),
         )
@@ -641,8 +690,3 @@ class _ExpertSteps:
     def _wide(self, part: str, width: int) -> Tensor:
         """Return a tensor of the shared MLP, of `width` elements for each token."""
         return self.size.rows(f"{self.name}/shared/{part}", width)
-
-
-def _value(tensor: Tensor) -> Value:
-    """Return the value that has the memory of a tensor."""
-    return Value(name=tensor.name, elements=tensor.elements, dtype=tensor.dtype)
