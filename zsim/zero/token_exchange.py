@@ -131,7 +131,6 @@ class TokensOfExperts:
         """Gather counts on all ranks that run the rows, or exchange them, and read them."""
         writer, count = self.writer, self.rows.count
         assert count is not None
-        made = self.sent(value, buffer)
         group, ranks = counting_group(self.model)
         swaps, dtype = swaps_counts(self.model), self.model.values[value].dtype
         elements = count.experts * (1 if swaps else ranks)
@@ -143,9 +142,9 @@ class TokensOfExperts:
         path = f"{part.action}{part.segment}/counts"
         writer.allocate(every, on_host)
         if swaps:
-            came = writer.all_to_all(f"{path}/exchange", EXPERT, made, every, stream=COMPUTE)
+            came = writer.all_to_all(f"{path}/exchange", EXPERT, buffer, every, stream=COMPUTE)
         else:
-            came = writer.all_gather(f"{path}/gather", group, made, every, stream=COMPUTE)
+            came = writer.all_gather(f"{path}/gather", group, buffer, every, stream=COMPUTE)
         after = () if swaps else (came,)
         copied = writer.copy(f"{path}/copy", every, on_host, stream=stream, after=after)
         writer.read_counts(

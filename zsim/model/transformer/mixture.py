@@ -83,9 +83,6 @@ class _ExpertSteps:
         self.rows = ExpertRows(size=size, loads=self.loads, loops=self.loop)
         self.weights = self._tensor("weights", self.copies, size.wide)
         self.at_source = self.exchanges and size.shape.execution.weighs_at_source
-        self.kept = SourceWeights(
-            size=size, name=name, copies=self.copies, weights=self.weights, rows=self._row_numbers
-        )
         self.router = Router(
             size=size,
             experts=experts,
@@ -103,6 +100,15 @@ class _ExpertSteps:
             logits=self.router.logits,
             apart=self.router.losses_apart,
             bias=self.router.bias,
+        )
+        self.kept = SourceWeights(
+            size=size,
+            name=name,
+            copies=self.copies,
+            weights=self.weights,
+            rows=self._row_numbers,
+            losses=self.losses,
+            drops=experts.drops(size.tokens),
         )
 
     def route(self) -> tuple[Operator, ...]:
@@ -165,8 +171,6 @@ class _ExpertSteps:
                 experts=self.experts(),
                 adds=(self._weighted, routed, shared),
                 others=others,
-                losses=(self.losses.values(), self.losses.stretches()),
-                drops=self.shape.drops(size.tokens),
             )
         output = self._fc2
         weigh = () if self.fused else (self._weigh(output, self._weighted),)

@@ -9,11 +9,12 @@ compiled, this is one kernel.
 from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
-from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.experts import Drops
+from zsim.model.kernel import Kernel, KernelKind, streaming
 from zsim.model.model import Value
 from zsim.model.segment_exchange import SWAP_EXPERTS
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
+from zsim.model.transformer.router_losses import RouterLosses
 from zsim.model.transformer.size import Size
 
 KIND = KernelKind.ELEMENTWISE
@@ -36,6 +37,8 @@ class SourceWeights:
         copies: copies of tokens that this rank sends.
         weights: their weights in the order of tokens.
         rows: the token of each copy in the order of experts.
+        losses: auxiliary losses of the router.
+        drops: rule that drops copies; None if all are kept.
     """
 
     size: Size
@@ -43,6 +46,8 @@ class SourceWeights:
     copies: int
     weights: Tensor
     rows: Tensor
+    losses: RouterLosses
+    drops: Drops | None
 
     @property
     def ordered(self) -> Tensor:
@@ -60,21 +65,19 @@ class SourceWeights:
         experts: Operators,
         adds: tuple[Tensor, Tensor, Operators],
         others: tuple[str, ...],
-        losses: tuple[tuple[Value, ...], tuple[Stretch, ...]],
-        drops: Drops | None,
     ) -> tuple[Stretch, ...]:
         """Return routing, permutation, experts, and the sums of what comes back.
 
         `rows` are the copies that the permutation ends in exchanging, and the results of experts.
         `adds` are weighed results, their sums, and steps that add shared experts, which read
-        `others`. `losses` are values that the router makes for its losses, and these.
+        `others`.
         """
-        (sent, back), (weighted, routed, shared), (read, lost) = rows, adds, losses
+        (sent, back), (weighted, routed, shared) = rows, adds
         numbers = value_of(self.ordered), value_of(self.rows)
         return (
             Stretch(
                 inputs=(source.name,),
-                outputs=(*numbers, *read),
+                outputs=(*numbers, *self.losses.values()),
                 operators=(*routes, *self.order()),
             ),
             Stretch(
@@ -83,15 +86,15 @@ class SourceWeights:
                 operators=(*counts, self.permute(source, tensor_of(sent))),
                 ends=SWAP_EXPERTS,
                 routes=counts[0].makes.name if counts else "",
-                drops=drops,
+                drops=self.drops,
             ),
-            *lost,
+            *self.losses.stretches(),
             Stretch(
                 inputs=(sent.name,),
                 outputs=(back,),
                 operators=experts,
                 ends=SWAP_EXPERTS,
-                drops=drops,
+                drops=self.drops,
             ),
             Stretch(
                 inputs=(back.name, *(each.name for each in numbers), *others),
