@@ -163,7 +163,7 @@ class Trainer:
             option = replace(option, initial=made.initial)
         return cls(
             made.module,
-            job.schedule,
+            job.written,
             units=made.units,
             on_step=on_step,
             option=option,

@@ -1,0 +1,150 @@
+"""Numbers of rows that ranks exchange, as the host reads them in the middle of a step.
+
+A schedule names counts; their numbers depend on data. `ReadCounts` reads them for a layer and a
+micro-batch. From then on, buffers with counted rows have sizes, and exchanges have blocks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from zsim.schedule.counts import NamedCount, RowIndex, Rows
+from zsim.schedule.mesh import Coordinates, Group
+from zsim.schedule.operation import AllToAll, ReadCounts, View
+from zsim.schedule.schedule import Program, Schedule
+
+
+class CountError(RuntimeError):
+    """Counts that the schedule does not allow; the message names the operation or buffer."""
+
+
+class CountKey(NamedTuple):
+    """The place of counts in a step."""
+
+    count: str
+    layer: int
+    micro_batch: int
+
+
+class Blocks(NamedTuple):
+    """Rows that a rank sends to each member of its group, and receives from each."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+class CountedLine(NamedTuple):
+    """Rows from each source to each expert, read in a step."""
+
+    step: int
+    key: CountKey
+    rows: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class CountedRows:
+    """Counts that this rank has read, and the micro-batches of buffers with counted rows.
+
+    `lines` has all counts of the run if it keeps its trace, else those of the last step.
+    """
+
+    schedule: Schedule
+    program: Program
+    coordinates: Coordinates
+    lines: list[CountedLine] = field(default_factory=list[CountedLine])
+    _counts: Mapping[str, NamedCount] = field(init=False)
+    _groups: Mapping[str, Group] = field(init=False)
+    _blocks: dict[CountKey, Blocks] = field(default_factory=dict[CountKey, Blocks])
+    _batch: dict[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        self._counts = {each.name: each for each in self.schedule.counts}
+        self._groups = {each.name: each for each in self.schedule.groups}
+
+    def rows(self, exchange: AllToAll) -> Rows | None:
+        """Return the rows of the source of an exchange; None if they are not counted."""
+        return self.program.by_name[exchange.source.buffer].rows if self._counts else None
+
+    def read(self, operation: ReadCounts, values: torch.Tensor, step: int) -> torch.Tensor:
+        """Keep the counts in `values`; return them by source and expert.
+
+        Raises:
+            CountError: a rank sends another number of rows than declared, or receives more.
+        """
+        count = self._counts[operation.count]
+        group = self._groups[count.group]
+        members = group.size(self.schedule.mesh)
+        found = values.view(members, count.experts)
+        by_member = found.view(members, members, -1).sum(2).tolist()
+        own = group.index(self.schedule.mesh, self.coordinates)
+        blocks = Blocks(tuple(by_member[own]), tuple(row[own] for row in by_member))
+        self._need_allowed(operation, count, blocks)
+        key = CountKey(operation.count, operation.layer, operation.micro_batch)
+        self._blocks[key] = blocks
+        self.lines.append(CountedLine(step, key, tuple(map(tuple, found.tolist()))))
+        return found
+
+    @staticmethod
+    def _need_allowed(operation: ReadCounts, count: NamedCount, blocks: Blocks) -> None:
+        sent, received = sum(blocks.sent), sum(blocks.received)
+        if sent > count.sent or (sent < count.sent and not count.capacity and count.drops is None):
+            raise CountError(
+                f"{operation.id}: this rank sends {sent} rows of {count.name}, the schedule "
+                f"declares {count.sent}"
+            )
+        if received > count.maximum:
+            raise CountError(
+                f"{operation.id}: experts of this rank receive {received} rows in layer "
+                f"{operation.layer}, the schedule has memory for {count.maximum}; raise "
+                "experts.maximum"
+            )
+
+    def begin(self, buffer: str, micro_batch: int | None) -> None:
+        """Note that `buffer` holds rows of this micro-batch from now on."""
+        self._batch[buffer] = micro_batch or 0
+
+    def elements(self, buffer: str) -> int | None:
+        """Return the size of a buffer with counted rows; None before the counts are read."""
+        rows = self.program.by_name[buffer].rows
+        assert rows is not None
+        blocks = self._blocks.get(CountKey(rows.count, rows.layer, self._batch[buffer]))
+        if blocks is None:
+            return None
+        own = blocks.sent if rows.own is RowIndex.SOURCE else blocks.received
+        return sum(own) * rows.width
+
+    def sized(self, exchange: AllToAll) -> AllToAll:
+        """Return `exchange` with the elements of each block.
+
+        Raises:
+            CountError: the counts were not read.
+        """
+        rows, batch = self.rows(exchange), self._batch[exchange.source.buffer]
+        assert rows is not None
+        blocks = self._blocks.get(CountKey(rows.count, rows.layer, batch))
+        if blocks is None:
+            raise CountError(f"{exchange.id}: the counts of its rows were not read")
+        sent, received = blocks if rows.own is RowIndex.SOURCE else reversed(blocks)
+        place = self._groups[exchange.group].index(self.schedule.mesh, self.coordinates)
+        return changed_blocks(exchange, rows.width, sent, received, place)
+
+    def forget(self) -> None:
+        """Drop the lines of finished steps."""
+        self.lines.clear()
+
+
+def changed_blocks(
+    exchange: AllToAll, width: int, sent: tuple[int, ...], received: tuple[int, ...], place: int
+) -> AllToAll:
+    """Return `exchange` for blocks of these rows, each of `width` elements."""
+    return replace(
+        exchange,
+        source=View(buffer=exchange.source.buffer, size=width * sum(sent)),
+        target=View(buffer=exchange.target.buffer, size=width * sum(received)),
+        sent=tuple(width * each for each in sent),
+        received=tuple(width * each for each in received),
+        kept=width * sent[place],
+    )
