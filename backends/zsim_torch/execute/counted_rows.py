@@ -77,7 +77,7 @@ class CountedRows:
         count = self._counts[operation.count]
         group = self._groups[count.group]
         members = group.size(self.schedule.mesh)
-        found = values.view(members, count.experts)
+        found = values.clone().view(members, count.experts)  # its memory serves other layers, too
         by_member = found.view(members, members, -1).sum(2).tolist()
         own = group.index(self.schedule.mesh, self.coordinates)
         blocks = Blocks(tuple(by_member[own]), tuple(row[own] for row in by_member))
