@@ -195,7 +195,9 @@ class TorchBackend:
 
 
 def _named(job: Job) -> Job:
-    """Return `job` with named counts: their numbers depend on the data of a real run."""
+    """Return `job` with named counts, if units choose experts: their numbers depend on data."""
+    if not admission.runs_units(job.schedule):
+        return job
     return replace(job, schedule=job.written, named=None, binding=None, excess=None)
 
 

@@ -9,7 +9,7 @@ from typing import Final, assert_never
 import torch
 
 from zsim.schedule.mesh import Coordinates
-from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, ReadCounts, Role, View
+from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, Role, View
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute.live_memory import LiveMemory
 from zsim_torch.execute.memory_part import ProducedPart
@@ -19,7 +19,7 @@ from zsim_torch.ground.torch_dtype import entering
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import BackwardPart, Record, UnitLink
 from zsim_torch.module.entered import Leaves
-from zsim_torch.module.expert_rows import RowSegment
+from zsim_torch.module.expert_rows import RowHandle, RowSegment
 from zsim_torch.module.generator_state import RandomState, need_repeatable
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.saving import InputEntry, version
@@ -168,12 +168,11 @@ class Computer:
         if isinstance(module, RowSegment):
             module.handle.micro_batch = known.visit.micro_batch
 
-    def note_counts(self, operation: ReadCounts, counts: torch.Tensor) -> None:
-        """Pass rows by source and expert to the segments of the block that exchanges them."""
-        for unit in self.work.units.values():
-            if isinstance(unit.module, RowSegment) and unit.module.handle.layer == operation.layer:
-                unit.module.handle.note_counts(operation.micro_batch, counts)
-                return
+    def row_handle(self, layer: int) -> RowHandle | None:
+        """Return the rows of a block with experts, by its number; None if no segment has any."""
+        modules = (unit.module for unit in self.work.units.values())
+        handles = (each.handle for each in modules if isinstance(each, RowSegment))
+        return next((each for each in handles if each.layer == layer), None)
 
     def _recompute(self, known: Operands) -> None:
         state = self._states.pop(known.visit, None)

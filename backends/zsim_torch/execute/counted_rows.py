@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
 
 
 class CountedLine(NamedTuple):
-    """Rows from each source to each expert, read in a step."""
+    """Rows from each source to each expert of this rank, read in a step."""
 
     step: int
     key: CountKey
@@ -68,19 +68,30 @@ class CountedRows:
         """Return the rows of the source of an exchange; None if they are not counted."""
         return self.program.by_name[exchange.source.buffer].rows if self._counts else None
 
-    def read(self, operation: ReadCounts, values: torch.Tensor, step: int) -> torch.Tensor:
-        """Keep the counts in `values`; return them by source and expert.
+    def read(
+        self, operation: ReadCounts, values: torch.Tensor, sent: torch.Tensor | None, step: int
+    ) -> torch.Tensor:
+        """Keep the counts in `values`; return those of this rank's experts, by source.
+
+        All ranks have gathered the counts of all experts, or each has received those of its own;
+        then `sent` are the rows that this rank sends to each expert.
 
         Raises:
             CountError: a rank sends another number of rows than declared, or receives more.
         """
         count = self._counts[operation.count]
         group = self._groups[count.group]
-        members = group.size(self.schedule.mesh)
-        found = values.clone().view(members, count.experts)  # its memory serves other layers, too
-        by_member = found.view(members, members, -1).sum(2).tolist()
-        own = group.index(self.schedule.mesh, self.coordinates)
-        blocks = Blocks(tuple(by_member[own]), tuple(row[own] for row in by_member))
+        members, own = (
+            group.size(self.schedule.mesh),
+            group.index(self.schedule.mesh, self.coordinates),
+        )
+        found = values.clone().view(members, -1)  # its memory serves other layers, too
+        if found.shape[1] == count.experts:
+            sent = found[own]
+            found = found.view(members, members, -1)[:, own]
+        if sent is None:
+            raise CountError(f"{operation.id}: no segment says which rows this rank sends")
+        blocks = Blocks(tuple(sent.view(members, -1).sum(1).tolist()), tuple(found.sum(1).tolist()))
         self._need_allowed(operation, count, blocks)
         key = CountKey(operation.count, operation.layer, operation.micro_batch)
         self._blocks[key] = blocks

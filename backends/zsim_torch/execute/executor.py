@@ -182,9 +182,9 @@ class Executor:
                 return partial(self._free_rows, operation)
             case Free():
                 return self._bound_free(operation)
-            case ReadCounts(operation=edge):
+            case ReadCounts(operation=edge) if self.machine.memory.routed:
                 return partial(self._read_counts, operation, self._needed(operation, (edge,)))
-            case HostWait(operation=edge):
+            case HostWait(operation=edge) | ReadCounts(operation=edge):
                 return partial(self.machine.streams.host_waits, self._needed(operation, (edge,)))
             case SetScalar():
                 return partial(self._set_scalar, operation)
@@ -230,8 +230,12 @@ class Executor:
     def _read_counts(self, read: ReadCounts, edges: tuple[Edge, ...]) -> None:
         """Wait for the counts of rows, and pass them on."""
         self.machine.streams.host_waits(edges)
-        found = self.counted.read(read, self.machine.memory.flat(read.source), self.step)
-        self.machine.computer.note_counts(read, found)
+        values = self.machine.memory.flat(read.source)
+        handle = self.machine.computer.row_handle(read.layer)
+        sent = None if handle is None else handle.sent(read.micro_batch)
+        found = self.counted.read(read, values, sent, self.step)
+        if handle is not None:
+            handle.note_counts(read.micro_batch, found)
 
     def _branch(self, branch: Branch, edges: tuple[Edge, ...]) -> None:
         self.machine.streams.host_waits(edges)

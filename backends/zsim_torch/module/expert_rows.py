@@ -92,26 +92,28 @@ class RowHandle:
     experts: int
     place: ExpertPlace
     micro_batch: int = 0
-    _orders: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    _sent: dict[int, SentRows] = field(default_factory=dict[int, SentRows])
     _counts: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
     def note_order(self, rows: SentRows) -> None:
-        """Keep the order of the rows that are sent; without other ranks, their counts, too."""
-        self._orders[self.micro_batch] = rows.order
-        if self.place.ranks == 1:
-            self._counts[self.micro_batch] = rows.counts[None]
+        """Keep the rows that are sent."""
+        self._sent[self.micro_batch] = rows
+
+    def sent(self, micro_batch: int) -> Tensor:
+        """Return the rows that are sent to each expert."""
+        return self._sent[micro_batch].counts
 
     def take_order(self) -> Tensor:
         """Return the order of the rows that were sent, and forget it."""
-        return self._orders.pop(self.micro_batch)
+        return self._sent.pop(self.micro_batch).order
 
     def note_counts(self, micro_batch: int, counts: Tensor) -> None:
-        """Keep the rows from each rank to each expert; recomputation reads them again."""
+        """Keep the rows from each rank to each own expert; recomputation reads them again."""
         self._counts[micro_batch] = counts
 
     def received(self) -> Tensor:
         """Return the rows that arrived, from each rank to each of this rank's experts."""
-        return self._counts[self.micro_batch][:, self.place.own(self.experts)]
+        return self._counts[self.micro_batch]
 
 
 class RowSegment(nn.Module):

@@ -200,7 +200,6 @@ class _SegmentMaker:
             return OwnEmbedding(self.shape, self.context, dtype)
         return None
 
-
     def _mixing(self, unit: Unit, segment: Segment, dtype: torch.dtype) -> nn.Module | None:
         """Return the module of a segment of a block whose experts are on several ranks, or None."""
         if unit.name not in self.layers:
