@@ -1,6 +1,7 @@
 """Build the schedule of a user's module: choose or find its units and learning rates."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim_torch.execute.optimizer_groups import RateGroups, with_optimizer
 from zsim_torch.module.description import describe, describe_planned
+from zsim_torch.module.expert_unit import ExpertRanks
+from zsim_torch.module.experts_module import blocks_around, experts_of
 from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.module_loss import LossOf
 from zsim_torch.module.module_refusal import need_no_hooks, need_trained
@@ -57,7 +60,33 @@ def planned_module(
         return None
     strategy = source.contract.strategy if isinstance(source, Schedule) else _strategy_of(source)
     precision = Precision.FP32 if strategy is None else strategy.train.precision
-    return PlannedModule(module, batch, dtype=precision.compute, loss=loss)
+    plan = partial(PlannedModule, module, batch, dtype=precision.compute, loss=loss)
+    if strategy is not None and strategy.parallel.expert > 1:
+        return plan(blocks=blocks_around(module))
+    if not experts_of(module):
+        return plan()
+    try:
+        return plan()
+    except ModuleUnitError:  # a router's logits may leave its block past the results
+        return plan(blocks=blocks_around(module))
+
+
+def expert_ranks(
+    planned: PlannedModule | Sequence[UnitChoice] | None, strategy: Strategy | None
+) -> ExpertRanks | None:
+    """Return the experts of a planned module on several ranks; None if each rank has all.
+
+    Raises:
+        RefusedError: units were chosen, or the experts do not fit the ranks.
+    """
+    if strategy is None or strategy.parallel.expert == 1:
+        return None
+    if not isinstance(planned, PlannedModule):
+        raise RefusedError(
+            f"parallel.expert: {strategy.parallel.expert} must be 1 for units of your own choice; "
+            "leave units out, so that zsim finds the experts"
+        )
+    return ExpertRanks.of(planned, strategy.parallel.expert)
 
 
 def schedule_of(  # noqa: PLR0917  (of the trainer's own)
@@ -93,6 +122,8 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
             "units=..."
         )
     model = describe_planned(units)
+    experts = expert_ranks(units, strategy)
+    model = model if experts is None else experts.model(model)
     return make_schedule(model, with_buckets(strategy, model)), rates, {}, model
 
 
@@ -196,6 +227,7 @@ def _schedule_for(
         RefusedError: the strategy cuts matrices.
     """
     _need_uncut(strategy)
+    expert_ranks(units, strategy)
     precision = strategy.train.precision
     with noted_input_shapes(resolve(module, units)) as shapes:
         model = describe(module, units, batch, precision=precision, reads=reads)
