@@ -49,7 +49,7 @@ class RankRun:
     has ended, `nan_origin` names the operation that read invalid memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (of the trainer's own)
         self,
         module: nn.Module,
         units: Sequence[TorchUnit],
@@ -281,8 +281,7 @@ class RankRun:
         if self.has_failed:
             raise RefusedError("trainer: its training has failed, and no rank has its parameters")
         return {
-            name: each.view(self.shapes.get(name, each.shape))
-            for name, each in self._collected()
+            name: each.view(self.shapes.get(name, each.shape)) for name, each in self._collected()
         }
 
     def _collected(self) -> Iterator[tuple[str, torch.Tensor]]:

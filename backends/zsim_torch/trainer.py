@@ -129,7 +129,11 @@ class Trainer:
         rank, device = place(schedule, module, option)
         program = schedule.program_of(rank)
         strategy = schedule.contract.strategy
-        experts = None if isinstance(source, Schedule) and planned is None else expert_ranks(chosen, strategy)
+        experts = (
+            None
+            if isinstance(source, Schedule) and planned is None
+            else expert_ranks(chosen, strategy)
+        )
         parts: ExpertParts | None = None
         resolved = units_of(module, chosen)
         if experts is not None:

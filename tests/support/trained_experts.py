@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from exact_training import cluster
@@ -10,7 +11,7 @@ from torch import distributed
 from trained_axes import PLAIN, SEED, SMALL_LLAMA, AxesCase
 
 from zsim.backend.backend import Job
-from zsim.model.architecture import Transformer
+from zsim.model.architecture import Llama, Transformer
 from zsim.model.experts import Experts, Scores
 from zsim.model.transformer import transformer as described
 from zsim.runtimes.registry import make_schedule
@@ -54,7 +55,7 @@ MIXTURES = {
 }
 
 
-def mixing(experts: Experts) -> Transformer:
+def mixing(experts: Experts) -> Llama:
     """Return a small transformer with these experts."""
     return replace(SMALL_LLAMA, experts=experts)
 
@@ -69,6 +70,7 @@ def over(expert: int, data: int, made: Strategy = PLAIN, **changes: object) -> S
 class ExpertCase(AxesCase):
     """Which experts to train on which ranks; a rank has room for any number of rows."""
 
+    @cache  # noqa: B019  # cases are few
     def job(self) -> Job:
         strategy, shape = self.strategy, self.shape
         assert isinstance(shape, Transformer)

@@ -24,7 +24,7 @@ class CountError(RuntimeError):
 class CountKey(NamedTuple):
     """The place of counts in a step."""
 
-    count: str
+    name: str
     layer: int
     micro_batch: int
 
@@ -34,6 +34,26 @@ class Blocks(NamedTuple):
 
     sent: tuple[int, ...]
     received: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sent: torch.Tensor, received: torch.Tensor) -> "Blocks":
+        """Return the blocks of rows `sent` to each expert, and `received` by source and expert."""
+        by_member = sent.view(len(received), -1).sum(1)
+        return cls(tuple(by_member.tolist()), tuple(received.sum(1).tolist()))
+
+    def sized(self, exchange: AllToAll, rows: Rows, place: int) -> AllToAll:
+        """Return `exchange` with these blocks; its source has `rows`, the rank is at `place`."""
+        sent, received = self.sent, self.received
+        if rows.own is RowIndex.EXPERT:  # rows go back to their sources
+            sent, received = received, sent
+        return replace(
+            exchange,
+            source=View(buffer=exchange.source.buffer, size=rows.width * sum(sent)),
+            target=View(buffer=exchange.target.buffer, size=rows.width * sum(received)),
+            sent=tuple(rows.width * each for each in sent),
+            received=tuple(rows.width * each for each in received),
+            kept=rows.width * sent[place],
+        )
 
 
 class CountedLine(NamedTuple):
@@ -81,17 +101,15 @@ class CountedRows:
         """
         count = self._counts[operation.count]
         group = self._groups[count.group]
-        members, own = (
-            group.size(self.schedule.mesh),
-            group.index(self.schedule.mesh, self.coordinates),
-        )
+        members = group.size(self.schedule.mesh)
+        own = group.index(self.schedule.mesh, self.coordinates)
         found = values.clone().view(members, -1)  # its memory serves other layers, too
         if found.shape[1] == count.experts:
             sent = found[own]
             found = found.view(members, members, -1)[:, own]
         if sent is None:
             raise CountError(f"{operation.id}: no segment says which rows this rank sends")
-        blocks = Blocks(tuple(sent.view(members, -1).sum(1).tolist()), tuple(found.sum(1).tolist()))
+        blocks = Blocks.of(sent, found)
         self._need_allowed(operation, count, blocks)
         key = CountKey(operation.count, operation.layer, operation.micro_batch)
         self._blocks[key] = blocks
@@ -138,24 +156,13 @@ class CountedRows:
         blocks = self._blocks.get(CountKey(rows.count, rows.layer, batch))
         if blocks is None:
             raise CountError(f"{exchange.id}: the counts of its rows were not read")
-        sent, received = blocks if rows.own is RowIndex.SOURCE else reversed(blocks)
         place = self._groups[exchange.group].index(self.schedule.mesh, self.coordinates)
-        return changed_blocks(exchange, rows.width, sent, received, place)
+        return blocks.sized(exchange, rows, place)
+
+    def begin_step(self) -> None:
+        """Forget the numbers of the step before."""
+        self._blocks.clear()
 
     def forget(self) -> None:
         """Drop the lines of finished steps."""
         self.lines.clear()
-
-
-def changed_blocks(
-    exchange: AllToAll, width: int, sent: tuple[int, ...], received: tuple[int, ...], place: int
-) -> AllToAll:
-    """Return `exchange` for blocks of these rows, each of `width` elements."""
-    return replace(
-        exchange,
-        source=View(buffer=exchange.source.buffer, size=width * sum(sent)),
-        target=View(buffer=exchange.target.buffer, size=width * sum(received)),
-        sent=tuple(width * each for each in sent),
-        received=tuple(width * each for each in received),
-        kept=width * sent[place],
-    )

@@ -133,6 +133,7 @@ class Executor:
         if not self.keeps_trace:
             self._forget()
         self._begin(step)
+        self.counted.begin_step()
         self.scalars |= given
         self._run(self.machine.program.step)
         self._end_step()

@@ -1,4 +1,4 @@
-"""Copies of tokens for experts: their order at the rank that sends them, their counts at the others.
+"""Copies of tokens for experts: their order where they are sent, their counts where they arrive.
 
 A rank sends its copies in the order of experts, and receives a block from each rank in the order
 of its own experts (`zsim.schedule.counts`). The segments of a block share a `RowHandle`: the

@@ -219,7 +219,9 @@ class ExpertRanks:
         )
         sent = {self._sizes(name).copies for name in self.experts}
         if len(sent) > 1:
-            raise RefusedError("parallel.expert: blocks of the module send different numbers of rows")
+            raise RefusedError(
+                "parallel.expert: blocks of the module send different numbers of rows"
+            )
         routing = Routing(
             experts=self.count,
             sent=min(sent),
@@ -234,9 +236,7 @@ class ExpertRanks:
         sizes, held, name = self._sizes(unit.name), self.count // self.ranks, unit.name
         copies, (output,) = sizes.copies, whole.outputs
         width = sizes.tokens[-1]
-        rows = replace(
-            output, name=f"{name}/permuted", elements=copies * width, copies=copies
-        )
+        rows = replace(output, name=f"{name}/permuted", elements=copies * width, copies=copies)
         scores = replace(rows, name=f"{name}/ordered", elements=copies, dtype=self._wide(name))
         counts = Value(
             name=f"{name}/counts",

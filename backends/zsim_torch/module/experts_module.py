@@ -76,7 +76,7 @@ def arguments_of(
 
 
 def own_part(experts: nn.Module, held: int) -> nn.Module:
-    """Return a module that runs as `experts` does with `held` of them; its parameters are on "meta".
+    """Return a module that runs as `experts` does, with `held` of them on the device "meta".
 
     Numbers in it that equal the number of experts, and are named so, become `held`.
     """

@@ -1,7 +1,7 @@
 """Routed and shared experts in place of an MLP, with the names of `zsim.model.transformer`.
 
-The steps are those of `grouped_mm_experts_forward` (transformers 5, integrations/moe.py): weights of
-choices multiply the outputs of experts. Each expert is one product after the other.
+The steps are those of `grouped_mm_experts_forward` (transformers 5, integrations/moe.py): weights
+of choices multiply the outputs of experts. Each expert is one product after the other.
 """
 
 from typing import Any, Final, NamedTuple
@@ -45,8 +45,8 @@ class _Balanced(torch.autograd.Function):
 def _with_balance(experts: Experts, scores: Tensor, chosen: Tensor) -> Tensor:
     """Return `scores` whose gradient includes that of the loss for the balance of this rank.
 
-    The loss is `BALANCE` x experts x the sum of f x P, where f is the share of the choices and P the
-    mean score of an expert (Fedus et al. 2021, equation 4).
+    The loss is `BALANCE` x experts x the sum of f x P, where f is the share of the choices and P
+    the mean score of an expert (Fedus et al. 2021, equation 4).
     """
     share = torch.bincount(chosen.reshape(-1), minlength=experts.count) / chosen.numel()
     slope = BALANCE * experts.count * share / len(scores)
@@ -74,8 +74,8 @@ def choose(experts: Experts, logits: Tensor) -> Choice:
 def _among_groups(experts: Experts, scores: Tensor) -> Tensor:
     """Return scores, minus infinity outside the best groups of experts of each token.
 
-    The score of a group is its best one, or the sum of its best two with sigmoids (DeepSeek-AI 2024,
-    "DeepSeek-V2", section 2.1.3, and "DeepSeek-V3", section 2.1.2).
+    The score of a group is its best one, or the sum of its best two with sigmoids (DeepSeek-AI
+    2024, "DeepSeek-V2", section 2.1.3, and "DeepSeek-V3", section 2.1.2).
     """
     if experts.groups == experts.top_groups:
         return scores
@@ -113,7 +113,9 @@ class Router(nn.Module):
 class _Stack(nn.Module):
     """Matrices of experts as one tensor, with biases if there are any, without a forward."""
 
-    def __init__(self, count: int, rows: int, columns: int, dtype: torch.dtype, *, bias: bool):
+    def __init__(
+        self, count: int, rows: int, columns: int, dtype: torch.dtype, *, bias: bool
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, rows, columns, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(count, rows, dtype=dtype)) if bias else None
@@ -136,7 +138,7 @@ class RoutedExperts(nn.Module):
         sorted_rows = rows[found.order]
         made = [
             self._of_expert(expert, part)
-            for expert, part in enumerate(sorted_rows.split(found.counts.tolist()))
+            for expert, part in enumerate(torch.split(sorted_rows, found.counts.tolist()))
             if len(part)
         ]
         back = torch.empty_like(found.order)

@@ -147,9 +147,8 @@ class _SegmentMaker:
 
     def _module(self, unit: Unit, segment: Segment) -> nn.Module:
         shape, dtype = self.shape, torch.float32
-        if self.context.ranks > 1 and (made := self._shared(segment, dtype)) is not None:
-            return made
-        if (made := self._mixing(unit, segment, dtype)) is not None:
+        made = self._mixing(unit, segment, dtype) or self._shared(segment, dtype)
+        if made is not None:
             return made
         (output,) = segment.outputs
         kind = output.name.rpartition("/")[2]
@@ -191,6 +190,8 @@ class _SegmentMaker:
 
     def _shared(self, segment: Segment, dtype: torch.dtype) -> nn.Module | None:
         """Return the module of a segment that differs in a context group, else None."""
+        if self.context.ranks == 1:
+            return None
         if segment.shared_input is not None:
             return AttendedSegment(self.shape, self.context, dtype)
         names = [output.name for output in segment.outputs]
