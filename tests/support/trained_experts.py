@@ -68,7 +68,12 @@ def over(expert: int, data: int, made: Strategy = PLAIN, **changes: object) -> S
 
 @dataclass(frozen=True, slots=True)
 class ExpertCase(AxesCase):
-    """Which experts to train on which ranks; a rank has room for any number of rows."""
+    """Which experts to train on which ranks.
+
+    A rank has room for `most` times the mean of its rows, by default for any number.
+    """
+
+    most: float | None = None
 
     @cache  # noqa: B019  # cases are few
     def job(self) -> Job:
@@ -81,7 +86,7 @@ class ExpertCase(AxesCase):
             precision=strategy.train.precision,
         )
         if model.routing is not None:
-            most = float(strategy.parallel.expert or 1)
+            most = self.most or float(strategy.parallel.expert)
             model = replace(model, routing=model.routing.limited(most))
         named = make_schedule(model, strategy)
         job = Job(schedule=named, model=model, cluster=cluster(strategy.ranks), steps=self.steps)

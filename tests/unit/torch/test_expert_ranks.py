@@ -6,13 +6,31 @@ Sums over the experts of a token, and over ranks, are in another order than thos
 from dataclasses import replace
 
 import pytest
+import torch
 from shared_ranks import SharedPools
 from tiny_training import BOUND, distance
+from torch import nn
 from trained_axes import FULL, MEGATRON, PLAIN, by_plain_loop
-from trained_experts import FEW, MIXTURES, ExpertCase, mixing, over, trained_experts, whole_of
+from trained_experts import (
+    FEW,
+    MIXTURES,
+    ExpertCase,
+    mixing,
+    over,
+    trained_experts,
+    whole_of,
+)
 
+import zsim
+from zsim.backend.backend import RefusedError
 from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel
+from zsim_torch.backend import TorchBackend
+from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import RankPool
+from zsim_torch.trainer import Trainer
+
+TABLE = {"count": 4, "top_k": 2, "intermediate_size": 16}
 
 TWO_RANKS = {
     **{
@@ -67,3 +85,67 @@ def test_four_ranks_with_experts_train_as_one_process(pool_of: SharedPools, name
 
 def test_a_rank_with_all_experts_trains_as_a_plain_loop(pool_of: SharedPools) -> None:
     assert_as_one_process(pool_of(1), replace(ONE_RANK, observe=False))
+
+
+REFUSED = {
+    "a capacity": (
+        {"model.experts": {**TABLE, "capacity_factor": 1.25}},
+        "model.experts.capacity_factor: 1.25 is simulated only",
+    ),
+    "a bias of scores": (
+        {"model.experts": {**TABLE, "score_bias": True}},
+        "model.experts.score_bias: true is simulated only",
+    ),
+    "fp16 with a loss of balance": (
+        {"model.experts": TABLE, "train.precision": "fp16"},
+        "model.experts.auxiliary_loss: true needs a loss that is not scaled, and train.precision "
+        "is fp16; say bf16 or auxiliary_loss = false",
+    ),
+    "tensor ranks": (
+        {
+            "model.experts": TABLE,
+            "parallel.tensor": 2,
+            "parallel.expert": 2,
+            "parallel.expert_tensor": 1,
+            "zero.sequence_parallel": True,
+        },
+        "parallel.tensor: 2 is simulated only for a model with experts; say 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_without_a_module_of_experts_are_refused_in_one_line(name: str) -> None:
+    changes, line = REFUSED[name]
+    job = zsim.load("tiny_llama", changes).job
+    assert TorchBackend().refusal(job) == line
+
+
+def test_a_rank_that_receives_more_rows_than_declared_ends_the_run(pool_of: SharedPools) -> None:
+    case = ExpertCase(mixing(FEW), over(2, 2), most=1.0)
+    with pytest.raises(RankFailedError, match=r"raise experts\.maximum"):
+        trained_experts(pool_of(2), case)
+
+
+class Mixed(nn.Module):
+    """Experts in a list, one for all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4).double() for _ in range(2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for each in self.experts:
+            hidden = each(hidden)
+        return hidden.square().mean()
+
+
+def test_expert_ranks_need_stacked_experts_that_zsim_finds() -> None:
+    strategy = PLAIN.but({"parallel": Parallel(data=2, expert=2)})
+    batch = torch.ones(3, 4).double()
+    with pytest.raises(RefusedError, match="2 needs a module with stacked experts"):
+        Trainer(Mixed(), strategy, batch=batch)
+    with pytest.raises(RefusedError, match="must be 1 for units of your own choice"):
+        Trainer(
+            Mixed(), strategy, units=["experts.0", "experts.1"], batch=torch.ones(3, 4).double()
+        )

@@ -19,8 +19,8 @@ from zsim.strategy.precision import Precision
 BOUND = 1e-5
 """Norms and losses of transformers are in fp32."""
 
-MARGIN = 0.02
-"""Largest difference of the scores of two experts that training in bf16 exchanges."""
+MARGIN = 2**-8
+"""Largest difference of the scores of two experts that rounding to bf16 exchanges."""
 
 CASES = {
     "mixtral, 2 expert ranks, stage 1": MixtureCase("mixtral", 2, 2),
@@ -71,9 +71,7 @@ def test_tokens_that_change_experts_in_bf16_have_close_scores(
     results = [*pool_of(2).run(by_trainer, case)]
     found = [*flips(plain, results)]
     assert all(each.margin <= MARGIN for each in found), found
-    other = by_plain_loop("mixtral" if name != "mixtral" else "qwen3_moe", 2, 3, precision)
-    assert results[0].losses == pytest.approx(plain.losses, rel=1e-2)
-    assert results[0].losses != pytest.approx(other.losses, rel=1e-3)
+    assert results[0].losses == pytest.approx(plain.losses, rel=1e-3)
 
 
 def test_checkpoints_move_between_numbers_of_expert_ranks(
