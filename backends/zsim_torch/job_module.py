@@ -10,7 +10,7 @@ from zsim.backend.backend import Job, RefusedError
 from zsim_torch.equal_start import need_equal_seed
 from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.module.context_place import ContextPlace
-from zsim_torch.module.expert_rows import ExpertPlace
+from zsim_torch.module.routed_rows import ExpertPlace
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import initial_value, transformer
 from zsim_torch.module.transformer_segment import (

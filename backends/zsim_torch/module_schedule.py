@@ -16,12 +16,14 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim_torch.execute.optimizer_groups import RateGroups, with_optimizer
 from zsim_torch.module.description import describe, describe_planned
+from zsim_torch.module.expert_parts import ExpertParts
 from zsim_torch.module.expert_unit import ExpertRanks
 from zsim_torch.module.experts_module import blocks_around, experts_of
 from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.module_loss import LossOf
 from zsim_torch.module.module_refusal import need_no_hooks, need_trained
 from zsim_torch.module.planned_module import PlannedModule, has_forward
+from zsim_torch.module.routed_rows import ExpertPlace
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 
 FIRST_BUCKET_BYTES: Final = 2**20
@@ -67,8 +69,11 @@ def planned_module(
         return plan()
     try:
         return plan()
-    except ModuleUnitError:  # a router's logits may leave its block past the results
-        return plan(blocks=blocks_around(module))
+    except ModuleUnitError as error:  # a router's logits may leave its block past the results
+        try:
+            return plan(blocks=blocks_around(module))
+        except ModuleUnitError:
+            raise error from None
 
 
 def expert_ranks(
@@ -211,6 +216,26 @@ def units_of(
     found = resolve(module, units)
     need_no_hooks(module, [each.module for each in found], forward_is_run=False)
     return found
+
+
+def units_on(
+    rank: int,
+    module: nn.Module,
+    units: PlannedModule | Sequence[UnitChoice],
+    schedule: Schedule,
+) -> tuple[tuple[TorchUnit, ...], ExpertParts | None]:
+    """Return the units that make up `module` on a rank, and its parts of experts, if any.
+
+    Raises:
+        ModuleUnitError, RefusedError: as `units_of`; or experts do not fit the ranks.
+    """
+    experts = None
+    if isinstance(units, PlannedModule):
+        experts = expert_ranks(units, schedule.contract.strategy)
+    if experts is None:
+        return units_of(module, units), None
+    own = ExpertPlace.of(schedule, schedule.mesh.coordinates(rank))
+    return experts.units(own), experts.parts(own)
 
 
 def _schedule_for(

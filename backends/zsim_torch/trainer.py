@@ -25,19 +25,16 @@ from zsim_torch.initial_values import initial_values
 from zsim_torch.job_module import JobModule
 from zsim_torch.module.absent import readable
 from zsim_torch.module.compiled import uncompiled
-from zsim_torch.module.expert_parts import ExpertParts
-from zsim_torch.module.expert_rows import ExpertPlace
 from zsim_torch.module.module_loss import LossOf, loss_of
 from zsim_torch.module.module_state import evaluating
 from zsim_torch.module.unit import UnitChoice
 from zsim_torch.module_schedule import (
     HasStrategy,
-    expert_ranks,
     groups_of,
     planned_module,
     schedule_of,
     unit_choices,
-    units_of,
+    units_on,
 )
 from zsim_torch.rank_admission import (
     need_runnable,
@@ -128,17 +125,7 @@ class Trainer:
         schedule = self.schedule
         rank, device = place(schedule, module, option)
         program = schedule.program_of(rank)
-        strategy = schedule.contract.strategy
-        experts = (
-            None
-            if isinstance(source, Schedule) and planned is None
-            else expert_ranks(chosen, strategy)
-        )
-        parts: ExpertParts | None = None
-        resolved = units_of(module, chosen)
-        if experts is not None:
-            own = ExpertPlace.of(schedule, schedule.mesh.coordinates(rank))
-            resolved, parts = experts.units(own), experts.parts(own)
+        resolved, parts = units_on(rank, module, chosen, schedule)
         need_runnable(schedule, program, resolved, blocking=device.type == "cpu")
         need_values_and_memory(module, schedule, program, option)
         self._groups = groups_of(schedule, module, rates, optimizer=optimizer)
@@ -148,10 +135,8 @@ class Trainer:
         self.steps_done, self._on_step = 0, on_step
         self._shapes = None if batch is None else shapes_of(batch)
         with initial_values(module, resolved, option.initial) as initial:
-            make = partial(
-                RankRun, rank=rank, device=device, option=option, initial=initial, parts=parts
-            )
-            self.run = make(module, resolved, schedule, seed=seed)
+            make = partial(RankRun, rank=rank, device=device, option=option, seed=seed)
+            self.run = make(module, resolved, schedule, initial=initial, parts=parts)
         self.run.machine.computer.expect(shapes)
         self.run.prepare = None if planned is None else planned.plan
 

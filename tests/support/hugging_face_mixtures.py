@@ -29,8 +29,8 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module import expert_unit
-from zsim_torch.module.expert_rows import SentRows, in_order
 from zsim_torch.module.module_loss import loss_of
+from zsim_torch.module.routed_rows import SentRows, in_order
 from zsim_torch.trainer import Trainer
 
 TOKENS, LENGTH = 64, 16

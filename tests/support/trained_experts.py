@@ -20,7 +20,7 @@ from zsim.schedule.binding import BALANCED
 from zsim.strategy.strategy import Parallel, Strategy
 from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, trained_on_rank
-from zsim_torch.module.expert_rows import ExpertPlace
+from zsim_torch.module.routed_rows import ExpertPlace
 from zsim_torch.module.transformer import transformer
 from zsim_torch.module.transformer_segment import is_of_experts
 from zsim_torch.supervise.ranks import RankPool

@@ -10,14 +10,14 @@ from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Action, AllToAll, Communication, Compute, Role, View
 from zsim.schedule.schedule import Buffer
 from zsim_torch.execute.collectives import IssuedCollective
-from zsim_torch.execute.counted_rows import Blocks
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.forward_pass import ForwardPass
 from zsim_torch.execute.full_parameters import StateMemory, full_parameters, holders
+from zsim_torch.execute.read_counts import Blocks
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE, entering
 from zsim_torch.module import autograd
-from zsim_torch.module.expert_rows import RowSegment
 from zsim_torch.module.module_state import evaluating
+from zsim_torch.module.routed_rows import RowSegment
 from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, views_of
 

@@ -34,7 +34,6 @@ from zsim.trace.trace import LedgerEntry
 from zsim_torch.execute.collectives import IssuedCollective, ProcessGroups
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
-from zsim_torch.execute.counted_rows import CountedRows
 from zsim_torch.execute.first_nan import FirstNan
 from zsim_torch.execute.flights import BufferAccess, PendingWork, StreamEntry
 from zsim_torch.execute.host_workers import Awaitable, worker_streams
@@ -44,6 +43,7 @@ from zsim_torch.execute.memory_part import Remains
 from zsim_torch.execute.needed_waits import NeededWaits
 from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_ledger import SETUP, RankLedger
+from zsim_torch.execute.read_counts import CountedRows
 from zsim_torch.execute.streams import Completion, Streams
 from zsim_torch.supervise.progress_record import noting
 

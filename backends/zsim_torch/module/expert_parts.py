@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zsim_torch.module.expert_rows import ExpertPlace
+from zsim_torch.module.routed_rows import ExpertPlace
 from zsim_torch.module.tensor_part import PartBox
 
 Initial = Callable[[str], Tensor]

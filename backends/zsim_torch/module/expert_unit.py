@@ -20,14 +20,6 @@ from zsim.model.model import Model, Segment, Unit, Value
 from zsim.model.token_loads import Routing, balanced
 from zsim_torch.ground.torch_dtype import DTYPE_OF_TORCH
 from zsim_torch.module.expert_parts import ExpertParts
-from zsim_torch.module.expert_rows import (
-    ExpertPlace,
-    RowHandle,
-    RowSegment,
-    expert_of_rows,
-    in_order,
-    sums_of_rows,
-)
 from zsim_torch.module.experts_module import (
     STACKED,
     are_experts,
@@ -37,6 +29,14 @@ from zsim_torch.module.experts_module import (
 )
 from zsim_torch.module.forward_plan import PlannedBatch, Symbol, UnitPlan
 from zsim_torch.module.planned_module import PlannedModule
+from zsim_torch.module.routed_rows import (
+    ExpertPlace,
+    RowHandle,
+    RowSegment,
+    expert_of_rows,
+    in_order,
+    sums_of_rows,
+)
 from zsim_torch.module.unit import TorchUnit
 
 INDEX_BYTES = 8
@@ -109,7 +109,7 @@ def _arguments(
     return arguments_of(experts, args, kwargs)
 
 
-class _Sizes(NamedTuple):
+class _BlockSizes(NamedTuple):
     """Shape of the tokens of a block, and the choices of each."""
 
     tokens: torch.Size
@@ -161,11 +161,11 @@ class ExpertRanks:
         """Number of experts of a block."""
         return count_of(next(iter(self.experts.values())))
 
-    def _sizes(self, name: str) -> _Sizes:
+    def _sizes(self, name: str) -> _BlockSizes:
         plan = self.planned.first.plans[name]
         symbols: dict[Symbol, object] = {each: each for each in plan.inputs}
         tokens, chosen, _ = _arguments(self.experts[name], plan, symbols)
-        return _Sizes(tokens.shape, chosen.shape[-1])
+        return _BlockSizes(tokens.shape, chosen.shape[-1])
 
     def parts(self, place: ExpertPlace) -> ExpertParts:
         """Return the parts of the parameters of experts on the rank at `place`."""

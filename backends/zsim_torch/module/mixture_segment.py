@@ -5,15 +5,15 @@ from torch import Tensor, nn
 
 from zsim.model.architecture import Transformer
 from zsim.model.model import Segment
-from zsim_torch.module.expert_rows import (
+from zsim_torch.module.mixture_layers import RoutedExperts, RouterLayer, SharedExperts, permuted
+from zsim_torch.module.norm import norm
+from zsim_torch.module.routed_rows import (
     RowHandle,
     RowSegment,
     expert_of_rows,
     in_order,
     sums_of_rows,
 )
-from zsim_torch.module.mixture import RoutedExperts, Router, SharedExperts, permuted
-from zsim_torch.module.norm import norm
 from zsim_torch.module.transformer import add_projections, attention
 
 
@@ -41,7 +41,7 @@ class RouteSegment(RowSegment):
     def __init__(self, shape: Transformer, handle: RowHandle, dtype: torch.dtype) -> None:
         super().__init__(handle)
         self.shape = shape
-        self.router = Router(shape, dtype)
+        self.router = RouterLayer(shape, dtype)
 
     def forward(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return copies of tokens, their weights, and the copies for each expert."""

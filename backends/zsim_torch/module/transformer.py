@@ -24,7 +24,7 @@ from zsim_torch.module.block_layers import (
     projections,
 )
 from zsim_torch.module.causal_attention import attend_to
-from zsim_torch.module.mixture import add_mixture, mixed
+from zsim_torch.module.mixture_layers import add_mixture, mixed
 from zsim_torch.module.norm import norm
 from zsim_torch.module.tiled_block import TiledBlock, layer_of_tile, tiled_units
 

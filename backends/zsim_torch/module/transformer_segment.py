@@ -19,7 +19,6 @@ from zsim.schedule.mesh import Mesh
 from zsim.zero.names import PIPELINE
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.context_place import ALONE, ContextPlace
-from zsim_torch.module.expert_rows import ExpertPlace, RowHandle
 from zsim_torch.module.mixture_segment import (
     ExpertsSegment,
     MiddleSegment,
@@ -27,6 +26,7 @@ from zsim_torch.module.mixture_segment import (
     RouteSegment,
 )
 from zsim_torch.module.norm import norm
+from zsim_torch.module.routed_rows import ExpertPlace, RowHandle
 from zsim_torch.module.shared_segment import (
     AttendedSegment,
     OwnEmbedding,

@@ -23,8 +23,11 @@ from trained_experts import (
 
 import zsim
 from zsim.backend.backend import RefusedError
+from zsim.schedule.bind import bound
+from zsim.schedule.binding import CountTrace
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel
+from zsim_des import SimBackend
 from zsim_torch.backend import TorchBackend
 from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import RankPool
@@ -87,7 +90,27 @@ def test_a_rank_with_all_experts_trains_as_a_plain_loop(pool_of: SharedPools) ->
     assert_as_one_process(pool_of(1), replace(ONE_RANK, observe=False))
 
 
-REFUSED = {
+def test_books_of_a_real_run_are_those_of_a_simulation_with_its_counts(
+    pool_of: SharedPools,
+) -> None:
+    case = ExpertCase(mixing(FEW), over(2, 4, stage=2), steps=1)
+    results = trained_experts(pool_of(4), case)
+    rows = [row for result in results for row in result.trace.ranks[0].rows]
+    job = case.job()
+    (count,) = job.written.counts
+    assert sum(row[-1] for row in rows) == 4 * 2 * 3 * count.sent  # ranks, micro-batches, layers
+    numbers = CountTrace(rows=tuple((mb, at, *row) for _, mb, at, *row in rows))
+    found = bound(job.written, numbers)
+    simulated = SimBackend(unfold=True).run(replace(job, schedule=found.schedule), seed=0)
+    books = {each.rank: each.book for each in simulated.ranks}
+    for result in results:
+        (rank,) = result.trace.ranks
+        assert rank.rows
+        changes = [each.change_bytes for each in rank.book]
+        assert changes == [each.change_bytes for each in books[rank.rank]]
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "a capacity": (
         {"model.experts": {**TABLE, "capacity_factor": 1.25}},
         "model.experts.capacity_factor: 1.25 is simulated only",

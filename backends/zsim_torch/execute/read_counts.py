@@ -163,6 +163,29 @@ class CountedRows:
         """Forget the numbers of the step before."""
         self._blocks.clear()
 
+    def received_rows(self) -> tuple[tuple[int, ...], ...]:
+        """Return the rows of this rank's experts as `RankTrace.rows`."""
+        found: list[tuple[int, ...]] = []
+        for line in self.lines:
+            group = self._groups[self._counts[line.key.name].group]
+            mesh = self.schedule.mesh
+            first = group.index(mesh, self.coordinates) * len(line.rows[0])
+            at = (line.step, line.key.micro_batch, line.key.layer, self._number(group))
+            found += (
+                (*at, source, first + place, rows)
+                for source, row in enumerate(line.rows)
+                for place, rows in enumerate(row)
+                if rows
+            )
+        return tuple(found)
+
+    def _number(self, group: Group) -> int:
+        """Return the number of this rank's group, in the order of their first ranks."""
+        mesh, seen = self.schedule.mesh, dict[tuple[int, ...], int]()
+        for rank in range(mesh.size):
+            seen.setdefault(group.members(mesh, mesh.coordinates(rank)), len(seen))
+        return seen[group.members(mesh, self.coordinates)]
+
     def forget(self) -> None:
         """Drop the lines of finished steps."""
         self.lines.clear()

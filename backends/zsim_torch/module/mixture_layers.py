@@ -12,14 +12,14 @@ from torch.nn import functional
 
 from zsim.model.architecture import Transformer
 from zsim.model.experts import Experts, RouterFormat, Scores
-from zsim_torch.module.expert_rows import in_order, sums_of_rows
+from zsim_torch.module.routed_rows import in_order, sums_of_rows
 
 BALANCE: Final = 0.01
 """Coefficient of the auxiliary loss of routers (Fedus et al. 2021, "Switch Transformers", section
 2.2)."""
 
 
-class Choice(NamedTuple):
+class ChosenExperts(NamedTuple):
     """Experts of each token, and their weights, both [tokens, choices]."""
 
     experts: Tensor
@@ -54,7 +54,7 @@ def _with_balance(experts: Experts, scores: Tensor, chosen: Tensor) -> Tensor:
     return made
 
 
-def choose(experts: Experts, logits: Tensor) -> Choice:
+def choose(experts: Experts, logits: Tensor) -> ChosenExperts:
     """Return the experts of each token and their weights, from the logits [tokens, experts]."""
     wide = logits if logits.dtype is torch.float64 else logits.float()
     sigmoid = experts.scores is Scores.SIGMOID
@@ -68,7 +68,7 @@ def choose(experts: Experts, logits: Tensor) -> Choice:
     weights = scores.gather(1, chosen)
     if experts.normalised or experts.scores is Scores.SOFTMAX_OF_CHOSEN:
         weights = weights / weights.sum(-1, keepdim=True)
-    return Choice(chosen, weights * experts.scaling)
+    return ChosenExperts(chosen, weights * experts.scaling)
 
 
 def _among_groups(experts: Experts, scores: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def _among_groups(experts: Experts, scores: Tensor) -> Tensor:
     return grouped.masked_fill(~kept[:, :, None], -torch.inf).flatten(1)
 
 
-class Router(nn.Module):
+class RouterLayer(nn.Module):
     """The product of a router, and the choice of experts."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
@@ -99,7 +99,7 @@ class Router(nn.Module):
         if experts.router_bias:
             self.bias = nn.Parameter(torch.empty(experts.count, dtype=dtype))
 
-    def forward(self, tokens: Tensor) -> Choice:
+    def forward(self, tokens: Tensor) -> ChosenExperts:
         """Return the choice of experts for `tokens` [tokens, hidden size]."""
         operands = [tokens, self.weight, self.bias]
         if self.experts.router_format is RouterFormat.FP32 and tokens.dtype is not torch.float64:
@@ -179,7 +179,7 @@ def add_mixture(part: nn.Module, shape: Transformer, dtype: torch.dtype) -> None
     """Add router, experts and shared experts to `part`, a block that holds all experts."""
     experts = shape.experts
     assert experts is not None
-    part.add_module("router", Router(shape, dtype))
+    part.add_module("router", RouterLayer(shape, dtype))
     part.add_module("experts", RoutedExperts(shape, experts.count, dtype))
     if experts.shared_intermediate_size:
         part.add_module("shared", SharedExperts(shape, dtype))
@@ -201,6 +201,6 @@ def mixed(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
     return made.view(normed.shape)
 
 
-def permuted(tokens: Tensor, choice: Choice, order: Tensor) -> tuple[Tensor, Tensor]:
+def permuted(tokens: Tensor, choice: ChosenExperts, order: Tensor) -> tuple[Tensor, Tensor]:
     """Return the copies of `tokens` and their weights in the order of experts."""
     return tokens[order // choice.experts.shape[1]], choice.weights.reshape(-1)[order]
