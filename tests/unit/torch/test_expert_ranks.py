@@ -4,6 +4,7 @@ Sums over the experts of a token, and over ranks, are in another order than thos
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,12 +24,15 @@ from trained_experts import (
 
 import zsim
 from zsim.backend.backend import RefusedError
+from zsim.backend.document import Document, encode, encode_trace
+from zsim.mistake import MistakeError
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import CountTrace
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel
 from zsim_des import SimBackend
 from zsim_torch.backend import TorchBackend
+from zsim_torch.rank_result import merged
 from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.trainer import Trainer
@@ -91,7 +95,7 @@ def test_a_rank_with_all_experts_trains_as_a_plain_loop(pool_of: SharedPools) ->
 
 
 def test_books_of_a_real_run_are_those_of_a_simulation_with_its_counts(
-    pool_of: SharedPools,
+    pool_of: SharedPools, tmp_path: Path
 ) -> None:
     case = ExpertCase(mixing(FEW), over(2, 4, stage=2), steps=1)
     results = trained_experts(pool_of(4), case)
@@ -99,7 +103,7 @@ def test_books_of_a_real_run_are_those_of_a_simulation_with_its_counts(
     job = case.job()
     (count,) = job.written.counts
     assert sum(row[-1] for row in rows) == 4 * 2 * 3 * count.sent  # ranks, micro-batches, layers
-    numbers = CountTrace(rows=tuple((mb, at, *row) for _, mb, at, *row in rows))
+    numbers = CountTrace(rows=tuple((a, b, c, d, e, f) for _, a, b, c, d, e, f in rows))
     found = bound(job.written, numbers)
     simulated = SimBackend(unfold=True).run(replace(job, schedule=found.schedule), seed=0)
     books = {each.rank: each.book for each in simulated.ranks}
@@ -108,6 +112,21 @@ def test_books_of_a_real_run_are_those_of_a_simulation_with_its_counts(
         assert rank.rows
         changes = [each.change_bytes for each in rank.book]
         assert changes == [each.change_bytes for each in books[rank.rank]]
+    document = Document(schedule=job.written, model=job.model, cluster=job.cluster, steps=1)
+    schedule, trace = tmp_path / "schedule.json", tmp_path / "trace.json"
+    schedule.write_text(encode(document), "utf-8")
+    whole = merged([result.trace for result in results])
+    trace.write_text(encode_trace(whole), "utf-8")
+    assert zsim.check(schedule, against=trace).is_right
+    (first, *others) = whole.ranks
+    other = replace(first, rows=first.rows[1:])
+    trace.write_text(encode_trace(replace(whole, ranks=(other, *others))), "utf-8")
+    with pytest.raises(MistakeError, match="the rows that a member sends"):
+        zsim.check(schedule, against=trace)
+    later = replace(whole, steps=2, step_end_ps=(*whole.step_end_ps, whole.step_end_ps[0] + 1))
+    trace.write_text(encode_trace(later), "utf-8")
+    with pytest.raises(MistakeError, match="counts of rows differ in each step"):
+        zsim.check(schedule, against=trace)
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
