@@ -5,11 +5,13 @@ from pathlib import Path
 from zsim.backend.backend import Job
 from zsim.config_error import bare
 from zsim.model.architecture import Activation, Attention, Positions, QKNorm, Transformer
+from zsim.model.experts import Experts
 from zsim.model.model import Model
 from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.execution import ContextExchange, Execution, Float8, Loss
 from zsim.strategy.optimizer_rule import name_of
+from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.units import format_bytes
 from zsim.zero.names import PIPELINE, TENSOR
@@ -33,7 +35,7 @@ SIMULATED_ALONE = (
 )
 """Fields of a shape that no torch module implements, unless they have their default value."""
 
-PARTS = ("experts", "latent", "sinks", "mtp_layers")
+PARTS = ("latent", "sinks", "mtp_layers")
 """Parts of a shape that no torch module implements."""
 
 
@@ -83,6 +85,8 @@ def _model(job: Job) -> str | None:
         )
     if (field := _without_module(shape)) is not None:
         return field
+    if shape.experts is not None and (why := _experts(job, shape.experts)) is not None:
+        return why
     if shape.dropout:
         return f"model.dropout: {shape.dropout} is simulated only"
     if shape.lora is not None and shape.lora.dropout:
@@ -119,6 +123,28 @@ def _without_module(shape: Transformer) -> str | None:
     if not found:
         return None
     return f"model.{found[0]}: {bare(getattr(shape, found[0]))} is simulated only"
+
+
+def _experts(job: Job, experts: Experts) -> str | None:
+    """Return why no module runs the experts of the model as they were counted, or None."""
+    if experts.score_bias:
+        return "model.experts.score_bias: true is simulated only"
+    if experts.capacity_factor is not None:
+        return f"model.experts.capacity_factor: {experts.capacity_factor:g} is simulated only"
+    strategy = job.schedule.contract.strategy
+    if strategy is None:
+        return None
+    if experts.auxiliary_loss and strategy.train.precision is Precision.FP16:
+        return (
+            f"model.experts.auxiliary_loss: true needs a loss that is not scaled, and "
+            f"train.precision is {strategy.train.precision}; say bf16 or auxiliary_loss = false"
+        )
+    parallel = strategy.parallel
+    for name in ("tensor", "context", "pipeline", "expert_tensor"):
+        degree = getattr(parallel, name)
+        if degree is not None and degree > 1:
+            return f"parallel.{name}: {degree} is simulated only for a model with experts; say 1"
+    return None
 
 
 def _formats_of_states(schedule: Schedule) -> str | None:

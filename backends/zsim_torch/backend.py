@@ -114,7 +114,7 @@ class TorchBackend:
 
     def refusal(self, job: Job) -> str | None:
         """Return why `job` cannot run here, in one line, or None."""
-        torchrun = under_torchrun()
+        job, torchrun = _named(job), under_torchrun()
         reason = admission.refusal(job, device=self.device, torchrun=torchrun, data=self.data)
         local = job.schedule.mesh.size if torchrun is None else torchrun.local_ranks
         return reason or of_memory(
@@ -136,6 +136,7 @@ class TorchBackend:
         reason = self.refusal(job)
         if reason is not None:
             raise RefusedError(reason)
+        job = _named(job)
         ranks = job.schedule.mesh.size
         if self.pool is not None and self.pool.ranks != ranks:
             raise RefusedError(
@@ -191,6 +192,13 @@ class TorchBackend:
             raise KeyboardInterrupt(loss_journal.kept(journal)) from None
         journal.unlink(missing_ok=True)
         return traces
+
+
+def _named(job: Job) -> Job:
+    """Return `job` with named counts, if units choose experts: their numbers depend on data."""
+    if not admission.runs_units(job.schedule):
+        return job
+    return replace(job, schedule=job.written, named=None, binding=None, excess=None)
 
 
 def train_on_rank(work: Assignment) -> Trace:

@@ -178,17 +178,20 @@ def _has_others() -> bool:
 
 
 def _need_equal(schedule: Schedule, starts: list[_Start]) -> None:
-    """Raise RefusedError unless ranks with the same tensor index have equal parameters.
+    """Raise RefusedError unless ranks that hold copies of a parameter have equal values.
 
     Buffers must be equal on ranks of one stage.
     """
+    experts = {each.name for each in schedule.contract.parameters if each.expert}
+    of_experts = schedule.contract.expert_axes
     places = [schedule.mesh.coordinates(rank) for rank in range(len(starts))]
     for kind, axes in (("parameter", (TENSOR,)), ("buffer", STAGE)):
         known: dict[tuple[object, ...], tuple[int, Digest]] = {}
         for rank, (place, start) in enumerate(zip(places, starts, strict=True)):
             digests = start.parameters if kind == "parameter" else start.buffers
             for name, digest in digests.items():
-                key = (name, *(place.get(axis, 0) for axis in axes))
+                differs = of_experts if name in experts else axes
+                key = (name, *(place.get(axis, 0) for axis in differs))
                 first, expected = known.setdefault(key, (rank, digest))
                 if digest != expected:
                     raise RefusedError(_line(f"{kind} {name}", (first, rank), (expected, digest)))

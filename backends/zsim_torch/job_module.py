@@ -10,9 +10,14 @@ from zsim.backend.backend import Job, RefusedError
 from zsim_torch.equal_start import need_equal_seed
 from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.module.context_place import ContextPlace
+from zsim_torch.module.routed_rows import ExpertPlace
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import initial_value, transformer
-from zsim_torch.module.transformer_segment import SegmentedDecoder, is_segmented
+from zsim_torch.module.transformer_segment import (
+    SegmentedDecoder,
+    is_of_experts,
+    is_segmented,
+)
 from zsim_torch.module.unit import UnitChoice
 
 
@@ -40,14 +45,18 @@ class JobModule:
         rank = distributed.get_rank() if distributed.is_initialized() else 0
         coordinates = job.schedule.mesh.coordinates(rank)
         place = TensorPlace.of(job.schedule, coordinates)
+        experts = ExpertPlace.of(job.schedule, coordinates)
         whole = transformer(shape, seed=None)
         sizes = {name: parameter.shape for name, parameter in whole.named_parameters()}
 
         def initial(name: str) -> torch.Tensor:
-            return place.part(shape, name, initial_value(shape, name, sizes[name], seed=seed))
+            value = initial_value(shape, name, sizes[name], seed=seed)
+            if is_of_experts(name):
+                return value[experts.own(len(value))]
+            return place.part(shape, name, value)
 
         if is_segmented(job.model, job.schedule.mesh):
             context = ContextPlace.of(job.schedule, coordinates)
-            segmented = SegmentedDecoder(job.model, place, context)
+            segmented = SegmentedDecoder(job.model, place, context, experts)
             return cls(segmented, segmented.units, initial)
         return cls(whole, whole.units, initial)

@@ -1,6 +1,7 @@
 """Build the schedule of a user's module: choose or find its units and learning rates."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import torch
@@ -15,10 +16,14 @@ from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim_torch.execute.optimizer_groups import RateGroups, with_optimizer
 from zsim_torch.module.description import describe, describe_planned
+from zsim_torch.module.expert_parts import ExpertParts
+from zsim_torch.module.expert_unit import ExpertRanks
+from zsim_torch.module.experts_module import blocks_around, experts_of
 from zsim_torch.module.input_shape import InputShapes, noted_input_shapes
 from zsim_torch.module.module_loss import LossOf
 from zsim_torch.module.module_refusal import need_no_hooks, need_trained
 from zsim_torch.module.planned_module import PlannedModule, has_forward
+from zsim_torch.module.routed_rows import ExpertPlace
 from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 
 FIRST_BUCKET_BYTES: Final = 2**20
@@ -57,7 +62,36 @@ def planned_module(
         return None
     strategy = source.contract.strategy if isinstance(source, Schedule) else _strategy_of(source)
     precision = Precision.FP32 if strategy is None else strategy.train.precision
-    return PlannedModule(module, batch, dtype=precision.compute, loss=loss)
+    plan = partial(PlannedModule, module, batch, dtype=precision.compute, loss=loss)
+    if strategy is not None and strategy.parallel.expert > 1:
+        return plan(blocks=blocks_around(module))
+    if not experts_of(module):
+        return plan()
+    try:
+        return plan()
+    except ModuleUnitError as error:  # a router's logits may leave its block past the results
+        try:
+            return plan(blocks=blocks_around(module))
+        except ModuleUnitError:
+            raise error from None
+
+
+def expert_ranks(
+    planned: PlannedModule | Sequence[UnitChoice] | None, strategy: Strategy | None
+) -> ExpertRanks | None:
+    """Return the experts of a planned module on several ranks; None if each rank has all.
+
+    Raises:
+        RefusedError: units were chosen, or the experts do not fit the ranks.
+    """
+    if strategy is None or strategy.parallel.expert == 1:
+        return None
+    if not isinstance(planned, PlannedModule):
+        raise RefusedError(
+            f"parallel.expert: {strategy.parallel.expert} must be 1 for units of your own choice; "
+            "leave units out, so that zsim finds the experts"
+        )
+    return ExpertRanks.of(planned, strategy.parallel.expert)
 
 
 def schedule_of(  # noqa: PLR0917  (of the trainer's own)
@@ -93,6 +127,8 @@ def schedule_of(  # noqa: PLR0917  (of the trainer's own)
             "units=..."
         )
     model = describe_planned(units)
+    experts = expert_ranks(units, strategy)
+    model = model if experts is None else experts.model(model)
     return make_schedule(model, with_buckets(strategy, model)), rates, {}, model
 
 
@@ -182,6 +218,26 @@ def units_of(
     return found
 
 
+def units_on(
+    rank: int,
+    module: nn.Module,
+    units: PlannedModule | Sequence[UnitChoice],
+    schedule: Schedule,
+) -> tuple[tuple[TorchUnit, ...], ExpertParts | None]:
+    """Return the units that make up `module` on a rank, and its parts of experts, if any.
+
+    Raises:
+        ModuleUnitError, RefusedError: as `units_of`; or experts do not fit the ranks.
+    """
+    experts = None
+    if isinstance(units, PlannedModule):
+        experts = expert_ranks(units, schedule.contract.strategy)
+    if experts is None:
+        return units_of(module, units), None
+    own = ExpertPlace.of(schedule, schedule.mesh.coordinates(rank))
+    return experts.units(own), experts.parts(own)
+
+
 def _schedule_for(
     module: nn.Module,
     units: Sequence[UnitChoice],
@@ -196,6 +252,7 @@ def _schedule_for(
         RefusedError: the strategy cuts matrices.
     """
     _need_uncut(strategy)
+    expert_ranks(units, strategy)
     precision = strategy.train.precision
     with noted_input_shapes(resolve(module, units)) as shapes:
         model = describe(module, units, batch, precision=precision, reads=reads)

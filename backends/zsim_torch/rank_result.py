@@ -84,6 +84,7 @@ def trace_of(
         transfers=tuple(executor.ledger.transfers),
         losses=losses.means(),
         witness=recorder.witness() if recorder is not None else None,
+        rows=executor.counted.received_rows(),
     )
     return Trace(
         backend="torch",

@@ -18,7 +18,7 @@ from zsim.backend.backend import RefusedError
 from zsim.schedule.operation import Compute, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import Trace
-from zsim.zero.names import DATA
+from zsim.zero.names import DATA, EXPERT
 from zsim_torch.equal_start import NotedValues, need_equal_start
 from zsim_torch.execute.agreement import agree
 from zsim_torch.execute.executor import Executor, RankMachine
@@ -30,6 +30,7 @@ from zsim_torch.execute.run_state import leave_state
 from zsim_torch.execute.shard_compute import Initial
 from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, refill_module
+from zsim_torch.module.expert_parts import ExpertParts
 from zsim_torch.module.module_state import SharedBuffers, buffer_owners
 from zsim_torch.module.unit import SegmentKey, TorchUnit
 from zsim_torch.observe.observer import Observer
@@ -43,11 +44,12 @@ from zsim_torch.supervise.progress_record import note, step_done
 class RankRun:
     """Run of a schedule on this rank; the constructor runs setup.
 
-    `prepare` maps a micro-batch on the device to the inputs of units. In poison mode, once the run
+    `prepare` maps a micro-batch on the device to the inputs of units. `parts` are those of experts
+    that ranks hold different ones of. In poison mode, once the run
     has ended, `nan_origin` names the operation that read invalid memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (of the trainer's own)
         self,
         module: nn.Module,
         units: Sequence[TorchUnit],
@@ -58,8 +60,10 @@ class RankRun:
         option: Option,
         initial: Initial | None,
         seed: int,
+        parts: ExpertParts | None = None,
     ) -> None:
         self.module = module
+        self.parts = parts
         self.prepare: Callable[[object], object] | None = None
         self.units = {unit.key: unit for unit in units}
         self.schedule = schedule
@@ -83,7 +87,8 @@ class RankRun:
         with self.guarded():
             self._taken = self._life.enter_context(emptied(module, keep=option.write_back))
             self._bench = self._life.enter_context(self._new_bench(rank))
-            values = NotedValues(initial or self._taken.values.__getitem__)
+            given = initial or self._taken.values.__getitem__
+            values = NotedValues(given if parts is None else parts.cut(given))
             self.executor = self._new_executor(units, values)
             self._set_up(values, is_modules=initial is None)
 
@@ -261,7 +266,7 @@ class RankRun:
                 self.machine.memory.take_away(name)
         return {
             name: each.view(self.shapes.get(name, each.shape)).to(wanted[name])
-            for name, each in collect(self.machine)
+            for name, each in self._collected()
             if name in wanted
         }
 
@@ -276,9 +281,20 @@ class RankRun:
         if self.has_failed:
             raise RefusedError("trainer: its training has failed, and no rank has its parameters")
         return {
-            name: each.view(self.shapes.get(name, each.shape))
-            for name, each in collect(self.machine)
+            name: each.view(self.shapes.get(name, each.shape)) for name, each in self._collected()
         }
+
+    def _collected(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every parameter, flat, with the experts of all ranks; every rank calls it."""
+        for name, each in collect(self.machine):
+            if self.parts is None or name not in self.parts.shapes:
+                yield name, each
+                continue
+            member = self.machine.communicators.member(EXPERT)
+            own = each.to(self.device)
+            found = [torch.empty_like(own) for _ in member.ranks]
+            distributed.all_gather(found, own, group=member.process_group)
+            yield name, torch.cat(found).cpu()
 
     def trace(self) -> Trace:
         """Return the events of this rank with their times, and the observed figures.

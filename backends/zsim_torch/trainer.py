@@ -34,7 +34,7 @@ from zsim_torch.module_schedule import (
     planned_module,
     schedule_of,
     unit_choices,
-    units_of,
+    units_on,
 )
 from zsim_torch.rank_admission import (
     need_runnable,
@@ -125,7 +125,7 @@ class Trainer:
         schedule = self.schedule
         rank, device = place(schedule, module, option)
         program = schedule.program_of(rank)
-        resolved = units_of(module, chosen)
+        resolved, parts = units_on(rank, module, chosen, schedule)
         need_runnable(schedule, program, resolved, blocking=device.type == "cpu")
         need_values_and_memory(module, schedule, program, option)
         self._groups = groups_of(schedule, module, rates, optimizer=optimizer)
@@ -135,8 +135,8 @@ class Trainer:
         self.steps_done, self._on_step = 0, on_step
         self._shapes = None if batch is None else shapes_of(batch)
         with initial_values(module, resolved, option.initial) as initial:
-            make = partial(RankRun, rank=rank, device=device, option=option, initial=initial)
-            self.run = make(module, resolved, schedule, seed=seed)
+            make = partial(RankRun, rank=rank, device=device, option=option, seed=seed)
+            self.run = make(module, resolved, schedule, initial=initial, parts=parts)
         self.run.machine.computer.expect(shapes)
         self.run.prepare = None if planned is None else planned.plan
 
@@ -163,7 +163,7 @@ class Trainer:
             option = replace(option, initial=made.initial)
         return cls(
             made.module,
-            job.schedule,
+            job.written,
             units=made.units,
             on_step=on_step,
             option=option,
@@ -393,6 +393,10 @@ class Trainer:
         self.run.machine.streams.drain()
         checkpoints = import_module(CHECKPOINTS)
         made: SavedTraining = checkpoints.SavedTraining.of(
-            self.run.executor, self.run.module, self._groups, owners=self.run.owners
+            self.run.executor,
+            self.run.module,
+            self._groups,
+            owners=self.run.owners,
+            experts=self.run.parts,
         )
         return made

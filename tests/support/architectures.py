@@ -280,6 +280,7 @@ ARCHITECTURES: Mapping[str, Callable[[], Made]] = {
     "CLIP": clip,
     "Whisper": whisper,
     "Mixtral": mixtral,
+    "Mixtral with the loss of its routers": mixtral_with_router_loss,
     "Mamba": mamba,
     "RWKV": rwkv,
     "ResNet": resnet,
@@ -287,7 +288,6 @@ ARCHITECTURES: Mapping[str, Callable[[], Made]] = {
 }
 
 REFUSED: Mapping[str, Callable[[], Made]] = {
-    "Mixtral with the loss of its routers": mixtral_with_router_loss,
     "Llama that keeps keys and values": llama_with_cache,
     "Llama that checkpoints by itself": llama_with_checkpoints,
     "ResNet without labels": resnet_without_labels,
@@ -295,5 +295,6 @@ REFUSED: Mapping[str, Callable[[], Made]] = {
 }
 """What zsim does not follow."""
 
-SUMMED_APART = frozenset(["T5", "BART", "Whisper"])
-"""Encoder states are read twice in each block of a decoder: their gradients add up by blocks."""
+SUMMED_APART = frozenset(["T5", "BART", "Whisper", "Mixtral with the loss of its routers"])
+"""Encoder states are read twice in each block of a decoder, and logits of routers by their loss:
+their gradients add up by units."""

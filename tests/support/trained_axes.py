@@ -283,9 +283,12 @@ def by_plain_loop(case: AxesCase) -> tuple[Parameters, Parameters, tuple[float, 
         total = 0.0
         for source in feeds:
             for _ in range(strategy.train.gradient_accumulation_steps):
-                loss = module(next(source)) / count
+                loss = module(next(source))
                 loss.backward()
-                total += float(loss.detach())
+                total += float(loss.detach()) / count
+        for parameter in module.parameters():  # routers add gradients that no loss has
+            if parameter.grad is not None:
+                parameter.grad /= count
         if strategy.train.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(module.parameters(), strategy.train.clip_norm)
         optimizer.step()

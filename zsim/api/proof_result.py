@@ -1,7 +1,7 @@
 """`zsim.check`: the result of proving a schedule before it runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,10 @@ from zsim.model.model import Model
 from zsim.proof import prove as proof_of
 from zsim.proof.families import bound_memory
 from zsim.proof.finding import Finding
-from zsim.schedule.schedule import Place, Schedule
+from zsim.schedule.operation import Allocate, Free, walk
+from zsim.schedule.replace import replace
+from zsim.schedule.schedule import Place, Program, Schedule
+from zsim.trace.trace import RankTrace, Trace
 
 if TYPE_CHECKING:
     from zsim.backend.document import Document
@@ -130,7 +133,10 @@ def check(
     if trace is not None:
         from zsim.proof import against_trace as refinement
 
-        found = refinement.examine(schedule, trace)
+        ran = schedule
+        if document is not None and schedule.counts:
+            ran, trace = _with_counts_of(document, trace)
+        found = refinement.examine(ran, trace)
         proved, not_shown = refinement.proved_properties(trace, found)
         proof = replace(
             proof,
@@ -144,6 +150,37 @@ def check(
         proved=proof.proved,
         not_shown=proof.not_shown,
     )
+
+
+def _with_counts_of(document: "Document", trace: Trace) -> tuple[Schedule, Trace]:
+    """Return the schedule with the numbers of a real run, or of its binding, and its trace.
+
+    A real run names the roles and buffers of the schedule with counts.
+
+    Raises:
+        MistakeError: the numbers do not fit the schedule, or a real run has several steps.
+    """
+    from zsim.backend.document import DocumentError
+    from zsim.schedule.binding import CountTrace
+
+    rows = [row for rank in trace.ranks for row in rank.rows]
+    if rows and trace.steps > 1:
+        raise MistakeError("against: counts of rows differ in each step; use train.steps=1")
+    if rows:
+        numbers = CountTrace(rows=tuple((a, b, c, d, e, n) for _, a, b, c, d, e, n in rows))
+        document = replace(document, binding=numbers)
+    with mistakes(DocumentError):
+        found = document.bound()[1].schedule
+    ranks = tuple(_renamed(rank, found.program_of(rank.rank)) for rank in trace.ranks)
+    return found, replace(trace, ranks=ranks) if rows else trace
+
+
+def _renamed(rank: RankTrace, program: Program) -> RankTrace:
+    """Return the trace of a real run with the role and the buffers of `program`."""
+    memory = (each for each in walk(program.step) if isinstance(each, Allocate | Free))
+    names = {each.id: each.buffer for each in memory}
+    book = tuple(replace(e, buffer=names.get(e.operation, e.buffer)) for e in rank.book)
+    return replace(rank, role=program.role, book=book)
 
 
 def _with_bound_peak(document: "Document", proved: tuple[str, ...]) -> tuple[str, ...]:

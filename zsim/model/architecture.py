@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from zsim.dtype import Quantization
 from zsim.model.architecture_error import ArchitectureError
-from zsim.model.experts import Experts, Latent, layers_with_experts
+from zsim.model.experts import Experts, Latent
 from zsim.model.kernel import CUDNN
 from zsim.strategy.execution import PLAIN, Execution
 
@@ -442,11 +442,6 @@ class Transformer:
     def has_experts(self, layer: int) -> bool:
         """Return True if block `layer` has routed experts."""
         return self.experts is not None and self.experts.serves(layer)
-
-    @property
-    def expert_layers(self) -> int:
-        """Number of blocks with routed experts, not counting `mtp_layers`."""
-        return len([*layers_with_experts(self.experts, self.layers)])
 
     @property
     def has_windows(self) -> bool:

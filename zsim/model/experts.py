@@ -3,7 +3,6 @@
 Field names of the papers are in the comments of the readers in `zsim.scenario`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from math import ceil
@@ -269,9 +268,3 @@ class Latent:
     def head_size(self) -> int:
         """Elements of the queries and keys of a head."""
         return self.nope_size + self.rope_size
-
-
-def layers_with_experts(experts: Experts | None, layers: int) -> Iterator[int]:
-    """Yield the numbers of the blocks that have experts."""
-    if experts is not None:
-        yield from filter(experts.serves, range(layers))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from zsim.analysis.summary import Summary, last_step
 from zsim.backend.backend import Job
+from zsim.report.experts_section import experts
 from zsim.report.memory_section import memory
 from zsim.report.network_section import network
 from zsim.report.page import Page, Section
@@ -33,6 +34,8 @@ def run_page(
     sections.append(memory(job, trace))
     if trace.links:
         sections.append(network(job, trace, found))
+    if (of_experts := experts(job, trace)) is not None:
+        sections.append(of_experts)
     if settings is not None:
         sections.append(settings)
     return Page(

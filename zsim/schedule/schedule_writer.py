@@ -102,10 +102,6 @@ class ScheduleWriter(OperationList):
         if buffer.kind is Kind.WORKSPACE:
             self.buffers[name] = replace(buffer, kind=Kind.SAVED)
 
-    def host_buffer(self, name: str, elements: int, dtype: DType, kind: Kind) -> str:
-        """Declare a buffer in host memory that a copy from the device writes first."""
-        return self.buffer(name, elements, dtype, kind, pool=HOST_POOL, home=TO_HOST)
-
     def slots(self, name: str, slot_bytes: int, count: int) -> None:
         """Declare a pool of `count` slots of `slot_bytes` in pinned host memory."""
         capacity = count * slot_bytes

@@ -6,6 +6,7 @@ holds one rank of each class of equivalent ranks, and the number of ranks that i
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -113,8 +114,11 @@ class RankTrace:
     `reservations` exist if the backend simulates memory. `host_bound_ps` has for each step how long
     the stream of its Computes waited for a host that was still issuing; it exists if the backend
     simulates host costs. `memory_wait_ps` has for each step how long its host waited for memory;
-    empty if it never did. `witness` exists if the run was observed.
+    empty if it never did. `witness` exists if the run was observed. `rows` has the rows that real
+    experts received: step, micro-batch, layer, expert group, source, expert and number.
     """
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"rows"})
 
     rank: int
     role: str
@@ -127,6 +131,7 @@ class RankTrace:
     host_bound_ps: tuple[int, ...] = ()
     memory_wait_ps: tuple[int, ...] = ()
     witness: Witness | None = None
+    rows: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

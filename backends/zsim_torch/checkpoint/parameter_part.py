@@ -11,6 +11,7 @@ from zsim.backend.backend import RefusedError
 from zsim.schedule.schedule import Schedule
 from zsim.zero.names import TENSOR
 from zsim_torch.checkpoint.flat_range import TensorBox, boxes
+from zsim_torch.module.expert_parts import ExpertParts
 from zsim_torch.module.tensor_part import PartBox
 
 
@@ -35,8 +36,12 @@ class ParameterPart:
     cuts: tuple[PartBox, ...] = ()
 
     @classmethod
-    def of(cls, module: nn.Module, name: str, own: Sequence[int]) -> "ParameterPart":
-        """Return the part of a parameter that `module` has."""
+    def of(
+        cls, module: nn.Module, name: str, own: Sequence[int], experts: ExpertParts | None = None
+    ) -> "ParameterPart":
+        """Return the part of a parameter that this rank has, of experts or of `module`."""
+        if experts is not None and name in experts.shapes:
+            return cls(experts.own_shape(name), *experts.part_of(name))
         if not isinstance(module, CutModule):
             return cls(tuple(own), tuple(own))
         return cls(tuple(own), *module.part_of(name))

@@ -38,6 +38,7 @@ from zsim_torch.execute.first_nan import STATE
 from zsim_torch.execute.full_parameters import StateMemory, holders, own_part, persistent, spread
 from zsim_torch.execute.optimizer_groups import RateGroups, moment_names
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
+from zsim_torch.module.expert_parts import ExpertParts
 from zsim_torch.module.visit import views_of
 
 PREFIXES: Final = ("", "app.")
@@ -55,6 +56,7 @@ class RankState:
     module: nn.Module
     groups: RateGroups
     owners: Mapping[str, int]
+    experts: ExpertParts | None = None
     memory: StateMemory = field(init=False)
     _names: dict[int, str] = field(init=False)
     _parts: dict[str, ParameterPart] = field(init=False)
@@ -64,7 +66,8 @@ class RankState:
         named = list(self.module.named_parameters())
         self._names = {id(parameter): name for name, parameter in named}
         self._parts = {
-            name: ParameterPart.of(self.module, name, each.shape) for name, each in named
+            name: ParameterPart.of(self.module, name, each.shape, self.experts)
+            for name, each in named
         }
 
     def parameters(self) -> dict[str, HeldTensor]:

@@ -19,6 +19,7 @@ from zsim_torch.checkpoint.safe_load import UnsafeError, load_value
 from zsim_torch.checkpoint.saved_groups import SavedGroup, matched, saved_groups
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.optimizer_groups import RateGroups
+from zsim_torch.module.expert_parts import ExpertParts
 from zsim_torch.module.generator_state import RandomState
 
 STEP: Final = "step"
@@ -77,10 +78,12 @@ class SavedTraining:
         groups: RateGroups,
         *,
         owners: Mapping[str, int],
+        experts: ExpertParts | None = None,
     ) -> Self:
         """Return an object that saves and loads a training, which `executor` runs.
 
-        `owners` maps a buffer to the rank whose values count; the default is rank 0.
+        `owners` maps a buffer to the rank whose values count; the default is rank 0. `experts` are
+        the parts of ranks that hold different ones.
 
         Raises:
             RefusedError: a step passes other state on to the next step, or the module cannot locate
@@ -88,7 +91,7 @@ class SavedTraining:
         """
         need_savable(executor.machine.program)
         need_parts(executor.machine.schedule, module)
-        return cls(RankState(executor.machine, module, groups, owners), groups, executor)
+        return cls(RankState(executor.machine, module, groups, owners, experts), groups, executor)
 
     @property
     def scalars(self) -> dict[str, float]:

@@ -21,6 +21,7 @@ from zsim_torch.module.autograd import BackwardPart, Record, UnitLink
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.generator_state import RandomState, need_repeatable
 from zsim_torch.module.input_shape import InputShapes
+from zsim_torch.module.routed_rows import RowHandle, RowSegment
 from zsim_torch.module.saving import InputEntry, version
 from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, Visit, parameter_order
@@ -147,6 +148,7 @@ class Computer:
 
     def _forward(self, known: Operands) -> None:
         compute, visit = known.compute, known.visit
+        self._enter(known)
         if visit in self.work.forecast.recomputed:
             self._states[visit] = RandomState.now()
             known_draws = self._unit(known).key in self._looked_at
@@ -160,10 +162,23 @@ class Computer:
             (loss,) = known.views[Role.OUTPUT][-1:]
             self.work.on_loss(self.work.memory.part(loss.buffer))
 
+    def _enter(self, known: Operands) -> None:
+        """Tell a segment that uses counted rows its micro-batch."""
+        module = self._unit(known).module
+        if isinstance(module, RowSegment):
+            module.handle.micro_batch = known.visit.micro_batch
+
+    def row_handle(self, layer: int) -> RowHandle | None:
+        """Return the rows of a block with experts, by its number; None if no segment has any."""
+        modules = (unit.module for unit in self.work.units.values())
+        handles = (each.handle for each in modules if isinstance(each, RowSegment))
+        return next((each for each in handles if each.layer == layer), None)
+
     def _recompute(self, known: Operands) -> None:
         state = self._states.pop(known.visit, None)
         if state is None:
             raise UnitRunError(f"{known.compute.id}: recomputes what had no forward")
+        self._enter(known)
         with state.restored():
             self._differentiate(known)
 
@@ -268,13 +283,14 @@ class Computer:
 
     def _bind_gradient(self, view: View, gradient: torch.Tensor | None) -> None:
         memory = self.work.memory
+        routed = view.buffer in memory.routed
         if gradient is None:
-            gradient = memory.zeros(view.buffer, view.size)
-        size = gradient.numel()
-        if size != view.size:
+            size = memory.extent(view)[1] if routed else view.size
+            gradient = memory.zeros(view.buffer, size)
+        size, wanted = gradient.numel(), memory.extent(view)[1] if routed else view.size
+        if size != wanted:
             raise UnitRunError(
-                f"buffer {view.buffer}: a gradient of {size} elements, "
-                f"the schedule says {view.size}"
+                f"buffer {view.buffer}: a gradient of {size} elements, the schedule says {wanted}"
             )
         if self.work.observed:
             self._count_shared(view.buffer, gradient)
@@ -300,7 +316,11 @@ class Computer:
                 f"the schedule has room for {len(views)}"
             )
         for view, output in zip(views, outputs, strict=False):
-            if view.size not in (output.numel(), output.nbytes):  # packed formats: compare bytes
+            if view.buffer in self.work.memory.routed:
+                fits = self.work.memory.holds_rows(view, output.numel())
+            else:  # packed formats: compare bytes
+                fits = view.size in (output.numel(), output.nbytes)
+            if not fits:
                 raise UnitRunError(
                     f"unit {unit}: it returned {output.numel()} elements, "
                     f"the schedule has room for {view.size}"

@@ -3,18 +3,21 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import distributed
 from torch.utils._pytree import tree_leaves
 
 from zsim.backend.backend import RefusedError
-from zsim.schedule.operation import Action, Communication, Compute, Role, View
+from zsim.schedule.operation import Action, AllToAll, Communication, Compute, Role, View
 from zsim.schedule.schedule import Buffer
 from zsim_torch.execute.collectives import IssuedCollective
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.forward_pass import ForwardPass
 from zsim_torch.execute.full_parameters import StateMemory, full_parameters, holders
+from zsim_torch.execute.read_counts import Blocks
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE, entering
 from zsim_torch.module import autograd
 from zsim_torch.module.module_state import evaluating
+from zsim_torch.module.routed_rows import RowSegment
 from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, views_of
 
@@ -38,6 +41,7 @@ class Evaluation:
         self._gathered: dict[str, dict[str, torch.Tensor]] = {}
         self._values: dict[str, object] = {}
         self._moved: set[str] = set()
+        self._blocks: dict[int, Blocks] = {}
 
     @property
     def is_shared(self) -> bool:
@@ -68,6 +72,7 @@ class Evaluation:
                         found = outputs[-1]
         self._gathered.clear()
         self._values.clear()
+        self._blocks.clear()
         return found
 
     def _made(self, values: "list[object] | list[torch.Tensor]", compute: Compute) -> None:
@@ -77,6 +82,8 @@ class Evaluation:
 
     def _run(self, compute: Compute) -> list[torch.Tensor]:
         unit = self._units[compute.unit, compute.segment]
+        if isinstance(unit.module, RowSegment):
+            unit.module.handle.micro_batch = 0
         inputs = [
             self._input(compute, place, view.buffer)
             for place, view in enumerate(views_of(compute, Role.INPUT))
@@ -95,11 +102,13 @@ class Evaluation:
 
     def _move(self, communication: Communication) -> None:
         """Exchange values with other ranks, in newly allocated memory."""
+        if isinstance(communication, AllToAll):
+            communication = self._sized(communication)
         source = target = None
         if communication.reads is not None:
             source = self._brought(communication.reads)
         if (view := communication.writes) is not None:
-            target = self._flat(view)
+            target = self._flat(view, counted=isinstance(communication, AllToAll))
         moved = IssuedCollective(communication, source, target)
         for work in self._machine.communicators.issue([moved]):
             work.wait()
@@ -107,11 +116,30 @@ class Evaluation:
             self._values[view.buffer] = target
             self._moved.add(view.buffer)
 
-    def _flat(self, view: View) -> torch.Tensor:
-        """Allocate flat memory for the whole buffer of `view`."""
+    def _sized(self, exchange: AllToAll) -> AllToAll:
+        """Return an exchange of counted rows with the blocks of this micro-batch."""
+        machine = self._machine
+        rows = machine.program.by_name[exchange.source.buffer].rows
+        handle = None if rows is None else machine.computer.row_handle(rows.layer)
+        if rows is None or handle is None:
+            return exchange
+        member = machine.communicators.member(exchange.group)
+        if rows.layer not in self._blocks:  # counts of all ranks, as the host reads them in a step
+            sent = handle.sent(0)
+            every = [torch.empty_like(sent) for _ in member.ranks]
+            distributed.all_gather(every, sent, group=member.process_group)
+            by_member = torch.stack(every).view(len(every), len(every), -1)
+            received = by_member[:, member.place].cpu()
+            handle.note_counts(0, received)
+            self._blocks[rows.layer] = Blocks.of(sent.cpu(), received)
+        return self._blocks[rows.layer].sized(exchange, rows, member.place)
+
+    def _flat(self, view: View, *, counted: bool) -> torch.Tensor:
+        """Allocate flat memory for the whole buffer of `view`, or for counted rows."""
         buffer = self._machine.program.by_name[view.buffer]
         device = self._machine.memory.setting.device
-        return torch.empty(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype], device=device)
+        elements = view.size if counted and buffer.rows is not None else buffer.elements
+        return torch.empty(elements, dtype=TORCH_DTYPE[buffer.dtype], device=device)
 
     def _brought(self, view: View) -> torch.Tensor:
         """Return the tensor that this rank sends, flat.

@@ -12,6 +12,7 @@ from zsim.schedule.access import accesses
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import (
     Allocate,
+    AllToAll,
     Branch,
     Communication,
     Compute,
@@ -42,6 +43,7 @@ from zsim_torch.execute.memory_part import Remains
 from zsim_torch.execute.needed_waits import NeededWaits
 from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.rank_ledger import SETUP, RankLedger
+from zsim_torch.execute.read_counts import CountedRows
 from zsim_torch.execute.streams import Completion, Streams
 from zsim_torch.supervise.progress_record import noting
 
@@ -91,7 +93,9 @@ class Executor:
     _awaited: set[str] = field(init=False)
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
     _travelled: set[str] = field(default_factory=set[str])
+    _row_bytes: dict[str, int] = field(default_factory=dict[str, int])
     ledger: RankLedger = field(init=False)
+    counted: CountedRows = field(init=False)
     first_nan: FirstNan = field(init=False)
     _copier: Copier = field(init=False)
     _role: str = field(init=False)
@@ -99,6 +103,8 @@ class Executor:
     def __post_init__(self) -> None:
         program = self.machine.program
         self.ledger = RankLedger(program, self.machine.communicators)
+        machine = self.machine
+        self.counted = CountedRows(machine.schedule, program, machine.coordinates)
         self.first_nan = FirstNan(self.machine.memory)
         self._copier = Copier(self.machine.memory)
         several = len(self.machine.schedule.programs) > 1
@@ -127,6 +133,7 @@ class Executor:
         if not self.keeps_trace:
             self._forget()
         self._begin(step)
+        self.counted.begin_step()
         self.scalars |= given
         self._run(self.machine.program.step)
         self._end_step()
@@ -145,6 +152,7 @@ class Executor:
     def _forget(self) -> None:
         """Drop the records of the last step, so that memory does not grow with the steps."""
         self.ledger.forget()
+        self.counted.forget()
         self.machine.streams.forget()
 
     def _run(self, operations: Iterable[Operation]) -> None:
@@ -164,13 +172,19 @@ class Executor:
     def _bound(self, operation: Operation) -> Callable[[], None]:
         """Return a function that issues the operation in any step."""
         match operation:
+            case Allocate(buffer=buffer) if buffer in self.machine.memory.routed:
+                return partial(self._allocate_rows, operation)
             case Allocate(buffer=buffer):
                 line = self.ledger.entry(operation.id, buffer, 1)
                 if self.machine.program.by_name[buffer].produced:
                     return partial(self._allocate, self.machine.memory.promise, buffer, line)
                 return partial(self._allocate, self.machine.memory.allocate, buffer, line)
+            case Free(buffer=buffer) if buffer in self.machine.memory.routed:
+                return partial(self._free_rows, operation)
             case Free():
                 return self._bound_free(operation)
+            case ReadCounts(operation=edge) if self.machine.memory.routed:
+                return partial(self._read_counts, operation, self._needed(operation, (edge,)))
             case HostWait(operation=edge) | ReadCounts(operation=edge):
                 return partial(self.machine.streams.host_waits, self._needed(operation, (edge,)))
             case SetScalar():
@@ -196,6 +210,33 @@ class Executor:
         allocate(buffer)
         if self.keeps_ledger:
             self.ledger.enter(self.step, line)
+
+    def _allocate_rows(self, allocate: Allocate) -> None:
+        """Allocate a buffer with counted rows, at most in its declared size."""
+        buffer, memory = allocate.buffer, self.machine.memory
+        booked = self.machine.program.by_name[buffer]
+        self.counted.begin(buffer, allocate.micro_batch)
+        elements = self.counted.elements(buffer)
+        elements = booked.elements if elements is None else elements
+        memory.resize(buffer, elements)
+        size_bytes = self._row_bytes[buffer] = elements * booked.dtype.size_bytes
+        line = self.ledger.entry(allocate.id, buffer, 1, size_bytes)
+        self._allocate(memory.promise if booked.produced else memory.allocate, buffer, line)
+
+    def _free_rows(self, free: Free) -> None:
+        line = self.ledger.entry(free.id, free.buffer, -1, self._row_bytes.pop(free.buffer))
+        home = self.machine.program.by_name[free.buffer].home
+        self._free(home, free, self._needed(free, free.uses), line)
+
+    def _read_counts(self, read: ReadCounts, edges: tuple[Edge, ...]) -> None:
+        """Wait for the counts of rows, and pass them on."""
+        self.machine.streams.host_waits(edges)
+        values = self.machine.memory.flat(read.source)
+        handle = self.machine.computer.row_handle(read.layer)
+        sent = None if handle is None else handle.sent(read.micro_batch)
+        found = self.counted.read(read, values, sent, self.step)
+        if handle is not None:
+            handle.note_counts(read.micro_batch, found)
 
     def _branch(self, branch: Branch, edges: tuple[Edge, ...]) -> None:
         self.machine.streams.host_waits(edges)
@@ -285,6 +326,8 @@ class Executor:
         self, operation: StreamOperation, members: tuple[Communication, ...]
     ) -> Callable[[], None]:
         machine = self.machine
+        if any(isinstance(each, AllToAll) and self.counted.rows(each) for each in members):
+            return partial(self._exchange_rows, operation, members, self._entry(operation))
         lines = [self.ledger.transfer(member) for member in members]
         buffers = {access.view.buffer for access in accesses(operation)}
         entry, hand_over = self._entry(operation), partial(_hand_over, machine, members)
@@ -299,6 +342,21 @@ class Executor:
             machine.streams.communicate(entry, hand_over)
 
         return issue
+
+    def _exchange_rows(
+        self, operation: StreamOperation, members: tuple[Communication, ...], entry: StreamEntry
+    ) -> None:
+        """Exchange counted rows, in blocks of the sizes that the host has read."""
+        sized = tuple(
+            self.counted.sized(each)
+            if isinstance(each, AllToAll) and self.counted.rows(each)
+            else each
+            for each in members
+        )
+        self.ledger.hand_over(self.step, [self.ledger.transfer(each) for each in sized])
+        self._travelled |= {access.view.buffer for access in accesses(operation)}
+        self.machine.poison.delay()
+        self.machine.streams.communicate(entry, partial(_hand_over, self.machine, sized))
 
     def _bound_free(self, free: Free) -> Callable[[], None]:
         buffer, uses = free.buffer, self._needed(free, free.uses)
@@ -380,7 +438,10 @@ class Executor:
 
     def _touches(self, operation: StreamOperation) -> Iterator[BufferAccess]:
         for access in accesses(operation):
-            start, size = self.machine.memory.extent(access.view)
+            if access.view.buffer in self.machine.memory.routed:
+                start, size = 0, access.view.size
+            else:
+                start, size = self.machine.memory.extent(access.view)
             yield BufferAccess(access.view.buffer, start, start + size, access.writes)
 
 

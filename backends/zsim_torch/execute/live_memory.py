@@ -9,6 +9,7 @@ from operator import itemgetter
 
 import torch
 
+from zsim.schedule.counts import RowIndex
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Buffer, Program, Schedule
@@ -63,6 +64,8 @@ class LiveMemory:
         self._promised: set[str] = set()
         self._buffers = program.by_name
         self._cuts = CutParts(frozenset(program.persistent))
+        self.routed = frozenset(each.name for each in program.buffers if each.rows is not None)
+        self._sizes: dict[str, int] = {}
 
     def promise(self, name: str) -> None:
         """Promise memory to a buffer that is produced, and bound later.
@@ -73,6 +76,23 @@ class LiveMemory:
         if name in self._promised:
             raise MemoryFaultError(f"buffer {name}: allocated while it is alive")
         self._promised.add(name)
+
+    def resize(self, name: str, elements: int) -> None:
+        """Set the elements of a buffer with counted rows."""
+        self._sizes[name] = elements
+
+    def holds_rows(self, view: View, elements: int) -> bool:
+        """Return True if `elements` are whole rows for a buffer with counted rows; set its size.
+
+        Rows that a rank sends may be fewer than declared.
+        """
+        buffer = self._buffers[view.buffer]
+        assert buffer.rows is not None
+        fits = not elements % buffer.rows.width and elements <= self._sizes[view.buffer]
+        if fits and buffer.rows.own is RowIndex.EXPERT:
+            fits = elements == self._sizes[view.buffer]
+        self._sizes[view.buffer] = elements
+        return fits
 
     def allocate(self, name: str) -> None:
         """Allocate memory for `name`, a buffer that is not produced.
@@ -93,16 +113,17 @@ class LiveMemory:
 
     def _take(self, buffer: Buffer) -> torch.Tensor:
         device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
+        elements = self._sizes.get(buffer.name, buffer.elements)
         if self._is_plain:
-            made = self._reserve.take(buffer.elements, dtype)
+            made = self._reserve.take(elements, dtype)
             see_taken(made)
             return made
         with self.setting.making(), self.setting.on_home(buffer.home):
             if device.type == "cpu":
-                made = self._reserve.take(buffer.elements, dtype)
+                made = self._reserve.take(elements, dtype)
                 see_taken(made)
             else:
-                made = torch.empty(buffer.elements, dtype=dtype, device=device)
+                made = torch.empty(elements, dtype=dtype, device=device)
             if self.setting.poison:
                 invalidate(made)
         return made
@@ -293,6 +314,8 @@ class LiveMemory:
         if view.buffer in self._promised and view.buffer not in self._parts:  # no unit writes it
             taken = self._take(self.program.by_name[view.buffer])
             self.bind(view.buffer, [ProducedPart(0, taken)])
+        if not size:
+            return torch.empty(0, dtype=self._bound(view.buffer)[0].tensor.dtype)
         # a unit's last segment runs its backward first, but its gradients come last in the buffer
         found = [tensor for _, tensor in sorted(self.pieces(view), key=itemgetter(0))]
         return found[0].reshape(-1) if len(found) == 1 else torch.cat([t.flatten() for t in found])
@@ -374,7 +397,12 @@ class LiveMemory:
                 yield _address(part.tensor)
 
     def extent(self, view: View) -> tuple[int, int]:
-        """Return start and size of `view` in its buffer, on this rank."""
+        """Return start and size of `view` in its buffer, on this rank.
+
+        A view of a buffer with counted rows has all of them.
+        """
+        if view.buffer in self._sizes:
+            return 0, self._sizes[view.buffer]
         return self.schedule.extent(view, self.coordinates)
 
     def holds(self, pointer: int) -> bool:

@@ -40,8 +40,13 @@ class RankLedger:
         """Return the records of issued collectives."""
         return [replace(line, step=step) for step, line in self._transfers]
 
-    def entry(self, operation: str, buffer: str, sign: int) -> LedgerEntry:
-        """Return the record of `operation`, which allocates (`sign` 1) or frees (-1) `buffer`."""
+    def entry(
+        self, operation: str, buffer: str, sign: int, size_bytes: int | None = None
+    ) -> LedgerEntry:
+        """Return the record of `operation`, which allocates (`sign` 1) or frees (-1) `buffer`.
+
+        By default the buffer has the size of the schedule.
+        """
         booked = self.program.by_name[buffer]
         return LedgerEntry(
             operation=operation,
@@ -49,7 +54,7 @@ class RankLedger:
             pool=booked.pool,
             buffer=buffer,
             kind=booked.kind,
-            change_bytes=sign * booked.size_bytes,
+            change_bytes=sign * (booked.size_bytes if size_bytes is None else size_bytes),
         )
 
     def transfer(self, member: Communication) -> Transfer:

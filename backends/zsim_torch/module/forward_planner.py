@@ -48,6 +48,13 @@ WHOLE, START, AFTER, END = "module", "start", "{}.after", "end"
 INSIDE = "_zsim_made_inside"
 """Attribute of tensors with the path of the block that made them."""
 
+FRESH: Final = "_zsim_fresh"
+"""Attribute of new tensors without other tensors' memory, with the planner that saw them made."""
+
+_FACTORIES: Final = frozenset(
+    {torch.zeros, torch.ones, torch.full, torch.empty}
+    | {torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_full}
+)
 _WRITES_BUFFERS: Final = frozenset(["batch_norm", "instance_norm"])
 _DEVICE, _ON_META = (getattr(torch.Tensor, name).__get__ for name in ("device", "is_meta"))
 
@@ -109,14 +116,30 @@ class ForwardPlanner(TorchFunctionMode):
         if not any(self._depends(each) for each in tensors):
             if func not in READS_NOTHING:
                 self._need_own(func, tensors)
-            return func(*args, **(kwargs or {}))
+            made = func(*args, **(kwargs or {}))
+            if func in _FACTORIES:
+                setattr(made, FRESH, self)
+            return made
         if func in (_DEVICE, _ON_META):
             return self._parts.device if func == _DEVICE else self._parts.device.type == "meta"
         if func in READS_NOTHING:
             stood, named = tree_unflatten([self._stand_in(each) for each in leaves], spec)
             return func(*stood, **named)
         self._need_own(func, tensors)
+        if tensors[0] is leaves[0] and name_of(func).endswith("_"):
+            self._adopt(tensors[0])
         return self._note(func, leaves, spec)
+
+    def _adopt(self, tensor: Tensor) -> None:
+        """Make a new tensor, which is about to be written, a value of the unit."""
+        if getattr(tensor, FRESH, None) is not self or self._symbol(tensor) is not None:
+            return
+        symbol = Symbol(self._place, tensor.shape, tensor.dtype, tensor.requires_grad)
+        _, spec = tree_flatten(((tensor,), {}))
+        copied = PlannedCall(torch.clone, (tensor.clone(),), spec, (symbol,))
+        self._glue.calls.append(copied)
+        self._stand_in(tensor)
+        self._mark(tensor, symbol)
 
     def _note(self, func: Callable[..., object], leaves: list[object], spec: TreeSpec) -> object:
         """Call `func` on stand-ins, and record it unless it returns only metadata."""
@@ -216,9 +239,11 @@ class ForwardPlanner(TorchFunctionMode):
             return leaf
         if id(leaf) in self._parts.names:
             return self._parts.stand_in(self._parts.names[id(leaf)])
-        if self._known is None or self._symbol(leaf) is not None:
+        if self._known is None:
             return leaf
         if id(leaf) not in self._twins:
+            if self._symbol(leaf) is not None:
+                return leaf
             twin = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
             self._twins[id(leaf)] = (leaf, twin)
         return self._twins[id(leaf)][1]

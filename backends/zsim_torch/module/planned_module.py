@@ -80,8 +80,11 @@ class PlannedModule:
         *,
         dtype: DType,
         loss: LossOf = loss_of,
+        blocks: Mapping[str, nn.Module] | None = None,
     ) -> None:
         """Run the forward once with values, and once without.
+
+        By default `blocks` are the repeated blocks of the module.
 
         Raises:
             ModuleUnitError: zsim cannot plan the forward.
@@ -89,7 +92,7 @@ class PlannedModule:
         self.module = module
         self._loss = loss
         self.dtype = dtype
-        self._blocks = blocks_of(module)
+        self._blocks = dict(blocks or blocks_of(module))
         self._parameters = dict(module.named_parameters())
         self._names = {id(each): name for name, each in self._parameters.items()}
         self._frozen = {name for name, each in self._parameters.items() if not each.requires_grad}
@@ -115,6 +118,10 @@ class PlannedModule:
             self._shapes = _shapes_of(plans)
             self.units = self._units(plans)
             self._need_equal_values(batch)
+
+    def block(self, unit: str) -> nn.Module | None:
+        """Return the block that a unit runs; None if it runs code between blocks."""
+        return self._blocks.get(self.first.plans[unit].block)
 
     @contextmanager
     def _in_format(self, batch: object) -> Generator[None]:

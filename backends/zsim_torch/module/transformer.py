@@ -24,6 +24,7 @@ from zsim_torch.module.block_layers import (
     projections,
 )
 from zsim_torch.module.causal_attention import attend_to
+from zsim_torch.module.mixture_layers import add_mixture, mixed
 from zsim_torch.module.norm import norm
 from zsim_torch.module.tiled_block import TiledBlock, layer_of_tile, tiled_units
 
@@ -120,22 +121,26 @@ def perceptron(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
 
 
 class TransformerBlock(nn.Module):
-    """Causal self-attention and an MLP, each with a norm before it and a residual."""
+    """Causal self-attention and an MLP, each with a norm before it and a residual.
 
-    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+    With `mixes`, experts take the place of the MLP.
+    """
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype, *, mixes: bool = False) -> None:
         super().__init__()
         self.shape = shape
         self.ln1 = norm(shape, dtype)
         add_projections(self, shape, dtype)
         self.ln2 = norm(shape, dtype)
-        add_perceptron(self, shape, dtype)
+        (add_mixture if mixes else add_perceptron)(self, shape, dtype)
+        self._last = mixed if mixes else perceptron
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state."""
         shape = self.shape
         middle = hidden + attention(self, shape, self.ln1(hidden))
         read = hidden if shape.parallel_residual else middle
-        return middle + perceptron(self, shape, self.ln2(read))
+        return middle + self._last(self, shape, self.ln2(read))
 
 
 class Head(nn.Module):
@@ -176,10 +181,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = Embedding(shape, dtype)
         blocks = [f"block{layer}" for layer in range(shape.layers)]
-        kind = TransformerBlock if shape.execution.tiles == 1 else TiledBlock
         for layer, name in enumerate(blocks):
             module = shape.module_of(layer)
-            made = kind(shape, dtype) if module == layer else self.get_submodule(blocks[module])
+            if module != layer:
+                made = self.get_submodule(blocks[module])
+            elif shape.execution.tiles > 1:
+                made = TiledBlock(shape, dtype)
+            else:
+                made = TransformerBlock(shape, dtype, mixes=shape.has_experts(layer))
             self.add_module(name, made)
         token = cast("nn.Parameter", self.embedding.token.weight)
         self.head = Head(shape, dtype, tied=token if shape.tied_embeddings else None)

@@ -19,7 +19,14 @@ from zsim.schedule.mesh import Mesh
 from zsim.zero.names import PIPELINE
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.context_place import ALONE, ContextPlace
+from zsim_torch.module.mixture_segment import (
+    ExpertsSegment,
+    MiddleSegment,
+    ReturnSegment,
+    RouteSegment,
+)
 from zsim_torch.module.norm import norm
+from zsim_torch.module.routed_rows import ExpertPlace, RowHandle
 from zsim_torch.module.shared_segment import (
     AttendedSegment,
     OwnEmbedding,
@@ -53,11 +60,17 @@ class SegmentedDecoder(nn.Module):
     All are on the device "meta", without values.
     """
 
-    def __init__(self, model: Model, place: TensorPlace, context: ContextPlace = ALONE) -> None:
+    def __init__(
+        self,
+        model: Model,
+        place: TensorPlace,
+        context: ContextPlace = ALONE,
+        experts: ExpertPlace = ExpertPlace(),  # noqa: B008  (constant)
+    ) -> None:
         super().__init__()
         shape = model.architecture
         assert shape is not None
-        maker = _SegmentMaker(shape, place, context)
+        maker = _SegmentMaker(model, place, context, experts)
         self.units = tuple(
             SegmentChoice(unit.name, number, maker.make(unit, segment))
             for unit in model.units
@@ -65,11 +78,13 @@ class SegmentedDecoder(nn.Module):
         )
         for name, parameter in maker.held.items():
             _register(self, name, parameter)
-        self._shape, self._place = shape, place
+        self._shape, self._place, self._experts = shape, place, experts
 
     def part_of(self, name: str) -> tuple[tuple[int, ...], tuple[PartBox, ...]]:
         """Return the shape of the full parameter `name`, and the boxes of this rank's part."""
         place, shape = self._place, self._shape
+        if is_of_experts(name):
+            return self._experts.part_of(self.get_parameter(name).shape)
         whole = place.whole_shape(shape, name, self.get_parameter(name).shape)
         return whole, place.boxes(shape, name, whole)
 
@@ -92,7 +107,14 @@ def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:
 class _SegmentMaker:
     """Makes the modules of segments; a parameter used in several is shared, through `held`."""
 
-    def __init__(self, shape: Transformer, place: TensorPlace, context: ContextPlace) -> None:
+    def __init__(
+        self, model: Model, place: TensorPlace, context: ContextPlace, experts: ExpertPlace
+    ) -> None:
+        shape = model.architecture
+        assert shape is not None
+        self.experts = experts
+        self.layers = () if model.routing is None else model.routing.layers
+        self._handles: dict[str, RowHandle] = {}
         self.shape = replace(
             own_shape(shape, context),
             attention_heads=shape.attention_heads // place.ranks,
@@ -125,7 +147,8 @@ class _SegmentMaker:
 
     def _module(self, unit: Unit, segment: Segment) -> nn.Module:
         shape, dtype = self.shape, torch.float32
-        if self.context.ranks > 1 and (made := self._shared(segment, dtype)) is not None:
+        made = self._mixing(unit, segment, dtype) or self._shared(segment, dtype)
+        if made is not None:
             return made
         (output,) = segment.outputs
         kind = output.name.rpartition("/")[2]
@@ -139,7 +162,8 @@ class _SegmentMaker:
                     _WordsSegment(self, dtype) if self.place.ranks > 1 else Embedding(shape, dtype)
                 )
             case "output" if len(unit.segments) == 1:
-                return _BlockSegment(shape, dtype)
+                mixes = any(is_of_experts(name) for name in segment.parameters)
+                return _BlockSegment(shape, dtype, mixes=mixes)
             case "ln" | "ln1" | "ln2":
                 return _NormSegment(shape, kind, dtype)
             case "proj":
@@ -166,6 +190,8 @@ class _SegmentMaker:
 
     def _shared(self, segment: Segment, dtype: torch.dtype) -> nn.Module | None:
         """Return the module of a segment that differs in a context group, else None."""
+        if self.context.ranks == 1:
+            return None
         if segment.shared_input is not None:
             return AttendedSegment(self.shape, self.context, dtype)
         names = [output.name for output in segment.outputs]
@@ -174,6 +200,29 @@ class _SegmentMaker:
         if TOKENS in segment.parameters and names[0].endswith("/output"):
             return OwnEmbedding(self.shape, self.context, dtype)
         return None
+
+    def _mixing(self, unit: Unit, segment: Segment, dtype: torch.dtype) -> nn.Module | None:
+        """Return the module of a segment of a block whose experts are on several ranks, or None."""
+        if unit.name not in self.layers:
+            return None
+        shape, names = self.shape, [output.name for output in segment.outputs]
+        assert shape.experts is not None
+        layer = self.layers.index(unit.name)
+        handle = self._handles.setdefault(
+            unit.name, RowHandle(layer, shape.experts.count, self.experts)
+        )
+        if not segment.swaps:
+            if names[0].endswith("/sum"):
+                return MiddleSegment(shape, dtype)
+            return ReturnSegment(shape, segment, handle, dtype)
+        if segment.counts is not None:
+            return RouteSegment(shape, handle, dtype)
+        return ExpertsSegment(shape, handle, dtype)
+
+
+def is_of_experts(name: str) -> bool:
+    """Return True if the parameter `name` stacks matrices of routed experts."""
+    return ".experts." in name
 
 
 def _local(name: str) -> str:

@@ -25,6 +25,7 @@ from faults.equivalents import (
     updated_in_halves,
 )
 from faults.fault import Mutant
+from faults.field_names import field_names
 from faults.schedules import added, cleaned, everywhere, rewritten
 from faults.selections import computes, contributions, numbers_reduced, of_role, over_ranks
 from zsim.schedule.operation import (
@@ -41,7 +42,7 @@ from zsim.schedule.operation import (
     View,
     walk,
 )
-from zsim.schedule.replace import field_names, replace
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 

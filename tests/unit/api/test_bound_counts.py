@@ -65,3 +65,16 @@ def test_counts_that_do_not_sum_are_one_line(tmp_path: Path, verb: object) -> No
         "binding.rows: micro-batch 0, layer 0, group 0, source 0: counts sum to 3, must be 32, the "
         "rows that a member sends (routed)"
     )
+
+
+@pytest.mark.parametrize("busiest", [None, 1.5])
+def test_a_simulated_run_is_checked_with_the_numbers_of_its_binding(busiest: float | None) -> None:
+    changes: dict[str, object] = {
+        "model.experts": {"count": 8, "top_k": 2, "intermediate_size": 64},
+        "parallel.expert": 2,
+        "train.steps": 2,
+    }
+    if busiest is not None:
+        changes["experts.busiest"] = busiest
+    scenario = zsim.load("tiny_llama", changes)
+    assert zsim.check(scenario, against=zsim.run(scenario)).is_right

@@ -150,7 +150,8 @@ def test_the_stored_weights_of_glm_hold_a_block_more_and_two_matrices_twice() ->
     shape = further.architecture
     assert shape is not None
     assert shape.experts is not None
-    biases = (shape.expert_layers + 1) * shape.experts.count
+    routed = sum(map(shape.has_experts, range(shape.layers)))
+    biases = (routed + 1) * shape.experts.count
     twice = 2 * shape.vocab_size * shape.hidden_size
     assert further.parameter_count + twice + biases == 110_468_824_832
 

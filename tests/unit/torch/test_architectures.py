@@ -28,8 +28,6 @@ ROUNDING = 2e-6
 """Bound of differences where gradients are added in another order: some eps of fp32."""
 
 REASONS = {
-    "Mixtral with the loss of its routers": r"unit model\.layers\.0: what it makes is read by \w+ "
-    r"outside it, and it does not return it \(a hook, or an attribute\?\)",
     "Llama that keeps keys and values": r"unit model\.layers\.0: it is called with, or returns, a "
     r"DynamicCache that keeps tensors; .* say use_cache=False\)",
     "Llama that checkpoints by itself": r"unit model\.layers\.1: its backward reads parameter .*; "

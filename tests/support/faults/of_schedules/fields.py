@@ -13,9 +13,10 @@ import numpy as np
 
 from faults.changes import Edit
 from faults.fault import Mutant, one_of
+from faults.field_names import field_names
 from faults.schedules import replaced, with_program
 from zsim.schedule.operation import Action, Compute, Operation, walk
-from zsim.schedule.replace import field_names, replace
+from zsim.schedule.replace import replace
 from zsim.schedule.schedule import Program, Schedule
 
 Path = tuple[str | int, ...]

@@ -1,0 +1,124 @@
+"""Copies of tokens for experts: their order where they are sent, their counts where they arrive.
+
+A rank sends its copies in the order of experts, and receives a block from each rank in the order
+of its own experts (`zsim.schedule.counts`). The segments of a block share a `RowHandle`: the
+segment that permutes tokens notes the order, the host notes the counts that it has read, and the
+segments that run experts and sum their results use both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.schedule import Schedule
+from zsim.zero.names import EXPERT
+from zsim_torch.module.tensor_part import PartBox
+
+
+class ExpertPlace(NamedTuple):
+    """A rank's index among the ranks that hold different experts, and their number."""
+
+    number: int = 0
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, schedule: Schedule, coordinates: Coordinates) -> "ExpertPlace":
+        """Return the place of the rank at `coordinates`."""
+        for group in schedule.groups:
+            if group.name == EXPERT:
+                mesh = schedule.mesh
+                return cls(group.index(mesh, coordinates), group.size(mesh))
+        return cls()
+
+    def own(self, experts: int) -> slice:
+        """Return the numbers of this rank's experts, of `experts`."""
+        held = experts // self.ranks
+        return slice(self.number * held, (self.number + 1) * held)
+
+    def part_of(self, own: Sequence[int]) -> tuple[tuple[int, ...], tuple[PartBox, ...]]:
+        """Return the shape of all experts' tensor, and this rank's box, whose shape is `own`."""
+        held, *others = own
+        box = PartBox.of_rows(0, self.number * held, held, others)
+        return (self.ranks * held, *others), (box,)
+
+
+class SentRows(NamedTuple):
+    """Copies of tokens in the order of experts.
+
+    `order` has the place of each copy among all pairs of a token and one of its choices, and
+    `counts` the copies for each expert.
+    """
+
+    order: Tensor
+    counts: Tensor
+
+
+def in_order(chosen: Tensor, experts: int) -> SentRows:
+    """Return the order of the copies of tokens, given the experts `chosen` [tokens, choices]."""
+    flat = chosen.reshape(-1)
+    return SentRows(flat.argsort(stable=True), torch.bincount(flat, minlength=experts))
+
+
+def sums_of_rows(rows: Tensor, order: Tensor, choices: int) -> Tensor:
+    """Return the sum of the copies of each token, from rows in the order of experts."""
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    return rows[inverse].view(-1, choices, rows.shape[1]).sum(1)
+
+
+def expert_of_rows(counts: Tensor) -> Tensor:
+    """Return the expert of each row that arrived, given the `counts` [sources, own experts]."""
+    sources, held = counts.shape
+    experts = torch.arange(held, device=counts.device).repeat(sources)
+    return experts.repeat_interleave(counts.reshape(-1))
+
+
+@dataclass(slots=True, eq=False)
+class RowHandle:
+    """The rows of one block with experts on this rank, by micro-batch.
+
+    Attributes:
+        layer: number of the block among those with experts.
+        experts: experts of the block, over all ranks.
+        place: this rank among those that hold different experts.
+        micro_batch: the micro-batch that segments of the block run now.
+    """
+
+    layer: int
+    experts: int
+    place: ExpertPlace
+    micro_batch: int = 0
+    _sent: dict[int, SentRows] = field(default_factory=dict[int, SentRows])
+    _counts: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+    def note_order(self, rows: SentRows) -> None:
+        """Keep the rows that are sent."""
+        self._sent[self.micro_batch] = rows
+
+    def sent(self, micro_batch: int) -> Tensor:
+        """Return the rows that are sent to each expert."""
+        return self._sent[micro_batch].counts
+
+    def take_order(self) -> Tensor:
+        """Return the order of the rows that were sent, and forget it."""
+        return self._sent.pop(self.micro_batch).order
+
+    def note_counts(self, micro_batch: int, counts: Tensor) -> None:
+        """Keep the rows from each rank to each own expert; recomputation reads them again."""
+        self._counts[micro_batch] = counts
+
+    def received(self) -> Tensor:
+        """Return the rows that arrived, from each rank to each of this rank's experts."""
+        return self._counts[self.micro_batch]
+
+
+class RowSegment(nn.Module):
+    """A segment of a block that uses the rows of `handle`."""
+
+    def __init__(self, handle: RowHandle) -> None:
+        super().__init__()
+        self.handle = handle

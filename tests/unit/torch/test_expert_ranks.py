@@ -1,0 +1,193 @@
+"""Experts on real ranks train as one process does that holds all of them.
+
+Sums over the experts of a token, and over ranks, are in another order than those of one process.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from shared_ranks import SharedPools
+from tiny_training import BOUND, distance
+from torch import nn
+from trained_axes import FULL, MEGATRON, PLAIN, by_plain_loop
+from trained_experts import (
+    FEW,
+    MIXTURES,
+    ExpertCase,
+    mixing,
+    over,
+    trained_experts,
+    whole_of,
+)
+
+import zsim
+from zsim.backend.backend import RefusedError
+from zsim.backend.document import Document, encode, encode_trace
+from zsim.mistake import MistakeError
+from zsim.schedule.bind import bound
+from zsim.schedule.binding import CountTrace
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel
+from zsim_des import SimBackend
+from zsim_torch.backend import TorchBackend
+from zsim_torch.rank_result import merged
+from zsim_torch.supervise.rank_failure import RankFailedError
+from zsim_torch.supervise.ranks import RankPool
+from zsim_torch.trainer import Trainer
+
+TABLE = {"count": 4, "top_k": 2, "intermediate_size": 16}
+
+TWO_RANKS = {
+    **{
+        f"stage 1, {name}": ExpertCase(mixing(experts), over(2, 2, stage=1))
+        for name, experts in MIXTURES.items()
+    },
+    "stage 0, recomputed, poisoned": ExpertCase(
+        mixing(FEW), over(2, 2, stage=0).but(FULL), poison=True
+    ),
+    "stage 3, clipped": ExpertCase(
+        mixing(FEW), over(2, 2, stage=3, bucket_elements=200).but({"train.clip_norm": 0.1})
+    ),
+    "Megatron-LM": ExpertCase(mixing(FEW), over(2, 2, MEGATRON)),
+    "bf16": ExpertCase(
+        mixing(FEW), over(2, 2, PLAIN.but({"train.precision": Precision.BF16}), stage=2)
+    ),
+}
+FOUR_RANKS = {
+    "two experts ranks of two, stage 2": ExpertCase(
+        mixing(FEW), over(2, 4, stage=2).but({"train.clip_norm": 0.1}), poison=True
+    ),
+    "an expert on each, stage 3": ExpertCase(mixing(FEW), over(4, 4, stage=3)),
+    "two experts on each, Megatron-LM": ExpertCase(
+        mixing(MIXTURES["sigmoids in groups, shared experts"]), over(4, 4, MEGATRON)
+    ),
+}
+ONE_RANK = ExpertCase(mixing(MIXTURES["sigmoids in groups, shared experts"]), over(1, 1))
+
+
+def assert_as_one_process(pool: RankPool, case: ExpertCase) -> None:
+    """Train a case on ranks, and compare it with a plain loop if the format is as wide."""
+    results = trained_experts(pool, case)
+    assert {result.losses for result in results} == {results[0].losses}
+    bound = BOUND.get(case.strategy.train.precision)
+    if bound is not None:
+        before, after, losses = by_plain_loop(case)
+        assert results[0].losses == pytest.approx(losses, rel=10 * bound)
+        assert distance(whole_of(case, results), after, before) <= bound
+
+
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_expert_ranks_train_as_one_process(pool_of: SharedPools, name: str) -> None:
+    assert_as_one_process(pool_of(2), TWO_RANKS[name])
+
+
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_four_ranks_with_experts_train_as_one_process(pool_of: SharedPools, name: str) -> None:
+    assert_as_one_process(pool_of(4), FOUR_RANKS[name])
+
+
+def test_a_rank_with_all_experts_trains_as_a_plain_loop(pool_of: SharedPools) -> None:
+    assert_as_one_process(pool_of(1), replace(ONE_RANK, observe=False))
+
+
+def test_books_of_a_real_run_are_those_of_a_simulation_with_its_counts(
+    pool_of: SharedPools, tmp_path: Path
+) -> None:
+    case = ExpertCase(mixing(FEW), over(2, 4, stage=2), steps=1)
+    results = trained_experts(pool_of(4), case)
+    rows = [row for result in results for row in result.trace.ranks[0].rows]
+    job = case.job()
+    (count,) = job.written.counts
+    assert sum(row[-1] for row in rows) == 4 * 2 * 3 * count.sent  # ranks, micro-batches, layers
+    numbers = CountTrace(rows=tuple((a, b, c, d, e, f) for _, a, b, c, d, e, f in rows))
+    found = bound(job.written, numbers)
+    simulated = SimBackend(unfold=True).run(replace(job, schedule=found.schedule), seed=0)
+    books = {each.rank: each.book for each in simulated.ranks}
+    for result in results:
+        (rank,) = result.trace.ranks
+        assert rank.rows
+        changes = [each.change_bytes for each in rank.book]
+        assert changes == [each.change_bytes for each in books[rank.rank]]
+    document = Document(schedule=job.written, model=job.model, cluster=job.cluster, steps=1)
+    schedule, trace = tmp_path / "schedule.json", tmp_path / "trace.json"
+    schedule.write_text(encode(document), "utf-8")
+    whole = merged([result.trace for result in results])
+    trace.write_text(encode_trace(whole), "utf-8")
+    assert zsim.check(schedule, against=trace).is_right
+    (first, *others) = whole.ranks
+    other = replace(first, rows=first.rows[1:])
+    trace.write_text(encode_trace(replace(whole, ranks=(other, *others))), "utf-8")
+    with pytest.raises(MistakeError, match="the rows that a member sends"):
+        zsim.check(schedule, against=trace)
+    later = replace(whole, steps=2, step_end_ps=(*whole.step_end_ps, whole.step_end_ps[0] + 1))
+    trace.write_text(encode_trace(later), "utf-8")
+    with pytest.raises(MistakeError, match="counts of rows differ in each step"):
+        zsim.check(schedule, against=trace)
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "a capacity": (
+        {"model.experts": {**TABLE, "capacity_factor": 1.25}},
+        "model.experts.capacity_factor: 1.25 is simulated only",
+    ),
+    "a bias of scores": (
+        {"model.experts": {**TABLE, "score_bias": True}},
+        "model.experts.score_bias: true is simulated only",
+    ),
+    "fp16 with a loss of balance": (
+        {"model.experts": TABLE, "train.precision": "fp16"},
+        "model.experts.auxiliary_loss: true needs a loss that is not scaled, and train.precision "
+        "is fp16; say bf16 or auxiliary_loss = false",
+    ),
+    "tensor ranks": (
+        {
+            "model.experts": TABLE,
+            "parallel.tensor": 2,
+            "parallel.expert": 2,
+            "parallel.expert_tensor": 1,
+            "zero.sequence_parallel": True,
+        },
+        "parallel.tensor: 2 is simulated only for a model with experts; say 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_without_a_module_of_experts_are_refused_in_one_line(name: str) -> None:
+    changes, line = REFUSED[name]
+    job = zsim.load("tiny_llama", changes).job
+    assert TorchBackend().refusal(job) == line
+
+
+def test_a_rank_that_receives_more_rows_than_declared_ends_the_run(pool_of: SharedPools) -> None:
+    case = ExpertCase(mixing(FEW), over(2, 2), most=1.0)
+    with pytest.raises(RankFailedError, match=r"raise experts\.maximum"):
+        trained_experts(pool_of(2), case)
+
+
+class Mixed(nn.Module):
+    """Experts in a list, one for all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4).double() for _ in range(2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for each in self.experts:
+            hidden = each(hidden)
+        return hidden.square().mean()
+
+
+def test_expert_ranks_need_stacked_experts_that_zsim_finds() -> None:
+    strategy = PLAIN.but({"parallel": Parallel(data=2, expert=2)})
+    batch = torch.ones(3, 4).double()
+    with pytest.raises(RefusedError, match="2 needs a module with stacked experts"):
+        Trainer(Mixed(), strategy, batch=batch)
+    with pytest.raises(RefusedError, match="must be 1 for units of your own choice"):
+        Trainer(
+            Mixed(), strategy, units=["experts.0", "experts.1"], batch=torch.ones(3, 4).double()
+        )
