@@ -1,0 +1,251 @@
+"""The periodic part of a simulated pipeline step, from which longer steps follow exactly.
+
+In the steady state of a pipeline every stage repeats the same operations for the next `turn`
+micro-batches. The check compares each entry with that of `turn` micro-batches later: all of them
+have to start and end later by the same time, the period, on all ranks, for longer than anything is
+in flight. Then the state of the simulation at one moment is that of a period later, so the step
+with more micro-batches repeats the period. Hosts run ahead, so they may be faster than the period,
+but not slower, and they have to wait for the device before the step ends.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zsim_des.engine.host_issue import Item
+from zsim_des.engine.instruction import Stop
+from zsim_des.engine.rank import Rank
+from zsim_des.engine.stream import ProgramRun
+
+MICRO_BATCH = re.compile(r"/mb(\d+)")
+SLOT = re.compile(r"@\d+")
+
+
+class UnsteadyError(Exception):
+    """A step has no periodic part that stands for more micro-batches; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries that a host issued in a step, in order, with their times.
+
+    `batches` has the micro-batch of each, None for those of the step; `kinds` its name without the
+    numbers of micro-batch and slot, and its costs.
+    """
+
+    kinds: list[object]
+    batches: list[int | None]
+    slots: list[int]
+    streams: list[int]
+    issued_ps: list[int]
+    starts_ps: list[int]
+    ends_ps: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A period of one rank: entries from `since` up to `until` repeat `length` entries later.
+
+    Of these, the entries from `steady` on are later by exactly `period_ps`.
+    """
+
+    entries: Entries
+    since: int
+    steady: int
+    until: int
+    length: int
+    period_ps: int
+
+    @property
+    def repeated(self) -> frozenset[int]:
+        """Return the slots of the last period, which a step with fewer micro-batches lacks."""
+        return frozenset(self.entries.slots[self.until : self.until + self.length])
+
+    @property
+    def later(self) -> frozenset[int]:
+        """Return the slots after the last period."""
+        return frozenset(self.entries.slots[self.until + self.length :])
+
+
+def periods(
+    ranks: Sequence[Rank], steps: int, micro_batches: int, turn: int
+) -> list[list[Period]]:
+    """Return for each step the period of every rank.
+
+    Raises:
+        UnsteadyError: a step is not periodic, or not for long enough.
+    """
+    runs = [[each.instances[1 + step] for each in ranks] for step in range(steps)]
+    found = [_of_step(each, micro_batches, turn) for each in runs]
+    _need_hosts(runs, found)
+    return found
+
+
+def _of_step(runs: Sequence[ProgramRun], micro_batches: int, turn: int) -> list[Period]:
+    found = [_period(_entries(run), micro_batches, turn) for run in runs]
+    if len({each.period_ps for each in found}) > 1:
+        raise UnsteadyError("stages have different periods")
+    if found[0].period_ps <= 0:
+        raise UnsteadyError("the period takes no time")
+    _need_overlap(found)
+    return found
+
+
+def _entries(run: ProgramRun) -> Entries:
+    """Return the entries of a step with the times at which the host issued them."""
+    if run.memory_wait_ps:
+        raise UnsteadyError("a host waits for memory")
+    found = Entries([], [], [], [], [], [], [])
+    starts, ends = run.starts, run.ends
+    for stretch, (begin_ps, _) in zip(run.course.stretches, run.issuing, strict=True):
+        for item in stretch.acts:
+            if isinstance(item, Item):
+                found.issued_ps.append(begin_ps + stretch.offsets_ps[item.order])
+                found.slots.append(item.slot)
+                what = item.what
+                match = MICRO_BATCH.search(what.name)
+                name, number = what.name, None
+                if match is not None:
+                    name, number = name[: match.start()] + name[match.end() :], int(match[1])
+                found.kinds.append((SLOT.sub("", name), what.time_ps, what.launch_ps))
+                found.batches.append(number)
+                found.streams.append(what.stream)
+                found.starts_ps.append(starts[item.slot])
+                found.ends_ps.append(ends[item.slot])
+    return found
+
+
+def _period(entries: Entries, micro_batches: int, turn: int) -> Period:
+    """Return the period of a rank: the one with the last forward, as long as it reaches."""
+    anchor, length = _anchor(entries, micro_batches, turn)
+    kinds, batches = entries.kinds, entries.batches
+    last = len(kinds) - length
+
+    def repeats(index: int) -> bool:
+        before, after = batches[index], batches[index + length]
+        return (
+            before is not None
+            and after is not None
+            and after - before == turn
+            and kinds[index] == kinds[index + length]
+        )
+
+    since = until = anchor
+    while since > 0 and repeats(since - 1):
+        since -= 1
+    while until < last and repeats(until):
+        until += 1
+    steady, until, period_ps = _longest_run(entries, since, until, length)
+    return Period(entries, since, steady, until, length, period_ps)
+
+
+def _longest_run(entries: Entries, since: int, until: int, length: int) -> tuple[int, int, int]:
+    """Return the longest run of entries that repeat `length` entries later by the same time.
+
+    The host may issue them earlier than that, but not later.
+    """
+    issued, starts, ends = entries.issued_ps, entries.starts_ps, entries.ends_ps
+    best = (since, since, 0)
+    begin, period_ps = since, 0
+    for index in range(since, until):
+        later = index + length
+        by_ps = starts[later] - starts[index]
+        is_alike = ends[later] - ends[index] == by_ps >= issued[later] - issued[index]
+        if not is_alike:
+            begin = index + 1
+            continue
+        if by_ps != period_ps or begin == index:
+            begin, period_ps = index, by_ps
+        if index + 1 - begin > best[1] - best[0]:
+            best = (begin, index + 1, period_ps)
+    if best[0] == best[1]:
+        raise UnsteadyError("no entries of the steady state are one period apart")
+    return best
+
+
+def _anchor(entries: Entries, micro_batches: int, turn: int) -> tuple[int, int]:
+    """Return the first entry of the micro-batch one turn before the last, and the distance."""
+    kinds, batches = entries.kinds, entries.batches
+    try:
+        later = batches.index(micro_batches - 1)
+        first = batches.index(micro_batches - 1 - turn)
+    except ValueError:
+        raise UnsteadyError("a stage has no entries of a micro-batch") from None
+    if kinds[first] != kinds[later]:
+        raise UnsteadyError("micro-batches do not begin alike")
+    return first, later - first
+
+
+def _need_overlap(found: Sequence[Period]) -> None:
+    """Raise UnsteadyError unless all streams are steady together for as long as work is in flight.
+
+    Twice the longest entry: those that overlap the first half show that speeds are the same in the
+    second half, in which all that is in flight began when they were.
+    """
+    since_ps, until_ps, longest_ps = 0, None, 0
+    for each in found:
+        entries = each.entries
+        begun: dict[int, int] = {}
+        ended: dict[int, int] = {}
+        for index in range(each.steady, each.until):
+            stream, start_ps, end_ps = (
+                entries.streams[index],
+                entries.starts_ps[index],
+                entries.ends_ps[index],
+            )
+            begun.setdefault(stream, start_ps)
+            ended[stream] = end_ps
+            longest_ps = max(longest_ps, end_ps - start_ps)
+        since_ps = max(since_ps, *begun.values())
+        least_ps = min(ended.values())
+        until_ps = least_ps if until_ps is None else min(until_ps, least_ps)
+    assert until_ps is not None
+    if until_ps - since_ps < 2 * longest_ps:
+        raise UnsteadyError("the steady state is too short")
+
+
+def _need_hosts(runs: Sequence[Sequence[ProgramRun]], found: Sequence[Sequence[Period]]) -> None:
+    """Raise UnsteadyError if more micro-batches would find a host at another distance.
+
+    A host that is faster than the period is further ahead of the device after more of them. That
+    changes nothing if the device waits for no host until the host has waited for the device.
+    """
+    for rank in range(len(found[0])):
+        is_ahead = False
+        for step, each in enumerate(found):
+            period, run = each[rank], runs[step][rank]
+            if is_ahead and _is_awaited(run, period.entries, range(period.steady)):
+                raise UnsteadyError("the device waits for a host at the start of a step")
+            entries, length = period.entries, period.length
+            is_ahead = any(
+                entries.issued_ps[index + length] - entries.issued_ps[index] < period.period_ps
+                for index in range(period.steady, period.until)
+            )
+            rest = range(period.until + length, len(entries.slots))
+            if is_ahead and _is_awaited(run, entries, rest):
+                raise UnsteadyError("the device waits for a host after the steady state")
+            is_ahead = is_ahead and _blocked_ps(run, _issued_at(entries, rest)) is None
+
+
+def _is_awaited(run: ProgramRun, entries: Entries, part: range) -> bool:
+    """Return True if the device waits for the host in `part`, before the host waits for it."""
+    blocked_ps = _blocked_ps(run, _issued_at(entries, part))
+    return any(
+        entries.starts_ps[index] <= entries.issued_ps[index]
+        and (blocked_ps is None or entries.issued_ps[index] < blocked_ps)
+        for index in part
+    )
+
+
+def _issued_at(entries: Entries, part: range) -> int:
+    """Return when the host issued what precedes `part`."""
+    return entries.issued_ps[part.start - 1] if part.start else 0
+
+
+def _blocked_ps(run: ProgramRun, since_ps: int) -> int | None:
+    """Return when the host, after `since_ps`, first waits until the device has caught up."""
+    waits = zip(run.course.stretches, run.issuing, run.issuing[1:], strict=False)
+    for stretch, (_, end_ps), (begin_ps, _) in waits:
+        if isinstance(stretch.stop, Stop) and end_ps >= since_ps and begin_ps > end_ps:
+            return end_ps
+    return None
