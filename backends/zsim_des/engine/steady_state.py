@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zsim.backend.backend import UnsteadyError
 from zsim_des.engine.host_issue import Item
 from zsim_des.engine.instruction import Stop
 from zsim_des.engine.rank import Rank
@@ -19,10 +20,6 @@ from zsim_des.engine.stream import ProgramRun
 
 MICRO_BATCH = re.compile(r"/mb(\d+)")
 SLOT = re.compile(r"@\d+")
-
-
-class UnsteadyError(Exception):
-    """A step has no periodic part that stands for more micro-batches; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +53,19 @@ class Period:
     length: int
     period_ps: int
 
-    @property
-    def repeated(self) -> frozenset[int]:
-        """Return the slots of the last period, which a step with fewer micro-batches lacks."""
-        return frozenset(self.entries.slots[self.until : self.until + self.length])
 
-    @property
-    def later(self) -> frozenset[int]:
-        """Return the slots after the last period."""
-        return frozenset(self.entries.slots[self.until + self.length :])
+@dataclass(frozen=True, slots=True)
+class SteadyStep:
+    """The periods of all ranks in a step, and a window of one period in which all are steady."""
+
+    periods: list[Period]
+    window_ps: tuple[int, int]
 
 
-def periods(
+def steady_steps(
     ranks: Sequence[Rank], steps: int, micro_batches: int, turn: int
-) -> list[list[Period]]:
-    """Return for each step the period of every rank.
+) -> list[SteadyStep]:
+    """Return the steady state of each step.
 
     Raises:
         UnsteadyError: a step is not periodic, or not for long enough.
@@ -81,14 +76,14 @@ def periods(
     return found
 
 
-def _of_step(runs: Sequence[ProgramRun], micro_batches: int, turn: int) -> list[Period]:
+def _of_step(runs: Sequence[ProgramRun], micro_batches: int, turn: int) -> SteadyStep:
     found = [_period(_entries(run), micro_batches, turn) for run in runs]
     if len({each.period_ps for each in found}) > 1:
         raise UnsteadyError("stages have different periods")
     if found[0].period_ps <= 0:
         raise UnsteadyError("the period takes no time")
-    _need_overlap(found)
-    return found
+    begin_ps = _common_ps(found)
+    return SteadyStep(found, (begin_ps, begin_ps + found[0].period_ps))
 
 
 def _entries(run: ProgramRun) -> Entries:
@@ -176,44 +171,43 @@ def _anchor(entries: Entries, micro_batches: int, turn: int) -> tuple[int, int]:
     return first, later - first
 
 
-def _need_overlap(found: Sequence[Period]) -> None:
-    """Raise UnsteadyError unless all streams are steady together for as long as work is in flight.
+def _common_ps(found: Sequence[Period]) -> int:
+    """Return a time at which all ranks are steady, and have been for all that is in flight.
 
-    Twice the longest entry: those that overlap the first half show that speeds are the same in the
-    second half, in which all that is in flight began when they were.
+    It is the longest entry after all streams have become steady: what is in flight then began
+    when they were. Another such time later, speeds of shared links are known to repeat as well.
+
+    Raises:
+        UnsteadyError: there is none.
     """
-    since_ps, until_ps, longest_ps = 0, None, 0
+    since_ps = longest_ps = 0
+    ends: list[int] = []
     for each in found:
         entries = each.entries
         begun: dict[int, int] = {}
         ended: dict[int, int] = {}
         for index in range(each.steady, each.until):
-            stream, start_ps, end_ps = (
-                entries.streams[index],
-                entries.starts_ps[index],
-                entries.ends_ps[index],
-            )
-            begun.setdefault(stream, start_ps)
-            ended[stream] = end_ps
+            start_ps, end_ps = entries.starts_ps[index], entries.ends_ps[index]
+            begun.setdefault(entries.streams[index], start_ps)
+            ended[entries.streams[index]] = end_ps
             longest_ps = max(longest_ps, end_ps - start_ps)
         since_ps = max(since_ps, *begun.values())
-        least_ps = min(ended.values())
-        until_ps = least_ps if until_ps is None else min(until_ps, least_ps)
-    assert until_ps is not None
-    if until_ps - since_ps < 2 * longest_ps:
+        ends += ended.values()
+    if min(ends) - since_ps < 2 * longest_ps:
         raise UnsteadyError("the steady state is too short")
+    return since_ps + longest_ps
 
 
-def _need_hosts(runs: Sequence[Sequence[ProgramRun]], found: Sequence[Sequence[Period]]) -> None:
+def _need_hosts(runs: Sequence[Sequence[ProgramRun]], found: Sequence[SteadyStep]) -> None:
     """Raise UnsteadyError if more micro-batches would find a host at another distance.
 
     A host that is faster than the period is further ahead of the device after more of them. That
     changes nothing if the device waits for no host until the host has waited for the device.
     """
-    for rank in range(len(found[0])):
+    for rank in range(len(runs[0])):
         is_ahead = False
         for step, each in enumerate(found):
-            period, run = each[rank], runs[step][rank]
+            period, run = each.periods[rank], runs[step][rank]
             if is_ahead and _is_awaited(run, period.entries, range(period.steady)):
                 raise UnsteadyError("the device waits for a host at the start of a step")
             entries, length = period.entries, period.length
