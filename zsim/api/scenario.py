@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from numbers import Integral, Real
@@ -91,11 +91,36 @@ class LoadedScenario:
         """
         if self.schedule_json is not None:
             return schedule_source(self.name, self.schedule_json, self.changes)
+        return self._source_of(self.resolved)
+
+    @cached_property
+    def resolved(self) -> "ResolvedScenario":
+        """The scenario with every number determined; the first access prints ignored options.
+
+        Raises:
+            MistakeError: as `source`.
+        """
         found, ignored = self._settled
         cluster, mode = found.cluster, found.strategy.activations.checkpointing
         if mode is Checkpointing.SELECTIVE or cluster.gpus_per_node % cluster.nics_per_node:
             ignored = "; ".join(filter(None, (ignored, *setting_notes(found))))
         print_ignored(ignored)
+        return found
+
+    def of_micro_batches(self, count: int) -> Source:
+        """Return the source with `count` micro-batches in a step, whatever the scenario says.
+
+        Raises:
+            MistakeError: as `source`.
+        """
+        found = self.resolved
+        strategy = found.strategy
+        train = strategy.train.model_copy(update={"gradient_accumulation_steps": count})
+        return self._source_of(
+            replace(found, strategy=strategy.model_copy(update={"train": train}))
+        )
+
+    def _source_of(self, found: "ResolvedScenario") -> Source:
         document = scheduled(self.name, found)
         return Source(name=self.name, title=self.title, document=document, scenario=found)
 

@@ -201,6 +201,7 @@ def run(
                 seed=seed,
                 check=check,
                 forks=True,
+                folds=not any((trace, chakra, timeline, picture, report)),
                 progress=update,
                 data=data,
                 timeout_s=timeout,
