@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from zsim.api.pipeline_fold import Fold
+from zsim.api.pipeline_fold import MicroBatchFold
 from zsim.backend.backend import Backend, Job, UnsteadyError
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import Balanced, Ratio
@@ -28,7 +28,9 @@ class Imbalance:
         return f"{change:+.1%} if the busiest rank receives {self.busiest:.3g} x mean (--set {key})"
 
 
-def imbalance_of(job: Job, simulation: Backend, fold: Fold | None = None) -> Imbalance | None:
+def imbalance_of(
+    job: Job, simulation: Backend, fold: MicroBatchFold | None = None
+) -> Imbalance | None:
     """Return the run with a busier rank; None for drawn or recorded counts, and long schedules.
 
     Also None if a step with `fold` has no period then.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from zsim.analysis.summary import summary
 from zsim.api.answer import Progress, ignore_progress
-from zsim.api.pipeline_fold import Fold, FoldedStep, folded_run, folds_of, need_foldable
+from zsim.api.pipeline_fold import FoldedStep, MicroBatchFold, folded_run, folds_of, need_foldable
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.api.step_time_band import step_time_band_s
@@ -156,7 +156,7 @@ class _Launch:
     progress: Progress | None
 
     def result(
-        self, loaded: LoadedScenario | None, source: Source, fold: Fold | None = None
+        self, loaded: LoadedScenario | None, source: Source, fold: MicroBatchFold | None = None
     ) -> RunResult:
         """Prove and run the job of `source`; with `fold`, it has the simulated micro-batches.
 
@@ -318,7 +318,7 @@ class _BackendChoice:
         job: Job,
         progress: Progress | None,
         *,
-        fold: Fold | None = None,
+        fold: MicroBatchFold | None = None,
     ) -> _Ran:
         """Run a job; its proof is done or in progress.
 
@@ -358,13 +358,15 @@ class _BackendChoice:
         )
 
     def band_s(
-        self, source: Source, job: Job, fold: Fold | None = None
+        self, source: Source, job: Job, fold: MicroBatchFold | None = None
     ) -> tuple[float, float] | None:
         """Return the band of the step time in seconds; None if the backend does not predict."""
         predicts = load_backend(self.name).traits.predicts
         return step_time_band_s(job, self.backend(source), fold) if predicts else None
 
-    def imbalance(self, source: Source, job: Job, fold: Fold | None = None) -> "Imbalance | None":
+    def imbalance(
+        self, source: Source, job: Job, fold: MicroBatchFold | None = None
+    ) -> "Imbalance | None":
         """Return the run with a busier rank; None without counts, or if nothing is predicted."""
         if job.named is None or not load_backend(self.name).traits.predicts:
             return None

@@ -33,7 +33,7 @@ TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
+class MicroBatchFold:
     """A step of `micro_batches`, of which `simulated` are simulated.
 
     The others repeat a period of `turn` micro-batches.
@@ -64,7 +64,7 @@ class Fold:
 class FoldedStep:
     """A fold with the simulated step and its period."""
 
-    fold: Fold
+    fold: MicroBatchFold
     step: "PeriodicStep"
 
     def summary(self, job: Job, trace: "Trace") -> "Summary":
@@ -96,7 +96,7 @@ class FoldedStep:
         }
 
 
-def folds_of(found: "ResolvedScenario") -> Iterator[Fold]:
+def folds_of(found: "ResolvedScenario") -> Iterator[MicroBatchFold]:
     """Yield folds to try of a scenario, the shortest first; none if it needs the whole step.
 
     Faults and other jobs act at certain times, drawn and recorded counts differ between
@@ -116,7 +116,7 @@ def folds_of(found: "ResolvedScenario") -> Iterator[Fold]:
     for more in range(TRIES):
         simulated = least + total % turn + more * stages
         if 2 * simulated <= total:
-            yield Fold(micro_batches=total, simulated=simulated, turn=turn)
+            yield MicroBatchFold(micro_batches=total, simulated=simulated, turn=turn)
 
 
 def _has_chunks(runtime: RuntimeOptions, stages: int) -> bool:
@@ -125,13 +125,13 @@ def _has_chunks(runtime: RuntimeOptions, stages: int) -> bool:
 
 
 def need_foldable(job: Job) -> None:
-    """Raise UnsteadyError if the memory of a job is not on devices alone.
+    """Raise UnsteadyError if a job uses files, or has more rows than declared.
 
     Raises:
-        UnsteadyError: some of it is in host memory or in files.
+        UnsteadyError: it does.
     """
-    if any(pool.place is not Place.DEVICE for pool in job.schedule.pools):
-        raise UnsteadyError("memory of the host is not folded")
+    if any(pool.place not in {Place.DEVICE, Place.HOST} for pool in job.schedule.pools):
+        raise UnsteadyError("files")
     if job.excess is not None:
         raise UnsteadyError("more rows than declared")
 
@@ -142,7 +142,9 @@ def _periodic(backend: Backend) -> PeriodicBackend:
     return backend
 
 
-def folded_run(job: Job, backend: Backend, fold: Fold, *, seed: int) -> "tuple[Trace, FoldedStep]":
+def folded_run(
+    job: Job, backend: Backend, fold: MicroBatchFold, *, seed: int
+) -> "tuple[Trace, FoldedStep]":
     """Return the trace of the simulated micro-batches, and their period.
 
     Raises:

@@ -125,8 +125,10 @@ class RunResult(AnswerInFacts):
     @property
     def flaky(self) -> Flaky | None:
         """Probability of the only fault; None if the scenario has no fault with a probability."""
-        resolved = None if self.scenario is None else self.scenario.source.scenario
-        return None if resolved is None else resolved.flaky
+        scenario = self.scenario
+        if scenario is None or scenario.schedule_json is not None:
+            return None
+        return scenario.resolved.flaky
 
     @property
     def expected_step_time_s(self) -> float:

@@ -91,7 +91,7 @@ class LoadedScenario:
         """
         if self.schedule_json is not None:
             return schedule_source(self.name, self.schedule_json, self.changes)
-        return self._source_of(self.resolved)
+        return scheduled(self.name, self.title, self.resolved)
 
     @cached_property
     def resolved(self) -> "ResolvedScenario":
@@ -116,13 +116,8 @@ class LoadedScenario:
         found = self.resolved
         strategy = found.strategy
         train = strategy.train.model_copy(update={"gradient_accumulation_steps": count})
-        return self._source_of(
-            replace(found, strategy=strategy.model_copy(update={"train": train}))
-        )
-
-    def _source_of(self, found: "ResolvedScenario") -> Source:
-        document = scheduled(self.name, found)
-        return Source(name=self.name, title=self.title, document=document, scenario=found)
+        changed = strategy.model_copy(update={"train": train})
+        return scheduled(self.name, self.title, replace(found, strategy=changed))
 
     @cached_property
     def _settled(self) -> "tuple[ResolvedScenario, str]":

@@ -6,7 +6,7 @@ reaches from the least to the most congested named fabric (`zsim.network.band`).
 
 from dataclasses import replace
 
-from zsim.api.pipeline_fold import Fold
+from zsim.api.pipeline_fold import MicroBatchFold
 from zsim.backend.backend import Backend, Job, UnsteadyError
 from zsim.files.installed import network_band
 
@@ -15,7 +15,7 @@ WIDE = 1.05
 
 
 def step_time_band_s(
-    job: Job, simulation: Backend, fold: Fold | None = None
+    job: Job, simulation: Backend, fold: MicroBatchFold | None = None
 ) -> tuple[float, float] | None:
     """Return the seconds of the fastest and of the slowest step, as simulated.
 
