@@ -21,12 +21,14 @@ def pipelines(draw: st.DrawFn) -> dict[str, Any]:
     """Draw a pipeline of Megatron-LM or nanotron with enough micro-batches to be folded."""
     runtime = draw(st.sampled_from(["megatron", "megatron", "nanotron"]))
     stages, chunks = draw(st.sampled_from([(2, 1), (3, 1), (4, 1), (2, 2), (4, 2)]))
+    stage = 1 if runtime == "nanotron" else draw(st.sampled_from([0, 1]))
     options: dict[str, object] = {}
     if runtime == "nanotron":
         chunks = 1
     else:
         options = draw(st.fixed_dictionaries(MEGATRON))
-        options["overlap_param_gather"] = options["overlap_grad_reduce"] and draw(st.booleans())
+        gathers = stage == 1 and options["overlap_grad_reduce"] and draw(st.booleans())
+        options["overlap_param_gather"] = gathers
     layers = stages * chunks * draw(st.integers(1, 2))
     if chunks > 1:
         options["num_virtual_stages_per_pipeline_rank"] = chunks
@@ -40,7 +42,7 @@ def pipelines(draw: st.DrawFn) -> dict[str, Any]:
         layers=layers,
         tensor=draw(st.sampled_from([1, 1, 2])),
         data=draw(st.sampled_from([1, 2])),
-        stage=draw(st.sampled_from([0, 1])) if runtime == "megatron" else 1,
+        stage=stage,
         options=options,
         clip_norm=draw(st.sampled_from([None, 1.0])),
         steps=draw(st.integers(1, 3)),

@@ -6,8 +6,8 @@ from dataclasses import replace
 from zsim.analysis.exposed_time import StepParts, most_exposed, parts_of
 from zsim.analysis.summary import StepTimes, StepWork, Summary, figures, room, work
 from zsim.backend.backend import Job
-from zsim.memory.steady_memory import is_steady
-from zsim.trace.trace import PeriodicStep, Trace
+from zsim.memory.longer_ledger import longer_reservations
+from zsim.trace.trace import PeriodicStep, Reservation, Trace
 
 
 def periodic_summary(
@@ -26,13 +26,29 @@ def periodic_summary(
     )
 
 
-def has_steady_memory(trace: Trace, *, micro_batches: int, turn: int) -> bool:
-    """Return True if steps with more micro-batches have the memory peaks of `trace`."""
-    books = {id(rank.book): rank for rank in trace.ranks}  # ranks of a role share their ledger
-    return all(
-        is_steady(rank.book, rank.reservations, micro_batches=micro_batches, turn=turn)
-        for rank in books.values()
-    )
+def with_longer_steps(
+    job: Job, trace: Trace, *, micro_batches: int, times: int, turn: int
+) -> Trace:
+    """Return `trace` with the memory that ranks reserve in steps of `times` more turns.
+
+    Raises:
+        UnsteadyMemoryError: more micro-batches need other memory.
+    """
+    programs = {each.role: each for each in job.schedule.programs}
+    found: dict[int, tuple[Reservation, ...]] = {}  # ranks of a role share their ledger
+    for rank in trace.ranks:
+        if id(rank.book) not in found:
+            found[id(rank.book)] = longer_reservations(
+                programs[rank.role],
+                job.schedule.pools,
+                rank.book,
+                rank.reservations,
+                micro_batches=micro_batches,
+                turn=turn,
+                times=times,
+            )
+    ranks = (replace(rank, reservations=found[id(rank.book)]) for rank in trace.ranks)
+    return replace(trace, ranks=tuple(ranks))
 
 
 def step_times(step: PeriodicStep, times: int) -> StepTimes:

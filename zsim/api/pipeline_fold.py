@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zsim.analysis.periodic_summary import has_steady_memory, periodic_summary
+from zsim.analysis.periodic_summary import periodic_summary, with_longer_steps
 from zsim.backend.backend import Backend, Job, PeriodicBackend, UnsteadyError
+from zsim.memory.longer_ledger import UnsteadyMemoryError
 from zsim.schedule.binding import Balanced, Ratio
 from zsim.schedule.schedule import Place
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -154,7 +155,11 @@ def folded_run(
     trace, step = _periodic(backend).run_periodic(
         job, seed=seed, micro_batches=fold.simulated, turn=fold.turn
     )
-    is_steady = has_steady_memory(trace, micro_batches=fold.simulated, turn=fold.turn)
-    if trace.out_of_memory is None and not is_steady:  # else, more micro-batches run out as well
-        raise UnsteadyError("its memory is not steady")
+    if trace.out_of_memory is None:  # else, more micro-batches run out as well
+        try:
+            trace = with_longer_steps(
+                job, trace, micro_batches=fold.simulated, times=fold.times, turn=fold.turn
+            )
+        except UnsteadyMemoryError as error:
+            raise UnsteadyError(str(error)) from None
     return trace, FoldedStep(fold=fold, step=step)
