@@ -29,8 +29,8 @@ SETTLING = 4
 TURNS = 3
 """Turns of stages with several chunks: the fill takes more than one, the comparison one more."""
 
-TRIES = 3
-"""Steps that are simulated, each a turn longer, before the whole step is."""
+TRIES = (0, 1, 3)
+"""Further turns of the steps that are simulated before the whole step is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def folds_of(found: "ResolvedScenario") -> Iterator[MicroBatchFold]:
     stages, total = strategy.parallel.pipeline, strategy.train.gradient_accumulation_steps
     turn = stages if _has_chunks(runtime, stages) else 1
     least = TURNS * stages if turn > 1 else stages + SETTLING
-    for more in range(TRIES):
+    for more in TRIES:
         simulated = least + total % turn + more * stages
         if 2 * simulated <= total:
             yield MicroBatchFold(micro_batches=total, simulated=simulated, turn=turn)

@@ -21,8 +21,8 @@ from zsim.trace.trace import LedgerEntry, Reservation
 MICRO_BATCH = re.compile(r"/mb(\d+)")
 SLOT = re.compile(r"@(\d+)|/(\d+)$")
 
-ENTRIES_MAX = 100_000
-"""Maximum entries of further turns that are served for one rank, in about a second."""
+ENTRIES_MAX = 30_000
+"""Maximum entries of further turns that are served in a step of one rank, in about 0.1 s."""
 
 
 class UnsteadyMemoryError(Exception):
@@ -69,7 +69,11 @@ def longer_reservations(
         raise UnsteadyMemoryError("frees are deferred")
     if any(each.waits for each in known):
         raise UnsteadyMemoryError("a host waits for memory")
-    lines = [_line(each) for each in entries]
+    known_lines: dict[str, _Line] = {}  # steps repeat the operations of the first one
+    lines = [
+        known_lines.get(each.operation) or known_lines.setdefault(each.operation, _line(each))
+        for each in entries
+    ]
     steps = list(_steps(entries))
     turns = [_last_turn(lines, each, micro_batches, turn) for each in steps]
     longer = _Longer(program, entries, lines, steps, turns, turn, times)

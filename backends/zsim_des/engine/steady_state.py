@@ -41,13 +41,13 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A period of one rank: entries from `since` up to `until` repeat `length` entries later.
+    """A period of one rank.
 
-    Of these, the entries from `steady` on are later by exactly `period_ps`.
+    Entries from `steady` up to `until` are repeated `length` entries later, and later by exactly
+    `period_ps`.
     """
 
     entries: Entries
-    since: int
     steady: int
     until: int
     length: int
@@ -77,13 +77,22 @@ def steady_steps(
 
 
 def _of_step(runs: Sequence[ProgramRun], micro_batches: int, turn: int) -> SteadyStep:
-    found = [_period(_entries(run), micro_batches, turn) for run in runs]
-    if len({each.period_ps for each in found}) > 1:
-        raise UnsteadyError("stages have different periods")
-    if found[0].period_ps <= 0:
-        raise UnsteadyError("the period takes no time")
+    repeats = [_repeats(_entries(run), micro_batches, turn) for run in runs]
+    spans = [each.runs() for each in repeats]
+    common = set(spans[0]).intersection(*spans[1:])
+    if not common:
+        raise UnsteadyError("stages have no period in common")
+
+    def shortest(period_ps: int) -> int:
+        return min(each[period_ps][1] - each[period_ps][0] for each in spans)
+
+    period_ps = max(common, key=shortest)
+    found = [
+        Period(each.entries, *span[period_ps], each.length, period_ps)
+        for each, span in zip(repeats, spans, strict=True)
+    ]
     begin_ps = _common_ps(found)
-    return SteadyStep(found, (begin_ps, begin_ps + found[0].period_ps))
+    return SteadyStep(found, (begin_ps, begin_ps + period_ps))
 
 
 def _entries(run: ProgramRun) -> Entries:
@@ -110,8 +119,40 @@ def _entries(run: ProgramRun) -> Entries:
     return found
 
 
-def _period(entries: Entries, micro_batches: int, turn: int) -> Period:
-    """Return the period of a rank: the one with the last forward, as long as it reaches."""
+@dataclass(frozen=True, slots=True)
+class _Repeats:
+    """Entries of which those from `since` up to `until` are repeated `length` entries later."""
+
+    entries: Entries
+    since: int
+    until: int
+    length: int
+
+    def runs(self) -> dict[int, tuple[int, int]]:
+        """Return by time the longest run of entries that are repeated by that time later.
+
+        The host may issue the repetition earlier than that, but not later.
+        """
+        entries, length = self.entries, self.length
+        issued, starts, ends = entries.issued_ps, entries.starts_ps, entries.ends_ps
+        longest: dict[int, tuple[int, int]] = {}
+        begin, period_ps = self.since, 0
+        for index in range(self.since, self.until):
+            later = index + length
+            by_ps = starts[later] - starts[index]
+            if not ends[later] - ends[index] == by_ps >= issued[later] - issued[index]:
+                begin = index + 1
+                continue
+            if by_ps != period_ps or begin == index:
+                begin, period_ps = index, by_ps
+            known = longest.get(period_ps, (0, 0))
+            if period_ps > 0 and index + 1 - begin > known[1] - known[0]:
+                longest[period_ps] = begin, index + 1
+        return longest
+
+
+def _repeats(entries: Entries, micro_batches: int, turn: int) -> _Repeats:
+    """Return the entries that are repeated a turn later, around the start of the last one."""
     anchor, length = _anchor(entries, micro_batches, turn)
     kinds, batches = entries.kinds, entries.batches
     last = len(kinds) - length
@@ -130,32 +171,7 @@ def _period(entries: Entries, micro_batches: int, turn: int) -> Period:
         since -= 1
     while until < last and repeats(until):
         until += 1
-    steady, until, period_ps = _longest_run(entries, since, until, length)
-    return Period(entries, since, steady, until, length, period_ps)
-
-
-def _longest_run(entries: Entries, since: int, until: int, length: int) -> tuple[int, int, int]:
-    """Return the longest run of entries that repeat `length` entries later by the same time.
-
-    The host may issue them earlier than that, but not later.
-    """
-    issued, starts, ends = entries.issued_ps, entries.starts_ps, entries.ends_ps
-    best = (since, since, 0)
-    begin, period_ps = since, 0
-    for index in range(since, until):
-        later = index + length
-        by_ps = starts[later] - starts[index]
-        is_alike = ends[later] - ends[index] == by_ps >= issued[later] - issued[index]
-        if not is_alike:
-            begin = index + 1
-            continue
-        if by_ps != period_ps or begin == index:
-            begin, period_ps = index, by_ps
-        if index + 1 - begin > best[1] - best[0]:
-            best = (begin, index + 1, period_ps)
-    if best[0] == best[1]:
-        raise UnsteadyError("no entries of the steady state are one period apart")
-    return best
+    return _Repeats(entries, since, until, length)
 
 
 def _anchor(entries: Entries, micro_batches: int, turn: int) -> tuple[int, int]:
@@ -180,20 +196,22 @@ def _common_ps(found: Sequence[Period]) -> int:
     Raises:
         UnsteadyError: there is none.
     """
-    since_ps = longest_ps = 0
-    ends: list[int] = []
-    for each in found:
-        entries = each.entries
-        begun: dict[int, int] = {}
-        ended: dict[int, int] = {}
-        for index in range(each.steady, each.until):
-            start_ps, end_ps = entries.starts_ps[index], entries.ends_ps[index]
-            begun.setdefault(entries.streams[index], start_ps)
-            ended[entries.streams[index]] = end_ps
-            longest_ps = max(longest_ps, end_ps - start_ps)
-        since_ps = max(since_ps, *begun.values())
-        ends += ended.values()
-    if min(ends) - since_ps < 2 * longest_ps:
+    spans = [
+        (entries.streams[at], entries.starts_ps[at], entries.ends_ps[at], rank)
+        for rank, each in enumerate(found)
+        for entries in (each.entries,)
+        for at in range(each.steady, each.until)
+    ]
+    begun: dict[tuple[int, int], int] = {}
+    ended: dict[tuple[int, int], int] = {}
+    for stream, start_ps, end_ps, rank in spans:
+        begun.setdefault((rank, stream), start_ps)
+        ended[rank, stream] = end_ps
+    since_ps = max(begun.values())
+    longest_ps = max(
+        (end_ps - start_ps for _, start_ps, end_ps, _ in spans if end_ps > since_ps), default=0
+    )
+    if min(ended.values()) - since_ps < 2 * longest_ps or not longest_ps:
         raise UnsteadyError("the steady state is too short")
     return since_ps + longest_ps
 
