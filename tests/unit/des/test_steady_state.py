@@ -1,5 +1,6 @@
 """The period of a simulated pipeline step, and why there is none."""
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -16,9 +17,8 @@ ALWAYS = Window()
 
 def _job(micro_batches: int, **changes: Any) -> Job:  # noqa: ANN401  (values of tables)
     given = {"stages": 3, "layers": 3, **changes}
-    vocab_size = given.pop("vocab_size", 8000)
     tables = pipeline_tables("megatron", micro_batches=micro_batches, **given)
-    return zsim.load(tables, {"model.vocab_size": vocab_size}).job
+    return zsim.load(tables).job
 
 
 def _period(job: Job, micro_batches: int, turn: int = 1) -> PeriodicStep:
@@ -43,7 +43,7 @@ CHUNKS: dict[str, object] = {"num_virtual_stages_per_pipeline_rank": 2}
 
 
 def test_a_turn_that_is_not_one_of_the_schedule_has_no_period() -> None:
-    job = _job(12, stages=2, layers=16, options=CHUNKS, vocab_size=256)
+    job = _job(12, stages=2, layers=4, tensor=2, options=CHUNKS)
     assert _period(job, 12, turn=2).period_ps > 0
     with pytest.raises(UnsteadyError):
         _period(job, 12, turn=1)
@@ -56,7 +56,7 @@ def test_stages_that_run_ahead_of_the_slowest_have_no_period_yet() -> None:
 
 
 def test_a_fault_has_no_period() -> None:
-    slow = SlowGpu(rank=0, factor=2, window=ALWAYS)
+    slow = SlowGpu(rank=0, factor=Fraction(2), window=ALWAYS)
     with pytest.raises(UnsteadyError, match="faults"):
         SimBackend(faults=(slow,)).periodic_step(_job(8), seed=0, micro_batches=8, turn=1)
 

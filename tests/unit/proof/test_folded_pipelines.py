@@ -13,7 +13,7 @@ from pipeline_tables import pipeline_tables
 import zsim
 from zsim.backend.backend import Job
 from zsim.proof import check
-from zsim.schedule.operation import Operation
+from zsim.schedule.operation import Operation, StreamOperation
 from zsim.schedule.schedule import Schedule, ScheduleError
 
 NUMBERS: Final = re.compile(r"/mb\d+|@\d+|/\d+$")
@@ -99,7 +99,7 @@ def _edited(step: Sequence[Operation], places: Sequence[int], edit: str) -> tupl
             del found[place]
         elif edit == "later" and place + 1 < len(found):
             found[place], found[place + 1] = found[place + 1], found[place]
-        elif edit == "free of dependencies" and getattr(found[place], "after", ()):
+        elif edit == "free of dependencies" and isinstance(found[place], StreamOperation):
             found[place] = changed(found[place], after=())
     return tuple(found)
 
