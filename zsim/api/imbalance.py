@@ -1,11 +1,14 @@
 """Sensitivity of a step time to imbalance: the same run with a busier expert rank."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from zsim.api.pipeline_fold import MicroBatchFold
 from zsim.backend.backend import Backend, Job, UnsteadyError
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import Balanced, Ratio
+
+if TYPE_CHECKING:
+    from zsim.api.pipeline_fold import MicroBatchFold
 
 MORE = 0.1
 """Additional copies of tokens of the busiest rank, in multiples of the mean."""
@@ -29,7 +32,7 @@ class Imbalance:
 
 
 def imbalance_of(
-    job: Job, simulation: Backend, fold: MicroBatchFold | None = None
+    job: Job, simulation: Backend, fold: "MicroBatchFold | None" = None
 ) -> Imbalance | None:
     """Return the run with a busier rank; None for drawn or recorded counts, and long schedules.
 

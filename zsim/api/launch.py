@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from zsim.analysis.summary import summary
 from zsim.api.answer import Progress, ignore_progress
-from zsim.api.pipeline_fold import FoldedStep, MicroBatchFold, folded_run, folds_of, need_foldable
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.api.step_time_band import step_time_band_s
@@ -39,6 +38,7 @@ from zsim.workers.memory_bound import unbounded_memory
 if TYPE_CHECKING:
     from zsim.analysis.remedies import Remedy
     from zsim.api.imbalance import Imbalance
+    from zsim.api.pipeline_fold import FoldedStep, MicroBatchFold
     from zsim.api.proof_result import ProofResult
     from zsim.proof.finding import Finding
 
@@ -61,7 +61,7 @@ class _Ran:
     trace: Trace
     healthy: Trace | None
     wall_time_s: float
-    folded: FoldedStep | None = None
+    folded: "FoldedStep | None" = None
 
 
 class RefutedError(ValueError):
@@ -139,8 +139,8 @@ def run(
     if loaded is None:
         assert of_job is not None
         return launch.result(None, of_job)
-    if folds and backend == SIMULATOR and loaded.schedule_json is None:
-        for fold in folds_of(loaded.resolved):
+    if folds and backend == SIMULATOR:
+        for fold in loaded.folds():
             with suppress(UnsteadyError):
                 return launch.result(loaded, loaded.of_micro_batches(fold.simulated), fold)
     return launch.result(loaded, loaded.source)
@@ -156,7 +156,7 @@ class _Launch:
     progress: Progress | None
 
     def result(
-        self, loaded: LoadedScenario | None, source: Source, fold: MicroBatchFold | None = None
+        self, loaded: LoadedScenario | None, source: Source, fold: "MicroBatchFold | None" = None
     ) -> RunResult:
         """Prove and run the job of `source`; with `fold`, it has the simulated micro-batches.
 
@@ -167,7 +167,7 @@ class _Launch:
         traits, progress = _traits(how.name), self.progress
         job = source.job()
         if fold is not None:
-            need_foldable(job)
+            fold.need(job)
         (progress or ignore_progress)(1, phases := _phases(source, job))
         made = how.backend(source, _after(PHASES, progress, phases))
         if traits.is_real:
@@ -318,7 +318,7 @@ class _BackendChoice:
         job: Job,
         progress: Progress | None,
         *,
-        fold: MicroBatchFold | None = None,
+        fold: "MicroBatchFold | None" = None,
     ) -> _Ran:
         """Run a job; its proof is done or in progress.
 
@@ -332,7 +332,7 @@ class _BackendChoice:
         is_real = made.traits.is_real
         with mistakes(BackendError), unbounded_memory() if is_real else nullcontext():
             if fold is not None:
-                trace, folded = folded_run(job, made, fold, seed=self.seed)
+                trace, folded = fold.run(job, made, seed=self.seed)
                 taken_s = perf_counter() - begin
                 return _Ran(trace=trace, healthy=None, wall_time_s=taken_s, folded=folded)
             trace = made.run(job, seed=self.seed)
@@ -358,14 +358,14 @@ class _BackendChoice:
         )
 
     def band_s(
-        self, source: Source, job: Job, fold: MicroBatchFold | None = None
+        self, source: Source, job: Job, fold: "MicroBatchFold | None" = None
     ) -> tuple[float, float] | None:
         """Return the band of the step time in seconds; None if the backend does not predict."""
         predicts = load_backend(self.name).traits.predicts
         return step_time_band_s(job, self.backend(source), fold) if predicts else None
 
     def imbalance(
-        self, source: Source, job: Job, fold: MicroBatchFold | None = None
+        self, source: Source, job: Job, fold: "MicroBatchFold | None" = None
     ) -> "Imbalance | None":
         """Return the run with a busier rank; None without counts, or if nothing is predicted."""
         if job.named is None or not load_backend(self.name).traits.predicts:

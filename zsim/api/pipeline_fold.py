@@ -60,6 +60,37 @@ class MicroBatchFold:
         )
         return found.with_periods(self.times) / PICOSECONDS_PER_SECOND
 
+    @staticmethod
+    def need(job: Job) -> None:
+        """Raise UnsteadyError if a job uses files, or has more rows than declared.
+
+        Raises:
+            UnsteadyError: it does.
+        """
+        if any(pool.place not in {Place.DEVICE, Place.HOST} for pool in job.schedule.pools):
+            raise UnsteadyError("files")
+        if job.excess is not None:
+            raise UnsteadyError("more rows than declared")
+
+    def run(self, job: Job, backend: Backend, *, seed: int) -> "tuple[Trace, FoldedStep]":
+        """Return the trace of the simulated micro-batches, and their period.
+
+        Raises:
+            UnsteadyError: the step has no period, or its memory is not steady.
+            RefusedError, RunFailedError: as `Backend.run`.
+        """
+        trace, step = _periodic(backend).run_periodic(
+            job, seed=seed, micro_batches=self.simulated, turn=self.turn
+        )
+        if trace.out_of_memory is None:  # else, more micro-batches run out as well
+            try:
+                trace = with_longer_steps(
+                    job, trace, micro_batches=self.simulated, times=self.times, turn=self.turn
+                )
+            except UnsteadyMemoryError as error:
+                raise UnsteadyError(str(error)) from None
+        return trace, FoldedStep(fold=self, step=step)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedStep:
@@ -125,41 +156,7 @@ def _has_chunks(runtime: RuntimeOptions, stages: int) -> bool:
     return runtime.has_chunks(given, stages=stages)
 
 
-def need_foldable(job: Job) -> None:
-    """Raise UnsteadyError if a job uses files, or has more rows than declared.
-
-    Raises:
-        UnsteadyError: it does.
-    """
-    if any(pool.place not in {Place.DEVICE, Place.HOST} for pool in job.schedule.pools):
-        raise UnsteadyError("files")
-    if job.excess is not None:
-        raise UnsteadyError("more rows than declared")
-
-
 def _periodic(backend: Backend) -> PeriodicBackend:
     if not isinstance(backend, PeriodicBackend):
         raise UnsteadyError(f"backend {backend.name} finds no periods")
     return backend
-
-
-def folded_run(
-    job: Job, backend: Backend, fold: MicroBatchFold, *, seed: int
-) -> "tuple[Trace, FoldedStep]":
-    """Return the trace of the simulated micro-batches, and their period.
-
-    Raises:
-        UnsteadyError: the step has no period, or its memory is not steady.
-        RefusedError, RunFailedError: as `Backend.run`.
-    """
-    trace, step = _periodic(backend).run_periodic(
-        job, seed=seed, micro_batches=fold.simulated, turn=fold.turn
-    )
-    if trace.out_of_memory is None:  # else, more micro-batches run out as well
-        try:
-            trace = with_longer_steps(
-                job, trace, micro_batches=fold.simulated, times=fold.times, turn=fold.turn
-            )
-        except UnsteadyMemoryError as error:
-            raise UnsteadyError(str(error)) from None
-    return trace, FoldedStep(fold=fold, step=step)

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -34,6 +34,7 @@ from zsim.strategy.config_table import Table
 from zsim.units import format_count
 
 if TYPE_CHECKING:
+    from zsim.api.pipeline_fold import MicroBatchFold
     from zsim.api.plan_result import PlanResult
     from zsim.backend.backend import Job
     from zsim.backend.document import Document
@@ -91,7 +92,7 @@ class LoadedScenario:
         """
         if self.schedule_json is not None:
             return schedule_source(self.name, self.schedule_json, self.changes)
-        return scheduled(self.name, self.title, self.resolved)
+        return replace(scheduled(self.name, self.resolved), title=self.title)
 
     @cached_property
     def resolved(self) -> "ResolvedScenario":
@@ -107,6 +108,18 @@ class LoadedScenario:
         print_ignored(ignored)
         return found
 
+    def folds(self) -> "Iterator[MicroBatchFold]":
+        """Return the ways to simulate some micro-batches of a pipeline instead of all.
+
+        Raises:
+            MistakeError: as `source`.
+        """
+        if self.schedule_json is not None or self._settled[0].strategy.parallel.pipeline == 1:
+            return iter(())
+        from zsim.api.pipeline_fold import folds_of
+
+        return folds_of(self.resolved)
+
     def of_micro_batches(self, count: int) -> Source:
         """Return the source with `count` micro-batches in a step, whatever the scenario says.
 
@@ -117,7 +130,8 @@ class LoadedScenario:
         strategy = found.strategy
         train = strategy.train.model_copy(update={"gradient_accumulation_steps": count})
         changed = strategy.model_copy(update={"train": train})
-        return scheduled(self.name, self.title, replace(found, strategy=changed))
+        source = scheduled(self.name, replace(found, strategy=changed))
+        return replace(source, title=self.title)
 
     @cached_property
     def _settled(self) -> "tuple[ResolvedScenario, str]":

@@ -5,17 +5,20 @@ reaches from the least to the most congested named fabric (`zsim.network.band`).
 """
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from zsim.api.pipeline_fold import MicroBatchFold
 from zsim.backend.backend import Backend, Job, UnsteadyError
 from zsim.files.installed import network_band
+
+if TYPE_CHECKING:
+    from zsim.api.pipeline_fold import MicroBatchFold
 
 WIDE = 1.05
 """Minimum ratio of slowest to fastest step at which the text shows the band."""
 
 
 def step_time_band_s(
-    job: Job, simulation: Backend, fold: MicroBatchFold | None = None
+    job: Job, simulation: Backend, fold: "MicroBatchFold | None" = None
 ) -> tuple[float, float] | None:
     """Return the seconds of the fastest and of the slowest step, as simulated.
 

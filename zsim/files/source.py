@@ -406,8 +406,8 @@ def settled(
         return found, ignored
 
 
-def scheduled(name: str, title: str, found: "ResolvedScenario") -> Source:
-    """Return the source of `found`, called `name`, with its schedule and all that its run needs.
+def scheduled(name: str, found: "ResolvedScenario") -> Source:
+    """Return the source of `found`, called and titled `name`, with all that its run needs.
 
     Raises:
         MistakeError: the model cannot exist, or has no schedule.
@@ -424,7 +424,7 @@ def scheduled(name: str, title: str, found: "ResolvedScenario") -> Source:
         neighbours=found.neighbours,
         decision=found.decision,
     )
-    return Source(name=name, title=title, document=document, scenario=found, made=job)
+    return Source(name=name, title=name, document=document, scenario=found, made=job)
 
 
 def print_ignored(ignored: str) -> None:
@@ -444,6 +444,6 @@ def resolved(
         MistakeError: it cannot be used.
     """
     found, ignored = settled(name, scenario, ranks=ranks)
-    source = scheduled(name, scenario.title, found)
+    source = scheduled(name, found)
     print_ignored("" if quiet else ignored)
-    return source
+    return replace(source, title=scenario.title)
