@@ -11,7 +11,7 @@ from zsim.api.pipeline_fold import MicroBatchFold, folds_of
 
 
 def _tables(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  (values of tables)
-    given = {"stages": 2, "micro_batches": 16, "layers": 2, **changes}
+    given: dict[str, Any] = {"stages": 2, "micro_batches": 16, "layers": 2, **changes}
     return pipeline_tables(given.pop("runtime", "megatron"), **given)
 
 

@@ -16,7 +16,7 @@ ALWAYS = Window()
 
 
 def _job(micro_batches: int, **changes: Any) -> Job:  # noqa: ANN401  (values of tables)
-    given = {"stages": 3, "layers": 3, **changes}
+    given: dict[str, Any] = {"stages": 3, "layers": 3, **changes}
     tables = pipeline_tables("megatron", micro_batches=micro_batches, **given)
     return zsim.load(tables).job
 
