@@ -8,7 +8,14 @@ from itertools import chain
 from math import ceil
 from typing import TYPE_CHECKING
 
-from zsim.backend.backend import BackendTraits, Job, NoRouteError, RefusedError, RunFailedError
+from zsim.backend.backend import (
+    BackendTraits,
+    Job,
+    NoRouteError,
+    RefusedError,
+    RunFailedError,
+    UnsteadyError,
+)
 from zsim.backend.run_size import too_large
 from zsim.cluster.cluster import ClusterError, Gpu
 from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
@@ -18,7 +25,17 @@ from zsim.network.link_load import Decision
 from zsim.prediction.predicted_error import step_error
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
-from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, StepError, Trace
+from zsim.trace.trace import (
+    Interval,
+    LastStep,
+    LinkUse,
+    OutOfMemory,
+    PeriodicStep,
+    RankStep,
+    RankTrace,
+    StepError,
+    Trace,
+)
 from zsim_des.clock.ready_queue import Agenda, Clock
 from zsim_des.engine.ahead import AheadRun, NotAheadError, Tapes
 from zsim_des.engine.gpu_sharing import takes_from_kernels
@@ -28,7 +45,8 @@ from zsim_des.engine.memory_wait import AllocationService
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.record import Records
 from zsim_des.engine.rendezvous import MismatchError, Rendezvous
-from zsim_des.engine.spans import SlotKinds, rank_step, slots_of
+from zsim_des.engine.spans import SlotKinds, rank_period, rank_step, slots_of
+from zsim_des.engine.steady_state import steady_steps
 from zsim_des.engine.watch import Durations, RunWatcher
 from zsim_des.engine.worst_case import WorstCases
 from zsim_des.network.communicator_placement import Used, used_of
@@ -156,7 +174,10 @@ class SimBackend:
             RefusedError: more ranks than GPUs, an unknown rate, an edge to a later operation.
             RunFailedError: operations wait forever, or meet others that do not match.
         """
-        done = self._simulate(job, seed)
+        return self._trace(job, seed, self._simulate(job, seed))
+
+    def _trace(self, job: Job, seed: int, done: "_Done") -> Trace:
+        """Return the trace of a finished run."""
         worst = self._lower(job).worst_cases
         records = Records(job, self.overflow_steps, done.begin_ps, worst)
         traces = tuple(records.rank_trace(rank) for rank in done.ranks)
@@ -219,27 +240,75 @@ class SimBackend:
         Raises:
             RefusedError, RunFailedError: as `run`.
         """
-        done, lowered = self._simulate(job, seed), self._lower(job)
+        return self._last_step(job, self._simulate(job, seed))
+
+    def _last_step(self, job: Job, done: "_Done") -> LastStep:
+        """Return the times of the last step of a finished run."""
         ends_ps = done.step_ends_ps(job.steps)
         begin_ps = ends_ps[-2] if job.steps > 1 else 0
+        slots = self._lower(job).slots
         ranks = [
             rank_step(
                 rank,
-                lowered.slots(rank.instances[-1].course),
+                slots(rank.instances[-1].course),
                 done.begin_ps,
                 (begin_ps, ends_ps[-1]),
                 delays=job.schedule.delays_updates,
             )
             for rank in done.ranks
         ]
+        return self._of_step(job, (begin_ps, ends_ps[-1]), ranks)
+
+    def _of_step(self, job: Job, window: Interval, ranks: Sequence[RankStep]) -> LastStep:
         found = step_error(job, self._aside)
         return LastStep(
-            begin_ps=begin_ps,
-            end_ps=ends_ps[-1],
+            begin_ps=window[0],
+            end_ps=window[1],
             ranks=tuple(ranks),
             error_text=found.text,
             error=StepError.of(found.bounds, found.features_text),
         )
+
+    @uncollected()
+    def run_periodic(
+        self, job: Job, *, seed: int, micro_batches: int, turn: int
+    ) -> tuple[Trace, PeriodicStep]:
+        """Return the trace of `run`, and the period of the last step: `turn` micro-batches.
+
+        Raises:
+            UnsteadyError: a step of this many micro-batches shows no period.
+            RefusedError, NoRouteError, RunFailedError: as in `run`.
+        """
+        done = self._simulate(job, seed)
+        periodic = self._periodic(job, done, micro_batches, turn)
+        return self._trace(job, seed, done), periodic
+
+    @uncollected()
+    def periodic_step(self, job: Job, *, seed: int, micro_batches: int, turn: int) -> PeriodicStep:
+        """Return the period alone.
+
+        Raises:
+            UnsteadyError, RefusedError, NoRouteError, RunFailedError: as in `run_periodic`.
+        """
+        return self._periodic(job, self._simulate(job, seed), micro_batches, turn)
+
+    def _periodic(self, job: Job, done: "_Done", micro_batches: int, turn: int) -> PeriodicStep:
+        """Return the last step and its period.
+
+        Raises:
+            UnsteadyError: a step has no period.
+        """
+        if self.faults or self.neighbours or job.schedule.delays_updates:
+            raise UnsteadyError("faults, other jobs and delayed updates have no period")
+        begin_ps, end_ps = steady_steps(done.ranks, job.steps, micro_batches, turn)[-1].window_ps
+        window = begin_ps - done.begin_ps, end_ps - done.begin_ps
+        slots = self._lower(job).slots
+        ranks = [
+            rank_period(rank, slots(rank.instances[-1].course), done.begin_ps, window)
+            for rank in done.ranks
+        ]
+        period = self._of_step(job, window, ranks)
+        return PeriodicStep(step=self._last_step(job, done), period=period)
 
     @uncollected()
     def _simulate(

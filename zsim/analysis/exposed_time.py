@@ -1,5 +1,6 @@
 """Exposed time of a step: communication and host-side work that no computation overlaps."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zsim.analysis.exclusive_time import COMMUNICATION, COMPUTE, ON_HOST, Span, exclusive_ps
@@ -56,11 +57,16 @@ class StepParts:
 
 def step_parts(step: LastStep) -> StepParts:
     """Return the parts of the step for the rank with the most exposed communication."""
-    found = map(_parts_of, step.ranks)
+    return most_exposed(map(parts_of, step.ranks))
+
+
+def most_exposed(found: Iterable[StepParts]) -> StepParts:
+    """Return the parts of the rank with the most exposed communication."""
     return max(found, key=lambda each: (each.exposed_ps, sum(each.on_host.values())))
 
 
-def _parts_of(rank: RankStep) -> StepParts:
+def parts_of(rank: RankStep) -> StepParts:
+    """Return the parts of the step on one rank."""
     spans: list[Span] = [(start, end, COMPUTE, "") for start, end in rank.computing]
     for kind, named in ((COMMUNICATION, rank.by_group), (ON_HOST, rank.on_host)):
         spans += [(*each, kind, name) for name, intervals in named.items() for each in intervals]

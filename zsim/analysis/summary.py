@@ -6,7 +6,7 @@ All figures describe the last step, which starts at the end of the step before i
 from dataclasses import dataclass
 
 from zsim.analysis.drive_life import DriveLife, drive_life, written_bytes
-from zsim.analysis.exposed_time import HostSide, step_parts
+from zsim.analysis.exposed_time import HostSide, StepParts, step_parts
 from zsim.analysis.tier_fit import TierUse, tier_uses_of_run
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
@@ -174,12 +174,36 @@ def summary(job: Job, trace: Trace) -> Summary:
 
 def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
     """Return the figures of a run of `job` from its work, its memory and its times."""
-    seconds = (step.end_ps - step.begin_ps) / PICOSECONDS_PER_SECOND
+    return figures(job, done, taken, times_of(step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Duration of a step, and its parts on the ranks that have the most of each."""
+
+    step_ps: int
+    parts: StepParts
+    host_bound_ps: int
+    memory_wait_ps: int
+
+
+def times_of(step: LastStep) -> StepTimes:
+    """Return the times of a simulated or recorded step."""
+    return StepTimes(
+        step_ps=step.end_ps - step.begin_ps,
+        parts=step_parts(step),
+        host_bound_ps=max(each.host_bound_ps for each in step.ranks),
+        memory_wait_ps=max(each.memory_wait_ps for each in step.ranks),
+    )
+
+
+def figures(job: Job, done: StepWork, taken: Room, times: StepTimes) -> Summary:
+    """Return the figures of a run of `job` from its work, its memory and its times."""
+    seconds, parts = times.step_ps / PICOSECONDS_PER_SECOND, times.parts
     scale = _Scale(
         gpu_seconds=seconds * job.schedule.mesh.size, peak_rate=_peak_rate(job, done.dtype)
     )
     every = scale.rates(done.model_flops, done.hardware_flops)
-    parts = step_parts(step)
     return Summary(
         step_time_s=seconds,
         model_tflops_per_gpu=every.model_tflops_per_gpu,
@@ -200,12 +224,12 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
             (name, each / PICOSECONDS_PER_SECOND) for name, each in parts.on_host.items()
         ),
         compute_s=parts.compute_ps / PICOSECONDS_PER_SECOND,
-        host_bound_s=max(each.host_bound_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
+        host_bound_s=times.host_bound_ps / PICOSECONDS_PER_SECOND,
         fits=taken.full_at is None and taken.tier_short is None,
         peak_host_bytes=taken.peak_host_bytes,
         reserved_is_known=taken.reserved_is_known,
         needed_bytes=taken.needed_bytes,
-        memory_wait_s=max(each.memory_wait_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
+        memory_wait_s=times.memory_wait_ps / PICOSECONDS_PER_SECOND,
         tiers=taken.tiers,
         drive_life=drive_life(job, done.written_bytes, seconds),
     )

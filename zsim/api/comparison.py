@@ -198,7 +198,7 @@ def compare(
 def _read(given: Given, settings: tuple[str, ...]) -> Side | LoadedScenario:
     """Return the run if there is one, else the scenario to simulate."""
     if isinstance(given, RunResult):
-        name, trace = given.title, given.recorded
+        name, trace = given.title, given.whole.recorded
     elif isinstance(given, str | PathLike) and is_trace(fspath(given)):
         name, trace = fspath(given), _trace(fspath(given))
     else:

@@ -1,10 +1,14 @@
 """Sensitivity of a step time to imbalance: the same run with a busier expert rank."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from zsim.backend.backend import Backend, Job
+from zsim.backend.backend import Backend, Job, UnsteadyError
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import Balanced, Ratio
+
+if TYPE_CHECKING:
+    from zsim.api.pipeline_fold import MicroBatchFold
 
 MORE = 0.1
 """Additional copies of tokens of the busiest rank, in multiples of the mean."""
@@ -27,8 +31,13 @@ class Imbalance:
         return f"{change:+.1%} if the busiest rank receives {self.busiest:.3g} x mean (--set {key})"
 
 
-def imbalance_of(job: Job, simulation: Backend) -> Imbalance | None:
-    """Return the run with a busier rank; None for drawn or recorded counts, and long schedules."""
+def imbalance_of(
+    job: Job, simulation: Backend, fold: "MicroBatchFold | None" = None
+) -> Imbalance | None:
+    """Return the run with a busier rank; None for drawn or recorded counts, and long schedules.
+
+    Also None if a step with `fold` has no period then.
+    """
     named, binding = job.named, job.binding
     if named is None or not isinstance(binding, Balanced | Ratio):
         return None
@@ -42,5 +51,9 @@ def imbalance_of(job: Job, simulation: Backend) -> Imbalance | None:
     found = bound(named, Ratio(busiest=busiest))
     if busiest <= least or found.excess is not None:
         return None
-    step_s = last_step_s(replace(job, schedule=found.schedule), simulation)
+    seconds = last_step_s if fold is None else fold.last_step_s
+    try:
+        step_s = seconds(replace(job, schedule=found.schedule), simulation)
+    except UnsteadyError:
+        return None
     return Imbalance(busiest=busiest, step_time_s=step_s)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -23,6 +23,7 @@ from zsim.backend.backend import (
     Job,
     NoRouteError,
     RunFailedError,
+    UnsteadyError,
     load_backend,
 )
 from zsim.backend.document import Document
@@ -30,12 +31,14 @@ from zsim.cluster.cluster import Cluster, unknown_cluster
 from zsim.files.source import Source
 from zsim.limits import TimeLimitError
 from zsim.mistake import MistakeError, mistakes
+from zsim.network.link_load import Decision
 from zsim.trace.trace import Trace
 from zsim.workers.memory_bound import unbounded_memory
 
 if TYPE_CHECKING:
     from zsim.analysis.remedies import Remedy
     from zsim.api.imbalance import Imbalance
+    from zsim.api.pipeline_fold import FoldedStep, MicroBatchFold
     from zsim.api.proof_result import ProofResult
     from zsim.proof.finding import Finding
 
@@ -47,8 +50,18 @@ PHASES: Final = 2
 FORKED_MIN: Final = 20_000
 """Minimum operations at which a proof takes longer than a fork, about 0.1 s."""
 
-Ran = tuple[Trace, Trace | None, float]
-"""Trace of a run, trace without faults and neighbours, and wall time of both in seconds."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """Trace of a run, trace without faults and neighbours, and wall time of both in seconds.
+
+    `folded` is the period if only some micro-batches were simulated.
+    """
+
+    trace: Trace
+    healthy: Trace | None
+    wall_time_s: float
+    folded: "FoldedStep | None" = None
 
 
 class RefutedError(ValueError):
@@ -90,10 +103,14 @@ def run(
     seed: int = 0,
     check: bool = True,
     forks: bool = False,
+    folds: bool = True,
     progress: Progress | None = None,
     **options: Unpack[BackendOptions],
 ) -> RunResult:
     """Prove the schedule of a scenario, run it, and return the result.
+
+    Of a pipeline with many micro-batches, a few are proved and simulated if the others repeat their
+    period (`RunResult.folded`).
 
     Args:
         scenario: scenario as in `load`, or a job built by hand.
@@ -103,6 +120,7 @@ def run(
         check: True to prove the schedule first.
         forks: allow the proof of a large schedule in a forked process during the simulation, if
             there are two cores, memory for both, and no other threads.
+        folds: False to write out and simulate every micro-batch.
         progress: callback that receives the work done and the total work.
         options: options of some backends, see `BackendOptions`.
 
@@ -115,33 +133,67 @@ def run(
     for name in options.keys() - BackendOptions.__annotations__:
         raise TypeError(f"run() got an unexpected keyword argument {name!r}")
     traits = _traits(backend)
-    loaded, source = _source(scenario, changes, traits)
-    settings = _settings({**options, "decision": source.decision})
-    job = source.job()
-    (progress or ignore_progress)(1, phases := _phases(source, job))
-    how = _BackendChoice(name=backend, settings=settings, seed=seed)
-    made = how.backend(source, _after(PHASES, progress, phases))
-    if traits.is_real:
-        job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
-    ran = partial(how.recorded, made, source, job, progress)
-    proof = partial(_findings, source, job, traits)
-    if check and forks and traits.predicts and _is_large(job):
-        recorded, healthy, wall_time_s = _run_while_proving(proof, made, job, ran)
-    else:
-        _need_accepted(made, job)  # before the proof, which takes longer
-        _need_none(job, proof() if check else ())
-        recorded, healthy, wall_time_s = ran()
-    return RunResult(
-        title=source.title,
-        scenario=loaded,
-        job=job,
-        recorded=recorded,
-        wall_time_s=wall_time_s,
-        healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
-        look_for_remedies=lambda trace: None if job.excess else how.remedies(loaded, trace),
-        look_for_band=lambda: how.band_s(source, job),
-        look_for_imbalance=lambda: how.imbalance(source, job),
-    )
+    loaded, of_job = _loaded(scenario, changes, traits)
+    how = _BackendChoice(name=backend, settings=_settings({**options}), seed=seed)
+    launch = _Launch(how=how, check=check, forks=forks, progress=progress)
+    if loaded is None:
+        assert of_job is not None
+        return launch.result(None, of_job)
+    if folds and backend == SIMULATOR:
+        for fold in loaded.folds():
+            with suppress(UnsteadyError):
+                return launch.result(loaded, loaded.of_micro_batches(fold.simulated), fold)
+    return launch.result(loaded, loaded.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launch:
+    """A run on a backend: whether and how it is proved, and who is told of its progress."""
+
+    how: "_BackendChoice"
+    check: bool
+    forks: bool
+    progress: Progress | None
+
+    def result(
+        self, loaded: LoadedScenario | None, source: Source, fold: "MicroBatchFold | None" = None
+    ) -> RunResult:
+        """Prove and run the job of `source`; with `fold`, it has the simulated micro-batches.
+
+        Raises:
+            UnsteadyError: `fold` does not hold.
+        """
+        how = self.how.decided(source.decision)
+        traits, progress = _traits(how.name), self.progress
+        job = source.job()
+        if fold is not None:
+            fold.need(job)
+        (progress or ignore_progress)(1, phases := _phases(source, job))
+        made = how.backend(source, _after(PHASES, progress, phases))
+        if traits.is_real:
+            job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
+        run_it = partial(how.recorded, made, source, job, progress, fold=fold)
+        proof = partial(_findings, source, job, traits)
+        if self.check and self.forks and traits.predicts and _is_large(job):
+            ran = _run_while_proving(proof, made, job, run_it)
+        else:
+            _need_accepted(made, job)  # before the proof, which takes longer
+            _need_none(job, proof() if self.check else ())
+            ran = run_it()
+        healthy = ran.healthy
+        return RunResult(
+            title=source.title,
+            scenario=loaded,
+            job=job,
+            recorded=ran.trace,
+            wall_time_s=ran.wall_time_s,
+            healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
+            look_for_remedies=lambda trace: None if job.excess else how.remedies(loaded, trace),
+            look_for_band=lambda: how.band_s(source, job, fold),
+            look_for_imbalance=lambda: how.imbalance(source, job, fold),
+            folded=ran.folded,
+            write_out=lambda: self.result(loaded, source if loaded is None else loaded.source),
+        )
 
 
 def _settings(asked: Mapping[str, object]) -> dict[str, object]:
@@ -158,12 +210,12 @@ def _traits(backend: str) -> BackendTraits:
         return load_backend(backend).traits
 
 
-def _source(
+def _loaded(
     scenario: LoadedScenario | Job | str | PathLike[str] | Mapping[str, object],
     changes: Changed,
     traits: BackendTraits,
-) -> tuple[LoadedScenario | None, Source]:
-    """Return the loaded scenario (None for a job), and the source of the job."""
+) -> tuple[LoadedScenario | None, Source | None]:
+    """Return the loaded scenario, or the source of a job."""
     if isinstance(scenario, Job):
         if changes:
             raise MistakeError("changes: are for scenarios, this is a job")
@@ -173,7 +225,7 @@ def _source(
     joined = os.environ.get("WORLD_SIZE", "")
     if traits.is_real and loaded.changes.ranks is None and joined.isdecimal():
         loaded = loaded.changed(ranks=int(joined))  # number of ranks that torchrun started
-    return loaded, loaded.source
+    return loaded, None
 
 
 def _findings(source: Source, job: Job, traits: BackendTraits) -> "tuple[Finding, ...]":
@@ -203,8 +255,8 @@ def _is_large(job: Job) -> bool:
 
 
 def _run_while_proving(
-    proof: "Callable[[], tuple[Finding, ...]]", made: Backend, job: Job, ran: Callable[[], Ran]
-) -> Ran:
+    proof: "Callable[[], tuple[Finding, ...]]", made: Backend, job: Job, ran: Callable[[], _Ran]
+) -> _Ran:
     """Simulate while a forked process proves the schedule; discard the result if the proof fails.
 
     If the simulation fails, the schedule may be the reason, so findings are raised first.
@@ -255,17 +307,37 @@ class _BackendChoice:
         injected = {"faults": source.faults, "neighbours": source.neighbours}
         return self._with({**self.settings, **injected}, progress)
 
-    def recorded(self, made: Backend, source: Source, job: Job, progress: Progress | None) -> Ran:
-        """Run a job; its proof is done or in progress."""
+    def decided(self, decision: Decision | None) -> "_BackendChoice":
+        """Return this with the algorithm of collectives that a scenario forces, if any."""
+        return replace(self, settings=_settings({**self.settings, "decision": decision}))
+
+    def recorded(
+        self,
+        made: Backend,
+        source: Source,
+        job: Job,
+        progress: Progress | None,
+        *,
+        fold: "MicroBatchFold | None" = None,
+    ) -> _Ran:
+        """Run a job; its proof is done or in progress.
+
+        Raises:
+            UnsteadyError: `fold` does not hold.
+        """
         phases = _phases(source, job)
         (progress or ignore_progress)(PHASES, phases)
         begin = perf_counter()
         # Real ranks inherit the bound on memory, and CUDA reserves more than it uses.
         is_real = made.traits.is_real
         with mistakes(BackendError), unbounded_memory() if is_real else nullcontext():
-            recorded = made.run(job, seed=self.seed)
+            if fold is not None:
+                trace, folded = fold.run(job, made, seed=self.seed)
+                taken_s = perf_counter() - begin
+                return _Ran(trace=trace, healthy=None, wall_time_s=taken_s, folded=folded)
+            trace = made.run(job, seed=self.seed)
             healthy = self.healthy(source, job, _after(PHASES + job.steps, progress, phases))
-        return recorded, healthy, perf_counter() - begin
+        return _Ran(trace=trace, healthy=healthy, wall_time_s=perf_counter() - begin)
 
     def healthy(self, source: Source, job: Job, progress: Progress | None) -> Trace | None:
         """Return the run without faults and neighbours; None if the scenario has neither."""
@@ -285,18 +357,22 @@ class _BackendChoice:
             loaded.name, loaded.tables, loaded.changes, backend=self.backend, seed=self.seed
         )
 
-    def band_s(self, source: Source, job: Job) -> tuple[float, float] | None:
+    def band_s(
+        self, source: Source, job: Job, fold: "MicroBatchFold | None" = None
+    ) -> tuple[float, float] | None:
         """Return the band of the step time in seconds; None if the backend does not predict."""
         predicts = load_backend(self.name).traits.predicts
-        return step_time_band_s(job, self.backend(source)) if predicts else None
+        return step_time_band_s(job, self.backend(source), fold) if predicts else None
 
-    def imbalance(self, source: Source, job: Job) -> "Imbalance | None":
+    def imbalance(
+        self, source: Source, job: Job, fold: "MicroBatchFold | None" = None
+    ) -> "Imbalance | None":
         """Return the run with a busier rank; None without counts, or if nothing is predicted."""
         if job.named is None or not load_backend(self.name).traits.predicts:
             return None
         from zsim.api.imbalance import imbalance_of
 
-        return imbalance_of(job, self.backend(source))
+        return imbalance_of(job, self.backend(source), fold)
 
     def _with(self, settings: Mapping[str, object], progress: Progress | None) -> Backend:
         with mistakes(BackendError):

@@ -124,7 +124,7 @@ def check(
         loaded = load(scenario, changes)
         document = loaded.document
         schedule, model = document.schedule, document.model
-    trace = against.recorded if isinstance(against, RunResult) else None
+    trace = against.whole.recorded if isinstance(against, RunResult) else None
     if trace is None and against is not None:
         trace = read_trace(Path(str(against)))
     proof = proof_of(schedule, model)

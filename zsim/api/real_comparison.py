@@ -149,7 +149,7 @@ def compare_with_real(
 
 
 def _predicted(loaded: LoadedScenario, node: str | PathLike[str]) -> RunResult:
-    return run(placed(load(loaded, steps=WARM_UP + 1), node=node))
+    return run(placed(load(loaded, steps=WARM_UP + 1), node=node), folds=False)
 
 
 def paired(predicted: RunResult, real: RunResult) -> tuple[PredictedClass, ...]:

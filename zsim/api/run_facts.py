@@ -27,6 +27,7 @@ from zsim.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from zsim.analysis.remedies import Remedy
     from zsim.api.imbalance import Imbalance
+    from zsim.api.pipeline_fold import FoldedStep
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 ON_DEVICE = "live_bytes_peak/all"
@@ -59,6 +60,7 @@ class RunOutcome:
     training: TrainingBudget | None = None
     flaky: Flaky | None = None
     imbalance: "Imbalance | None" = None
+    folded: "FoldedStep | None" = None
 
 
 def run_object(outcome: RunOutcome) -> dict[str, object]:
@@ -106,6 +108,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "steps": trace.steps,
         "wall_time_s": outcome.wall_time_s,
         **({} if outcome.imbalance is None else {"imbalance": asdict(outcome.imbalance)}),
+        **({} if outcome.folded is None else {"folded": outcome.folded.to_dict()}),
         **({} if outcome.training is None else {"training": outcome.training.to_dict()}),
     }
 
@@ -131,6 +134,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     if found.step_time_s:
         lines += [
             ("step time", _step_time(found)),
+            *([] if outcome.folded is None else [("micro-batches", outcome.folded.text())]),
             *_band(outcome.step_time_band_s),
             *_disturbance_cost(outcome),
             *_imbalance(outcome),

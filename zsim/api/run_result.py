@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from zsim.analysis.remedies import Remedy
     from zsim.api.imbalance import Imbalance
+    from zsim.api.pipeline_fold import FoldedStep
     from zsim.api.scenario import LoadedScenario
     from zsim.backend.backend import Job
     from zsim.trace.trace import Trace
@@ -59,6 +60,10 @@ class RunResult(AnswerInFacts):
         look_for_band: function that simulates the fastest and the slowest fabric.
         look_for_imbalance: function that simulates a busier rank of experts.
         training: days, cost and energy of a whole training; None if its tokens are not given.
+        folded: the micro-batches of a pipeline that were simulated, and the period that the others
+            repeat; None if all were simulated. With it, `job` and `recorded` have the simulated
+            ones alone; figures are of the whole step.
+        write_out: function that runs every micro-batch.
     """
 
     title: str
@@ -71,6 +76,15 @@ class RunResult(AnswerInFacts):
     look_for_band: "Callable[[], tuple[float, float] | None]"
     training: TrainingBudget | None = None
     look_for_imbalance: "Callable[[], Imbalance | None]" = lambda: None
+    folded: "FoldedStep | None" = None
+    write_out: "Callable[[], RunResult] | None" = None
+
+    @cached_property
+    def whole(self) -> "RunResult":
+        """This result with every micro-batch written out; the first access simulates them."""
+        if self.folded is None or self.write_out is None:
+            return self
+        return replace(self.write_out(), training=self.training)
 
     @cached_property
     def imbalance(self) -> "Imbalance | None":
@@ -80,6 +94,8 @@ class RunResult(AnswerInFacts):
     @cached_property
     def summary(self) -> Summary:
         """All figures in one object, which documents each."""
+        if self.folded is not None:
+            return self.folded.summary(self.job, self.recorded)
         return summary(self.job, self.recorded)
 
     @property
@@ -109,8 +125,10 @@ class RunResult(AnswerInFacts):
     @property
     def flaky(self) -> Flaky | None:
         """Probability of the only fault; None if the scenario has no fault with a probability."""
-        resolved = None if self.scenario is None else self.scenario.source.scenario
-        return None if resolved is None else resolved.flaky
+        scenario = self.scenario
+        if scenario is None or scenario.schedule_json is not None:
+            return None
+        return scenario.resolved.flaky
 
     @property
     def expected_step_time_s(self) -> float:
@@ -311,6 +329,7 @@ class RunResult(AnswerInFacts):
             fitted=fitted_for(self.job.cluster) if predicts(self.backend) else (),
             training=self.training,
             imbalance=self.imbalance,
+            folded=self.folded,
         )
 
     def facts(self) -> list[tuple[str, str]]:
@@ -326,7 +345,8 @@ class RunResult(AnswerInFacts):
 
         Of ranks with identical behaviour one is recorded; `ranks` is their number.
         """
-        last = self.recorded.steps - 1
+        recorded = self.whole.recorded
+        last = recorded.steps - 1
         return [
             {
                 "rank": rank.rank,
@@ -336,7 +356,7 @@ class RunResult(AnswerInFacts):
                 "start_s": event.start_ps / PICOSECONDS_PER_SECOND,
                 "duration_s": (event.end_ps - event.start_ps) / PICOSECONDS_PER_SECOND,
             }
-            for rank in self.recorded.ranks
+            for rank in recorded.ranks
             for event in rank.events
             if event.step == last
         ]
@@ -377,12 +397,13 @@ class RunResult(AnswerInFacts):
                 [(each.key, each.value, each.origin) for each in keys],
                 changed=[each.key for each in keys if each.is_changed],
             )
+        whole = self.whole
         page = run_page(
-            self.job,
-            self.recorded,
-            self.summary,
+            whole.job,
+            whole.recorded,
+            whole.summary,
             title=self.title,
-            facts=self.facts(),
+            facts=whole.facts(),
             settings=ran,
         )
         return render(page, made=datetime.now(UTC).date())
@@ -397,7 +418,8 @@ class RunResult(AnswerInFacts):
             UnwrittenError: a file cannot be written.
         """
         need_trace("trace", str(path))
-        write_trace(str(path), self.job, self.recorded)
+        whole = self.whole
+        write_trace(str(path), whole.job, whole.recorded)
 
     def chakra(self, folder: str | PathLike[str]) -> None:
         """Write the last step into `folder` as Chakra execution traces, one file per rank.
@@ -409,7 +431,8 @@ class RunResult(AnswerInFacts):
         need_chakra("chakra", str(folder))
         from zsim.files.chakra_files import write_chakra
 
-        write_chakra(Path(folder), self.job, self.recorded)
+        whole = self.whole
+        write_chakra(Path(folder), whole.job, whole.recorded)
 
     def timeline(self, path: str | PathLike[str] | None = None) -> Picture:
         """Draw the last step of the first rank; write it to `path` (.svg, .png or .pdf) if given.
@@ -421,9 +444,9 @@ class RunResult(AnswerInFacts):
         from zsim.api.figure_file import drawn_figure
         from zsim.report.timeline import timeline
 
-        return drawn_figure(
-            "timeline", path, lambda: timeline(self.job.schedule, self.job.model, self.recorded)
-        )
+        whole = self.whole
+        job, trace = whole.job, whole.recorded
+        return drawn_figure("timeline", path, lambda: timeline(job.schedule, job.model, trace))
 
     def picture(
         self, path: str | PathLike[str] | None = None, *, figure: str = RUN_FIGURES[0]
@@ -442,11 +465,12 @@ class RunResult(AnswerInFacts):
         from zsim.report.run_picture import run_picture
 
         need_figure("figure", figure, RUN_FIGURES)
-        job, trace = self.job, self.recorded
+        whole = self.whole
+        job, trace, found = whole.job, whole.recorded, whole.summary
         return drawn_figure(
             "picture",
             path,
-            lambda: run_picture(figure, job, trace, self.summary, title=self.title),
+            lambda: run_picture(figure, job, trace, found, title=self.title),
         )
 
     def __repr__(self) -> str:

@@ -2,9 +2,9 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from numbers import Integral, Real
@@ -34,6 +34,7 @@ from zsim.strategy.config_table import Table
 from zsim.units import format_count
 
 if TYPE_CHECKING:
+    from zsim.api.pipeline_fold import MicroBatchFold
     from zsim.api.plan_result import PlanResult
     from zsim.backend.backend import Job
     from zsim.backend.document import Document
@@ -91,13 +92,46 @@ class LoadedScenario:
         """
         if self.schedule_json is not None:
             return schedule_source(self.name, self.schedule_json, self.changes)
+        return replace(scheduled(self.name, self.resolved), title=self.title)
+
+    @cached_property
+    def resolved(self) -> "ResolvedScenario":
+        """The scenario with every number determined; the first access prints ignored options.
+
+        Raises:
+            MistakeError: as `source`.
+        """
         found, ignored = self._settled
         cluster, mode = found.cluster, found.strategy.activations.checkpointing
         if mode is Checkpointing.SELECTIVE or cluster.gpus_per_node % cluster.nics_per_node:
             ignored = "; ".join(filter(None, (ignored, *setting_notes(found))))
         print_ignored(ignored)
-        document = scheduled(self.name, found)
-        return Source(name=self.name, title=self.title, document=document, scenario=found)
+        return found
+
+    def folds(self) -> "Iterator[MicroBatchFold]":
+        """Return the ways to simulate some micro-batches of a pipeline instead of all.
+
+        Raises:
+            MistakeError: as `source`.
+        """
+        if self.schedule_json is not None or self._settled[0].strategy.parallel.pipeline == 1:
+            return iter(())
+        from zsim.api.pipeline_fold import folds_of
+
+        return folds_of(self.resolved)
+
+    def of_micro_batches(self, count: int) -> Source:
+        """Return the source with `count` micro-batches in a step, whatever the scenario says.
+
+        Raises:
+            MistakeError: as `source`.
+        """
+        found = self.resolved
+        strategy = found.strategy
+        train = strategy.train.model_copy(update={"gradient_accumulation_steps": count})
+        changed = strategy.model_copy(update={"train": train})
+        source = scheduled(self.name, replace(found, strategy=changed))
+        return replace(source, title=self.title)
 
     @cached_property
     def _settled(self) -> "tuple[ResolvedScenario, str]":

@@ -6,7 +6,7 @@ A backend is registered as an entry point of the group "zsim.backends": its name
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast, runtime_checkable
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
@@ -16,7 +16,7 @@ from zsim.model.model import Model
 from zsim.network.link_load import Decision
 from zsim.schedule.schedule import Schedule
 from zsim.suggestion import one_of
-from zsim.trace.trace import LastStep, Trace
+from zsim.trace.trace import LastStep, PeriodicStep, Trace
 
 if TYPE_CHECKING:
     from zsim.schedule.bind import ExcessRows
@@ -45,6 +45,10 @@ class RefusedError(BackendError):
 
 class RunFailedError(RuntimeError):
     """The run itself failed: a rank died, or there was no progress for too long."""
+
+
+class UnsteadyError(RuntimeError):
+    """No part of a step repeats for further micro-batches; the message says why."""
 
 
 class NoRouteError(RuntimeError):
@@ -133,6 +137,30 @@ class ReusableBackend(Backend, Protocol):
 
         Raises:
             RefusedError, NoRouteError, RunFailedError: as in `run`.
+        """
+        ...
+
+
+@runtime_checkable
+class PeriodicBackend(Protocol):
+    """A backend that finds the period of a pipeline in the simulation of a few micro-batches."""
+
+    def run_periodic(
+        self, job: Job, *, seed: int, micro_batches: int, turn: int
+    ) -> tuple[Trace, PeriodicStep]:
+        """Return the trace of `run`, and the period of the last step: `turn` micro-batches.
+
+        Raises:
+            UnsteadyError: a step of this many micro-batches shows no period.
+            RefusedError, NoRouteError, RunFailedError: as in `run`.
+        """
+        ...
+
+    def periodic_step(self, job: Job, *, seed: int, micro_batches: int, turn: int) -> PeriodicStep:
+        """Return the period alone.
+
+        Raises:
+            UnsteadyError, RefusedError, NoRouteError, RunFailedError: as in `run_periodic`.
         """
         ...
 

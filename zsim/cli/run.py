@@ -201,6 +201,7 @@ def run(
                 seed=seed,
                 check=check,
                 forks=True,
+                folds=not (trace or chakra or timeline or picture or report),
                 progress=update,
                 data=data,
                 timeout_s=timeout,
@@ -216,14 +217,14 @@ def run(
     asked = result.of_tokens(trained, price=price, prices=prices, reliability=reliability)
     result = _with_remedies(asked)
     with answer_before(_files(result, trace, chakra, timeline, (picture, figure), report)):
-        _print(result, explain, as_json=json)
-    return Code.DONE if result.fits else Code.NO
+        return _print(result, explain, as_json=json)
 
 
-def _print(result: "RunResult", explain: str | None, *, as_json: bool) -> None:
-    """Print the answer, and the parts of its error if --explain is given."""
+def _print(result: "RunResult", explain: str | None, *, as_json: bool) -> Code:
+    """Print the answer, and the parts of its error if --explain is given; return the exit code."""
     print_answer(result, as_json=as_json)
     _explain(result, None if as_json else explain)
+    return Code.DONE if result.fits else Code.NO
 
 
 def _is_silent() -> bool:

@@ -57,13 +57,15 @@ class Changes:
 class Source:
     """A source read under `name`: a title, and the schedule with everything that its run needs.
 
-    `scenario` is the scenario of the schedule; None if the schedule was read from a file.
+    `scenario` is the scenario of the schedule, and `made` its job, with numbers of its counts; None
+    if the schedule was read from a file.
     """
 
     name: str
     title: str
     document: "Document"
     scenario: "ResolvedScenario | None" = None
+    made: "Job | None" = None
 
     @property
     def faults(self) -> "tuple[Fault, ...]":
@@ -88,6 +90,8 @@ class Source:
         """
         from zsim.backend.document import DocumentError
 
+        if self.made is not None:
+            return self.made
         with mistakes(DocumentError, prefix=f"{self.name}: "):
             return self.document.job()
 
@@ -402,8 +406,8 @@ def settled(
         return found, ignored
 
 
-def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
-    """Return the schedule of `resolved`, called `name`, with everything else that its run needs.
+def scheduled(name: str, found: "ResolvedScenario") -> Source:
+    """Return the source of `found`, called and titled `name`, with all that its run needs.
 
     Raises:
         MistakeError: the model cannot exist, or has no schedule.
@@ -413,12 +417,14 @@ def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
     from zsim.scenario.tables import ScenarioError
 
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
-        return replace(
-            Document.of(resolved.make_job()),
-            faults=resolved.faults,
-            neighbours=resolved.neighbours,
-            decision=resolved.decision,
-        )
+        job = found.make_job()
+    document = replace(
+        Document.of(job),
+        faults=found.faults,
+        neighbours=found.neighbours,
+        decision=found.decision,
+    )
+    return Source(name=name, title=name, document=document, scenario=found, made=job)
 
 
 def print_ignored(ignored: str) -> None:
@@ -438,6 +444,6 @@ def resolved(
         MistakeError: it cannot be used.
     """
     found, ignored = settled(name, scenario, ranks=ranks)
-    document = scheduled(name, found)
+    source = scheduled(name, found)
     print_ignored("" if quiet else ignored)
-    return Source(name=name, title=scenario.title, document=document, scenario=found)
+    return replace(source, title=scenario.title)

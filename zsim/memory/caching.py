@@ -195,6 +195,16 @@ class CachingAllocator:
         """
         return None
 
+    def place_of(self, block: Block | Hashable) -> tuple[int, int]:
+        """Return the address and the bytes of a live block, or of the block with this name."""
+        found = block if isinstance(block, tuple) else self._live[block]
+        assert found is not None
+        return found[0], found[1]
+
+    def free_places(self) -> frozenset[tuple[int, int]]:
+        """Return the addresses and bytes of all free blocks."""
+        return frozenset(self._size_at.items())
+
     def pieces(self) -> tuple[BlockPiece, ...]:
         """Return every block in order of address; together they are the reserved memory."""
         waiting = chain(self._over, *self._waiting.values())

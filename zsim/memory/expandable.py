@@ -52,6 +52,11 @@ class ExpandableAllocator(CachingAllocator):
         self._synchronized.clear()
         return found
 
+    def free_places(self) -> frozenset[tuple[int, int]]:
+        """Return the addresses and bytes of all free blocks and runs of unmapped pages."""
+        unmapped = ((address, -size) for address, size in self._unmapped.items())
+        return super().free_places().union(unmapped)
+
     def growth_bytes(self, size_bytes: int) -> int:
         """Return the bytes to map pages for if no free block serves a request."""
         return size_bytes

@@ -6,7 +6,7 @@ in its order, instead of at the ledger entries of their buffers.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from zsim.memory.caching import UNLIMITED, CachingAllocator
@@ -59,6 +59,13 @@ class Service:
     def reserved_bytes(self) -> int:
         """Return the bytes that the allocator has reserved from its device."""
         return self._allocator.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Return the peak of reserved bytes."""
+        allocator = self._allocator
+        assert isinstance(allocator, CachingAllocator)
+        return allocator.peak_reserved_bytes
 
     @property
     def needed_bytes(self) -> int:
@@ -163,6 +170,26 @@ class Service:
         """Free a buffer."""
         for block in self._end(name):
             self._blocks.give(block)
+
+    def layout(self, label: Callable[[str], Hashable]) -> Hashable:
+        """Return the places of all blocks: free ones, and live ones by the label of a buffer.
+
+        From equal layouts, the requests that follow are served alike, apart from labels.
+        """
+        allocator = self._allocator
+        assert isinstance(allocator, CachingAllocator)
+        live = [
+            (label(name), -1 - number, *allocator.place_of(block))
+            for name, blocks in self._alive.items()
+            for number, block in enumerate(blocks)
+            if block is not None
+        ]
+        live += [
+            (label(name), key, *allocator.place_of(block))
+            for name, table in self._tensors.items()
+            for key, block in table.items()
+        ]
+        return allocator.free_places(), frozenset(live)
 
     def finish(self, name: str) -> None:
         """Return the memory of the buffer's earliest deferred free: its uses have finished."""

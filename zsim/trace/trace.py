@@ -239,3 +239,23 @@ class LastStep:
     ranks: tuple[RankStep, ...]
     error_text: str
     error: StepError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicStep:
+    """Times of a step of a pipeline, and of one period of its steady state.
+
+    `period` repeats once for each further turn of micro-batches, unchanged on all ranks.
+    """
+
+    step: LastStep
+    period: LastStep
+
+    @property
+    def period_ps(self) -> int:
+        """Return the duration of the period."""
+        return self.period.end_ps - self.period.begin_ps
+
+    def with_periods(self, times: int) -> int:
+        """Return the duration of the step with the period `times` more."""
+        return self.step.end_ps - self.step.begin_ps + times * self.period_ps

@@ -31,6 +31,19 @@ def host_bound_ps(program: Program, instances: Sequence[ProgramRun], steps: int)
     return tuple(found)
 
 
+def host_bound_in_ps(program: Program, run: ProgramRun, window: tuple[int, int]) -> int:
+    """Return the same for the part of one step in `window`."""
+    busy = [span for span in run.issuing if span[0] < span[1]]
+    late = run.late.get(_computes_on(program) or "", ())
+    clipped = [(max(begin, window[0]), min(end, window[1])) for begin, end in late]
+    return sum(
+        max(0, min(stop_ps, end_ps) - max(start_ps, begin_ps))
+        for begin_ps, end_ps in clipped
+        if begin_ps < end_ps
+        for start_ps, stop_ps in busy
+    )
+
+
 def _computes_on(program: Program) -> str | None:
     """Return the stream of the first Compute of a step."""
     found = (each.stream for each in walk(program.step) if isinstance(each, Compute))

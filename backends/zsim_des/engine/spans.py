@@ -1,12 +1,13 @@
 """Intervals of a step in which a simulated rank computed or communicated, for exposed time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.schedule.operation import Communication, Compute, Together
 from zsim.trace.trace import Interval, RankStep, within
-from zsim_des.engine.host_bound import host_bound_ps
+from zsim_des.engine.host_bound import host_bound_in_ps, host_bound_ps
 from zsim_des.engine.host_issue import HostIssue
 from zsim_des.engine.rank import Rank
+from zsim_des.engine.stream import ProgramRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +47,44 @@ def rank_step(
     to where those of the next step would be.
     """
     last = rank.instances[-1]
-    starts, ends = last.starts, last.ends
+    host_ps = host_bound_ps(rank.rank_class.program, rank.instances, last.step + 1)
+    return replace(
+        _part(last, slots, since_ps, step, delays=delays),
+        host_bound_ps=host_ps[-1] if host_ps else 0,
+        memory_wait_ps=last.memory_wait_ps,
+    )
+
+
+def rank_period(rank: Rank, slots: SlotKinds, since_ps: int, window: Interval) -> RankStep:
+    """Return the times of the last step in `window`, both counted from `since_ps`."""
+    last = rank.instances[-1]
+    clock = (window[0] + since_ps, window[1] + since_ps)
+    return replace(
+        _part(last, slots, since_ps, window, delays=False),
+        host_bound_ps=host_bound_in_ps(rank.rank_class.program, last, clock),
+    )
+
+
+def _part(
+    run: ProgramRun, slots: SlotKinds, since_ps: int, window: Interval, *, delays: bool
+) -> RankStep:
+    """Return the intervals of a run in `window`."""
+    starts, ends = run.starts, run.ends
 
     def spans(of: tuple[int, ...]) -> list[Interval]:
         return [
             found
             for slot in of
             for found in within(
-                (starts[slot] - since_ps, ends[slot] - since_ps), step, is_late=delays
+                (starts[slot] - since_ps, ends[slot] - since_ps), window, is_late=delays
             )
         ]
 
     def named(of: dict[str, tuple[int, ...]]) -> dict[str, list[Interval]]:
         return {name: found for name, each in of.items() if (found := spans(each))}
 
-    host_ps = host_bound_ps(rank.rank_class.program, rank.instances, last.step + 1)
     return RankStep(
         computing=spans(slots.computing),
         by_group=named(slots.by_group),
         on_host=named(slots.on_host),
-        host_bound_ps=host_ps[-1] if host_ps else 0,
-        memory_wait_ps=last.memory_wait_ps,
     )

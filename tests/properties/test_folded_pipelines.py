@@ -1,0 +1,84 @@
+"""A pipeline step whose micro-batches are folded has the figures of the one written out."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from drawn_examples import examples
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pipeline_tables import pipeline_tables
+
+import zsim
+
+MEGATRON: dict[str, st.SearchStrategy[object]] = {
+    "overlap_grad_reduce": st.booleans(),
+}
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a pipeline of Megatron-LM or nanotron with enough micro-batches to be folded."""
+    runtime = draw(st.sampled_from(["megatron", "megatron", "nanotron"]))
+    stages, chunks = draw(st.sampled_from([(2, 1), (3, 1), (4, 1), (2, 2), (4, 2)]))
+    stage = 1 if runtime == "nanotron" else draw(st.sampled_from([0, 1]))
+    options: dict[str, object] = {}
+    if runtime == "nanotron":
+        chunks = 1
+    else:
+        options = draw(st.fixed_dictionaries(MEGATRON))
+        gathers = stage == 1 and options["overlap_grad_reduce"] and draw(st.booleans())
+        options["overlap_param_gather"] = gathers
+    layers = stages * chunks * draw(st.integers(1, 2))
+    if chunks > 1:
+        options["num_virtual_stages_per_pipeline_rank"] = chunks
+        options["overlap_p2p_comm"] = stages == 2 or draw(st.booleans())
+    least = 2 * (3 * stages if chunks > 1 else stages + 4 + stages)
+    micro_batches = least + (stages if chunks > 1 else 1) * draw(st.integers(0, 4))
+    return pipeline_tables(
+        runtime,
+        stages=stages,
+        micro_batches=micro_batches,
+        layers=layers,
+        tensor=draw(st.sampled_from([1, 1, 2])),
+        data=draw(st.sampled_from([1, 2])),
+        stage=stage,
+        options=options,
+        clip_norm=draw(st.sampled_from([None, 1.0])),
+        steps=draw(st.integers(1, 3)),
+    )
+
+
+@examples(12)
+@given(pipelines())
+def test_a_folded_step_has_every_figure_of_the_step_written_out(tables: dict[str, Any]) -> None:
+    folded = zsim.run(tables, check=False)
+    assume(folded.folded is not None)
+    whole = zsim.run(tables, check=False, folds=False)
+    assert asdict(folded.summary) == asdict(whole.summary)
+    assert folded.step_time_band_s == whole.step_time_band_s
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        pipeline_tables("nanotron", stages=4, micro_batches=24),
+        pipeline_tables("megatron", stages=4, micro_batches=20),
+        pipeline_tables(
+            "megatron",
+            stages=2,
+            micro_batches=12,
+            tensor=2,
+            options={
+                "num_virtual_stages_per_pipeline_rank": 2,
+                "overlap_grad_reduce": True,
+                "overlap_param_gather": True,
+            },
+        ),
+    ],
+    ids=["nanotron", "megatron", "megatron, interleaved"],
+)
+def test_usual_pipelines_are_folded(tables: dict[str, Any]) -> None:
+    folded = zsim.run(tables, check=False)
+    assert folded.folded is not None
+    assert asdict(folded.summary) == asdict(zsim.run(tables, check=False, folds=False).summary)

@@ -1,0 +1,93 @@
+"""`zsim run` folds micro-batches of a pipeline, or writes out all of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_tables import pipeline_tables
+
+import zsim
+from zsim.api.pipeline_fold import MicroBatchFold, folds_of
+
+
+def _tables(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  (values of tables)
+    given: dict[str, Any] = {"stages": 2, "micro_batches": 16, "layers": 2, **changes}
+    return pipeline_tables(given.pop("runtime", "megatron"), **given)
+
+
+def _folds(tables: dict[str, Any]) -> list[MicroBatchFold]:
+    return list(folds_of(zsim.load(tables).resolved))
+
+
+def test_the_answer_tells_which_micro_batches_were_simulated() -> None:
+    result = zsim.run(_tables())
+    assert result.folded is not None
+    assert ("micro-batches", result.folded.text()) in result.facts()
+    assert result.folded.text().startswith("6 of 16 simulated; each further one takes ")
+    told = result.to_dict()["folded"]
+    assert isinstance(told, dict)
+    assert (told["simulated"], told["micro_batches"], told["turn"]) == (6, 16, 1)
+
+
+def test_a_step_that_is_written_out_has_no_such_line() -> None:
+    result = zsim.run(_tables(), folds=False)
+    assert result.folded is None
+    assert "micro-batches" not in dict(result.facts())
+    assert "folded" not in result.to_dict()
+
+
+def test_rows_of_a_folded_run_have_every_micro_batch() -> None:
+    result = zsim.run(_tables())
+    rows = {str(row["operation"]) for row in result.rows()}
+    assert {f"step/forward/mb{number}/block0/forward0" for number in range(16)} <= rows
+    assert result.whole.step_time_s == result.step_time_s
+
+
+def test_a_folded_trace_has_every_micro_batch(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    zsim.run(_tables()).trace(path)
+    assert "step/forward/mb15/block0/forward0" in path.read_text()
+
+
+def test_short_steps_are_written_out() -> None:
+    assert not _folds(_tables(micro_batches=11))
+    assert _folds(_tables(micro_batches=12))
+
+
+def test_stages_with_several_chunks_are_folded_by_as_many_micro_batches_as_stages() -> None:
+    options: dict[str, object] = {"num_virtual_stages_per_pipeline_rank": 2}
+    folds = _folds(_tables(layers=4, micro_batches=20, options=options))
+    assert {each.turn for each in folds} == {2}
+    assert [each.simulated + 2 * each.times for each in folds] == [20] * len(folds)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"fault": [{"kind": "gpu", "rank": 0, "factor": 2}]},
+        {"neighbour": [{"nodes": [0, 1], "bandwidth_per_direction": "10 GB/s"}]},
+    ],
+    ids=["fault", "other job"],
+)
+def test_what_happens_at_certain_times_is_written_out(more: dict[str, Any]) -> None:
+    tables = _tables(data=8)
+    assert _folds(tables)
+    assert not _folds({**tables, **more})
+
+
+def test_separately_received_micro_batches_are_written_out() -> None:
+    tables = _tables(runtime="fsdp2", stage=3, micro_batches=32)
+    assert zsim.run(tables, check=False).folded is None
+
+
+def test_without_a_pipeline_nothing_is_folded() -> None:
+    assert not _folds(_tables(stages=1, micro_batches=64))
+
+
+def test_a_step_that_runs_out_of_memory_is_folded_too() -> None:
+    tables = _tables()
+    tables["cluster"]["gpu_memory"] = "250 MB"
+    folded, whole = zsim.run(tables), zsim.run(tables, folds=False)
+    assert not whole.fits
+    assert not folded.fits
+    assert folded.needed_bytes == whole.needed_bytes
