@@ -399,10 +399,12 @@ class Model:
         for unit in self.units:
             known = {parameter.name for parameter in unit.parameters}
             for segment in unit.segments:
-                if missing := [name for name in segment.inputs if name not in values]:
-                    raise ModelError(f"unit {unit.name}: reads {missing[0]} before it is made")
-                if missing := [name for name in segment.parameters if name not in known]:
-                    raise ModelError(f"unit {unit.name}: has no parameter {missing[0]}")
+                for name in segment.inputs:
+                    if name not in values:
+                        raise ModelError(f"unit {unit.name}: reads {name} before it is made")
+                for name in segment.parameters:
+                    if name not in known:
+                        raise ModelError(f"unit {unit.name}: has no parameter {name}")
                 for value in segment.outputs:
                     if value.name in values:
                         raise ModelError(f"unit {unit.name}: makes {value.name} a second time")

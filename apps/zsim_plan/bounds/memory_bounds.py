@@ -18,7 +18,7 @@ from zsim.strategy.execution import NarrowWeights, TokenFusion
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim_plan.bounds.in_flight import moments
-from zsim_plan.bounds.stage_kinds import stages_of
+from zsim_plan.bounds.stage_kinds import kept_by_kinds, stages_of
 
 
 def device_bytes(model: Model, strategy: Strategy) -> int:
@@ -107,7 +107,7 @@ def _activations(model: Model, strategy: Strategy, chunks: int) -> _ActivationBy
     gathers = _gathered_for_backward(strategy, chunks)
     moves, away = strategy.moves_checkpoints, strategy.layers_on_host
     key = "activations", strategy.activations, moves, away, gathers
-    return kept_by_model(model, key, lambda: _new_activations(model, strategy, gathers))
+    return kept_by_kinds(model, key, lambda: _new_activations(model, strategy, gathers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Land and Doig 1960).
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.closed_form.by_model import alike_units, kept_stages
+from zsim.closed_form.by_model import alike_units, kept_stages, units_by_kind
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
@@ -31,7 +31,6 @@ from zsim_plan.bounds.rank_speeds import (
     TensorSeconds,
     tensor_s,
 )
-from zsim_plan.bounds.stage_kinds import units_by_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
