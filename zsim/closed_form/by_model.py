@@ -61,7 +61,7 @@ def alike_units(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
 def units_by_kind(model: Model, again: Set[str]) -> Iterator[tuple[Unit, int, bool]]:
     """Yield a unit of each kind, the number of its kind, and whether these are among `again`."""
     for unit, names in alike_units(model):
-        many = len(again.intersection(names)) if again else 0
+        many = sum(name in again for name in names) if again else 0
         counts = (many, True), (len(names) - many, False)
         yield from ((unit, count, is_again) for count, is_again in counts if count)
 

@@ -171,6 +171,7 @@ class _SearchRun:
         Results are processed in the order in which settings were chosen, so that the choice of
         settings does not depend on which simulation finishes first.
         """
+        self.search.sharper = self._sharper
         self._begin(executor)
         flying: deque[_Flying] = deque()
         while True:
@@ -244,6 +245,7 @@ class _SearchRun:
         """Wait for the simulation that was chosen first, and use its result."""
         chosen, future = flying.popleft()
         self._take(chosen, *future.result())
+        self.search.sharpen_lowest()
         self.progress(min(self.operations, self.most_operations), self.most_operations)
         self.note(self.text)
 
@@ -306,8 +308,14 @@ class _SearchRun:
         if self.search.best < inf and self.question.objective == "gpus":
             self.pool.leave_more_gpus()
             self._extend()
+        self.search.sharpen_lowest()
         while (place := self.search.lowest()) is not None and self._lower(place):
-            pass
+            self.search.sharpen_lowest()
+
+    def _sharper(self, place: int) -> float:
+        """Return a tighter bound of a group, as a value."""
+        bound, group = self.pool.sharpened(place), self.pool.groups[place]
+        return self.question.value(bound.step_time_s * bound.slower, group.fleet.gpus)
 
     def _take(self, pick: tuple[int, int], outcome: SettingOutcome, seconds: float) -> None:
         operations = max(outcome.operations, LEAST_OPERATIONS)

@@ -43,6 +43,7 @@ from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 from zsim_plan.answer.setting_bound import SettingBound, least_bound
 from zsim_plan.bounds.collective_bounds import CollectiveBounds
 from zsim_plan.bounds.memory_bounds import device_bytes, host_state_bytes
+from zsim_plan.bounds.pipeline_bounds import pipeline_s
 from zsim_plan.bounds.rank_speeds import (
     KernelTime,
     KernelTimes,
@@ -294,6 +295,25 @@ class Bounder:
             memory_bytes=memory,
             is_unsure=is_unsure,
             slower=slower_of(cluster, features(strategy, model, cluster)),
+        )
+
+    def sharpened(
+        self, default: SettingBound, group: SettingGroup, tables: Mapping[str, Any]
+    ) -> SettingBound:
+        """Return the bound of a group, with the waits of its pipeline stages for messages.
+
+        `tables` are those of its defaults. It takes longer to compute than the bound `default`.
+        """
+        if group.changes["parallel.pipeline"] == 1 or group.leaner or group.gathering_less:
+            return default
+        found = self._resolved(tables)
+        few, turn = simulated_micro_batches(tables)
+        model, cut, speeds = self._model(found), cut_of(found.cluster), self._speeds_of(found)
+        step_s = pipeline_s(model, found.strategy, speeds, cut, few=few, turn=turn)
+        return replace(
+            default,
+            step_time_s=max(default.step_time_s, step_s),
+            busy_s=max(default.busy_s, step_s),
         )
 
     def full(self, tables: Mapping[str, Any]) -> SettingOutcome | None:

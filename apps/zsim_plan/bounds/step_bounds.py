@@ -61,7 +61,7 @@ ALL_TO_ALL = "all_to_all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Clock:
+class Clock:
     """Times of a rank's sequential work: kernels, and collectives of the tensor axis.
 
     Runtimes run both on one stream, since the next kernel reads the result of such a collective.
@@ -91,6 +91,17 @@ class _Clock:
         known = self.speeds.works.get(key)
         if known is None:  # the model stays alive, so that no other kernels get the ids of its own
             known = self.speeds.works[key] = model, self._work(model, goes_back=goes_back)
+        return known[1]
+
+    def of_forward(self, model: Model) -> RankWork:
+        """Return the work of one forward."""
+        key = self._kinds(model), self.strategy.activations, "forward"
+        known = self.speeds.works.get(key)
+        if known is None:
+            found = RankWork()
+            for unit, names in alike_units(model):
+                self._add(found, model, unit, len(names), goes_back=False)
+            known = self.speeds.works[key] = model, found
         return known[1]
 
     def _kinds(self, model: Model) -> Hashable:
@@ -213,7 +224,7 @@ def busy_time(
     last one returns, both through one chunk of each stage in between (Narayanan et al. 2021,
     section 2.2).
     """
-    clock = _Clock(strategy=strategy, speeds=speeds)
+    clock = Clock(strategy=strategy, speeds=speeds)
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count > 1:
         made = kept_stages(model, strategy)

@@ -6,7 +6,7 @@ estimates, which make the search faster but do not change its result.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -115,6 +115,8 @@ class Search:
             fits, they alternate with the branches of least memory.
         holds_back: True if there are branches to `add` in case nothing fits. Until something fits,
             only the smallest branch of each family is tried, in at most `LEAST_MOST` families.
+        sharper: returns a tighter bound of a branch, which takes longer to compute; None if there
+            is none. It is asked once for each branch, before the branch is tried.
     """
 
     branches: Sequence[SettingBranch]
@@ -123,6 +125,7 @@ class Search:
     always: Sequence[int] = ()
     first: Sequence[int] = ()
     holds_back: bool = False
+    sharper: Callable[[int], float] | None = None
     best: float = inf
     _progress: list[_Progress] = field(init=False)
     _ratios: defaultdict[str, list[float]] = field(init=False)
@@ -132,6 +135,7 @@ class Search:
     _front_picks: int = field(init=False, default=0)
     _alternates: int = field(init=False, default=0)
     _families: set[str] = field(init=False)
+    _sharp: set[int] = field(init=False, default_factory=set[int])
     _plain: deque[tuple[int, bool]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -223,6 +227,12 @@ class Search:
     def _pick(self) -> int | None:
         """Return the branch to try next after the plain settings; None if there is none."""
         self._picks += 1
+        while (found := self._picked()) is not None and self.sharpen(found):
+            pass
+        return found
+
+    def _picked(self) -> int | None:
+        """Return the branch to try next by the bounds so far; None if there is none."""
         found = None
         if self.best == inf and self._picks % 2 == 0:
             found = self._smallest_pick()
@@ -260,8 +270,28 @@ class Search:
 
     def lower_bound(self, branch: int, bound: float) -> None:
         """Replace the bound of a branch by one that includes all its knobs."""
+        self._change(branch, replace(self.branches[branch], bound=bound, floor=inf))
+
+    def sharpen(self, branch: int) -> bool:
+        """Replace the bound of a branch by a tighter one; return False if there is none."""
+        known = self.branches[branch]
+        if self.sharper is None or branch in self._sharp:
+            return False
+        self._sharp.add(branch)
+        bound = self.sharper(branch)
+        if bound <= known.bound:
+            return False
+        self._change(branch, replace(known, bound=bound))
+        return True
+
+    def sharpen_lowest(self) -> None:
+        """Sharpen bounds until that of the lowest branch that may win is sharp."""
+        while (place := self.lowest()) is not None and self.sharpen(place):
+            pass
+
+    def _change(self, branch: int, known: SettingBranch) -> None:
         branches = list(self.branches)
-        branches[branch] = replace(branches[branch], bound=bound, floor=inf)
+        branches[branch] = known
         self.branches = branches
 
     def near(self) -> list[int]:
