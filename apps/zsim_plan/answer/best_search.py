@@ -201,14 +201,7 @@ class _SearchRun:
             self.plain |= {*plain[0]}
             self._extend(first=[*chain(*plain)])
             return
-        flying: deque[_Flying] = deque()
-        for place in self.pool.plain():
-            self._extend(always=[place])
-            pick = self.search.next()
-            assert pick is not None
-            self.plain.add(place)
-            flying.append(self._submitted(executor, pick))
-            self._take_ended(flying)
+        flying = self._fly_plain(executor)
         while flying and self.search.best == inf:
             self._take_first(flying)
         self.pool.sure_only = self.search.best < inf
@@ -220,10 +213,45 @@ class _SearchRun:
         while flying:
             self._take_first(flying)
 
-    def _extend(self, *, always: Sequence[int] = (), first: Sequence[int] = ()) -> None:
+    def _fly_plain(self, executor: Executor) -> deque[_Flying]:
+        """Start to simulate plain settings, and return those that are still running.
+
+        After the first has ended, those that cannot win are put off.
+        """
+        flying: deque[_Flying] = deque()
+        places = self.pool.plain()
+        if (first := next(places, None)) is None:
+            return flying
+        self._fly(executor, flying, first)
+        others = [*places]  # bounded meanwhile
+        self._take_first(flying)
+        self._extend()
+        for place in others:
+            if self.search.is_bounded_out(place):
+                self.plain.add(place)
+                self._extend(later=[place])
+            else:
+                self._fly(executor, flying, place)
+        return flying
+
+    def _fly(self, executor: Executor, flying: deque[_Flying], place: int) -> None:
+        """Start to simulate the plain setting of a group."""
+        self._extend(always=[place])
+        pick = self.search.next()
+        assert pick is not None
+        self.plain.add(place)
+        flying.append(self._submitted(executor, pick))
+
+    def _extend(
+        self,
+        *,
+        always: Sequence[int] = (),
+        first: Sequence[int] = (),
+        later: Sequence[int] = (),
+    ) -> None:
         """Add the groups that got bounds to the search, and those to try next."""
         known = len(self.search.branches)
-        self.search.extend(self.pool.branches(known), always=always, first=first)
+        self.search.extend(self.pool.branches(known), always=always, first=first, later=later)
 
     def interrupt(self) -> None:
         """End the search with the results so far."""

@@ -26,6 +26,12 @@ class _Kinds:
 def stages_of(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     """Return the stages of a model; units of their models are not grouped by kind again."""
     made = kept_stages(model, strategy)
+    kept_by_model(model, ("kinds of stages", id(made)), partial(_set_kinds, model, made))
+    return made
+
+
+def _set_kinds(model: Model, made: Sequence[Stage]) -> None:
+    """Keep the kinds of the units of all stages and chunks, which are those of `model`."""
     kinds = kept_by_model(model, "kind of each unit", partial(_kind_of_each, model))
     shared = kept_by_model(model, "results by kinds", dict[Hashable, object])
     for stage in made:
@@ -33,7 +39,6 @@ def stages_of(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
             kept_by_model(part, "alike units", partial(_grouped, part.units, kinds))
             if model.architecture is not None:
                 kept_by_model(part, _KEY, partial(_kinds_of, part.units, kinds, shared))
-    return made
 
 
 def kept_by_kinds(model: Model, key: Hashable, compute: Callable[[], Result]) -> Result:

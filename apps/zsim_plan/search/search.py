@@ -16,6 +16,9 @@ FRONT_EVERY = 5
 NEAR = 0.05
 """Gap above which such trials are half as frequent."""
 
+LATER_EVERY = 4
+"""Period of trials of plain settings that cannot win, until the gap is at most `NEAR`."""
+
 FRONT_STEP = 0.85
 """Such a trial needs a memory bound below this fraction of the least memory found."""
 
@@ -137,6 +140,8 @@ class Search:
     _families: set[str] = field(init=False)
     _sharp: set[int] = field(init=False, default_factory=set[int])
     _plain: deque[tuple[int, bool]] = field(init=False)
+    _later: deque[int] = field(init=False, default_factory=deque[int])
+    _waits: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._progress = [_progress(each) for each in self.branches]
@@ -156,8 +161,13 @@ class Search:
         *,
         always: Sequence[int] = (),
         first: Sequence[int] = (),
+        later: Sequence[int] = (),
     ) -> None:
-        """Add branches, and those to try next, as at the start of a search."""
+        """Add branches, and those to try next, as at the start of a search.
+
+        First settings of `later` branches are tried in any case, too, but behind better ones.
+        """
+        self._later.extend(later)
         self.branches = [*self.branches, *branches]
         self._progress += [_progress(each) for each in branches]
         self._plain.extend((each, True) for each in always)
@@ -175,10 +185,14 @@ class Search:
         found = self._alternate_pick()
         if found is None:
             found = self._plain_pick()
+        if found is None:
+            found = self._later_pick()
         if found is None and self.best == inf and self.holds_back:
             found = self._least_pick()
         elif found is None:
             found = self._pick()
+        if found is None:
+            found = self._next_later()
         if found is None:
             return None
         progress = self._progress[found]
@@ -205,6 +219,21 @@ class Search:
             if not self._progress[place].started and (
                 is_certain or self._may_win(self.branches[place])
             ):
+                return place
+        return None
+
+    def _later_pick(self) -> int | None:
+        """Return the branch of a plain setting that cannot win, if it is its turn."""
+        if not self._later:
+            return None
+        self._waits += 1
+        is_due = self.gap <= NEAR or self._waits % LATER_EVERY == 0
+        return self._next_later() if is_due else None
+
+    def _next_later(self) -> int | None:
+        while self._later:
+            place = self._later.popleft()
+            if not self._progress[place].started:
                 return place
         return None
 
