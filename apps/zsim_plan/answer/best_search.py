@@ -260,9 +260,8 @@ class _SearchRun:
 
     def _submitted(self, executor: Executor, pick: tuple[int, int]) -> _Flying:
         tables, none_fits = self.pool.tables(*pick), self.search.best == inf
-        return pick, executor.submit(
-            _timed, tables, times_unsure=none_fits or bool(self.pool.unbounded)
-        )
+        is_row = pick[0] in self.plain or bool(self.pool.unbounded)
+        return pick, executor.submit(_timed, tables, times_unsure=none_fits or is_row)
 
     def _take_ended(self, flying: deque[_Flying]) -> None:
         """Use the results of simulations that have ended, in the order of their choice."""
