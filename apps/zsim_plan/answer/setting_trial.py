@@ -62,6 +62,7 @@ from zsim_plan.bounds.step_bounds import (
     host_update_s,
     least_exchange_s,
     offload_s,
+    swapped_seconds,
 )
 from zsim_plan.search.space import SettingGroup
 
@@ -277,15 +278,16 @@ class Bounder:
         moved = offload_s(host_bytes(model, strategy), files, strategy, cut)
         lines = wire_bytes(model, strategy)
         between = exchange_seconds(cluster, self._collective_bounds(found))
+        transport = transport_of(model.architecture)
         busy = busy_time(
             model,
             strategy,
             self._speeds_of(found),
             lambda part: copied_bytes(part, strategy),
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
+            swapped_s=swapped_seconds(lines, strategy, cut, between, transport=transport),
         )
         busy_s = updating + busy.seconds
-        transport = transport_of(model.architecture)
         exchanged_s = exchange_s(lines, strategy, cut, between, transport=transport)
         seconds = max(busy_s, exchanged_s, moved)
         return SettingBound(
