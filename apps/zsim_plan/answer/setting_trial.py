@@ -25,7 +25,7 @@ from zsim.files.nearest_gpu import kernel_profile
 from zsim.files.source import with_files
 from zsim.mistake import MistakeError
 from zsim.model.expert_transport import transport_of
-from zsim.model.kernel import Kernel
+from zsim.model.kernel import Kernel, KernelKind, bound
 from zsim.model.model import Model, ModelError
 from zsim.prediction.closest_runs import slower_of
 from zsim.prediction.error_rule import SURE, shipped_rules
@@ -36,6 +36,7 @@ from zsim.runtimes.registry import copied_bytes, file_bytes, host_bytes, need_tr
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
+from zsim.schedule.binding import Ratio
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import StepError
@@ -282,7 +283,7 @@ class Bounder:
         busy = busy_time(
             model,
             strategy,
-            self._speeds_of(found),
+            self._speeds_of(found, model),
             lambda part: copied_bytes(part, strategy),
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
             swapped_s=swapped_seconds(lines, strategy, cut, between, transport=transport),
@@ -310,7 +311,8 @@ class Bounder:
             return default
         found = self._resolved(tables)
         few, turn = simulated_micro_batches(tables)
-        model, cut, speeds = self._model(found), cut_of(found.cluster), self._speeds_of(found)
+        model, cut = self._model(found), cut_of(found.cluster)
+        speeds = self._speeds_of(found, model)
         step_s = pipeline_s(model, found.strategy, speeds, cut, few=few, turn=turn)
         return replace(
             default,
@@ -349,36 +351,38 @@ class Bounder:
             self._models[key] = found.make_model()
         return self._models[key]
 
-    def _speeds_of(self, found: ResolvedScenario) -> RankSpeeds:
+    def _speeds_of(self, found: ResolvedScenario, model: Model) -> RankSpeeds:
         """Return the simulated speeds of kernels, copies and tensor-parallel collectives."""
-        bounds = self._collective_bounds(found)
+        bounds, busiest = self._collective_bounds(found), _busiest(found, model)
         gpu, link = found.cluster.gpu, found.cluster.switch_link
         reach = found.cluster.gpus_per_node * found.cluster.nodes_per_domain
-        key = gpu, link, reach, id(bounds)
+        key = gpu, link, reach, id(bounds), busiest
         known = self._speeds.get(key)
         if known is None:  # the bounds stay alive, so that no other object gets their id
-            known = self._speeds[key] = (self._new_speeds(found, bounds), bounds)
+            known = self._speeds[key] = (self._new_speeds(found, bounds, busiest), bounds)
         return known[0]
 
-    def _new_speeds(self, found: ResolvedScenario, bounds: CollectiveBounds | None) -> RankSpeeds:
+    def _new_speeds(
+        self, found: ResolvedScenario, bounds: CollectiveBounds | None, busiest: "_Busiest"
+    ) -> RankSpeeds:
         gpu = found.cluster.gpu
         copied = gpu.memory_bytes_per_s * (1.0 if gpu.kernels is None else gpu.kernels.copying)
         is_measured = gpu.measured is not None
         return RankSpeeds(
-            kernels=self._kernel_times(gpu),
+            kernels=self._kernel_times(gpu, busiest),
             tensor=tensor_seconds(found.cluster, bounds),
             copied_bytes_per_s=inf if is_measured else copied,
             collective_share=0.0 if is_measured else float(gpu.collective_share),
             link_bytes_per_s=inf if is_measured else found.cluster.switch_link.bytes_per_s,
         )
 
-    def _kernel_times(self, gpu: Gpu) -> KernelTimes:
+    def _kernel_times(self, gpu: Gpu, busiest: "_Busiest") -> KernelTimes:
         every: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
 
         def of(kernels: tuple[Kernel, ...]) -> KernelTime:
             known = every.get(id(kernels))
             if known is None:
-                times = [(each.kind, kernel_ps(each, gpu)) for each in kernels]
+                times = [(each.kind, kernel_ps(busiest.kernel(each), gpu)) for each in kernels]
                 moving = sum(ps for kind, ps in times if not kind.multiplies_matrices)
                 second = PICOSECONDS_PER_SECOND
                 found = KernelTime(sum(ps for _, ps in times) / second, moving / second)
@@ -399,6 +403,33 @@ class Bounder:
         if known is None or known.cluster.network is not cluster.network:
             known = self._times[key] = CollectiveBounds(cluster)
         return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Busiest:
+    """The rank of experts with most rows: `times` the mean of `members` ranks."""
+
+    times: float = 1.0
+    members: int = 1
+
+    def kernel(self, mean: Kernel) -> Kernel:
+        """Return a kernel of this rank at least, from that of the mean."""
+        if self.times == 1 or mean.loads is None or mean.kind is not KernelKind.GROUPED_MATMUL:
+            return mean
+        experts, total = mean.loads.experts, mean.loads.total
+        # Each member sends a whole number of rows to each expert.
+        rows = int(self.times * total / experts) - 2 * self.members
+        if rows * experts <= total:
+            return mean
+        return bound(mean, replace(mean.loads, groups=((experts, rows),)))
+
+
+def _busiest(found: ResolvedScenario, model: Model) -> _Busiest:
+    """Return the busiest rank of experts; of ranks with equal rows or a capacity, any."""
+    binding, routing = found.experts.binding, model.routing
+    if not isinstance(binding, Ratio) or routing is None or routing.capacity:
+        return _Busiest()
+    return _Busiest(binding.busiest, model.expert)
 
 
 ONE_LAP = {"all_to_all": "all_gather"}
