@@ -258,7 +258,8 @@ class Bounder:
     def _of(self, found: ResolvedScenario, model: Model, *, sure_only: bool) -> SettingBound:
         strategy, cluster = found.strategy, found.cluster
         need_trainable(model, strategy)
-        memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(_groups(strategy))
+        memory = device_bytes(model, strategy, busiest=_busiest(found, model).times)
+        usable = cluster.gpu.usable_bytes(_groups(strategy))
         if memory > usable:
             why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
             return SettingBound(why_not=why, is_full=True)
@@ -327,7 +328,9 @@ class Bounder:
         """
         try:
             found = self._resolved(tables)
-            memory = device_bytes(self._model(found), found.strategy)
+            model = self._model(found)
+            busiest = _busiest(found, model).times
+            memory = device_bytes(model, found.strategy, busiest=busiest)
         except (MistakeError, ScenarioError, ModelError):
             return None  # its simulation says why
         usable = found.cluster.gpu.usable_bytes(_groups(found.strategy))

@@ -162,6 +162,7 @@ def test_exchanges_of_experts_add_to_the_time_of_kernels_in_every_run(
     bound, outcome = Bounder().bound(tables), tried(tables)
     assert not outcome.refusal
     assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
+    assert outcome.memory_bytes >= bound.memory_bytes
 
 
 def test_the_bound_of_a_step_with_expert_ranks_has_the_time_of_their_exchanges() -> None:
