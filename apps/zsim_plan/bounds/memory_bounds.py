@@ -20,7 +20,6 @@ from zsim.strategy.strategy import Strategy
 from zsim_plan.bounds.in_flight import moments
 from zsim_plan.bounds.stage_kinds import kept_by_kinds, stages_of
 
-
 COUNTED = 0.99
 """Part of the tensors that experts save whose rows are counted, at least: numbers of rows are
 rounded, and there are counts beside them."""
