@@ -178,6 +178,7 @@ class SettingPool:
                 is_unsure=bound.is_unsure,
                 family=f"{group.family} {group.fleet.gpus} {dict(group.fleet.changes)}",
                 likely=group.likely,
+                cost=group.cost,
                 larger=group.larger,
             )
             for group, bound in zip(self.groups[start:], self.bounds[start:], strict=True)

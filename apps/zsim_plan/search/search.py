@@ -8,7 +8,7 @@ estimates, which make the search faster but do not change its result.
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, log2
 
 FRONT_EVERY = 5
 """Period of trials that look for less memory instead of a better value."""
@@ -35,6 +35,10 @@ LEAST_MOST = 24
 UNFIT_STEP = 0.05
 """Penalty of a group for each of its settings that did not fit, as a fraction."""
 
+COST_STEP = 0.01
+"""Fraction by which the expected value of a branch must be better to be worth a simulation of twice
+as many operations."""
+
 TIGHT = 1.25
 """Penalty factor of settings that are expected not to fit."""
 
@@ -54,6 +58,7 @@ class SettingBranch:
         is_unsure: True if none of them can surely fit; such a branch cannot win over an answer.
         family: key of branches whose values exceed their bounds by similar factors.
         likely: expected ratio of a value to its bound, before a branch of the family was tried.
+        cost: expected operations of a simulation, as a multiple of those of any other branch.
         larger: for each setting, the settings that keep at least as much memory, without the
             buffers of collectives.
     """
@@ -65,6 +70,7 @@ class SettingBranch:
     is_unsure: bool = False
     family: str
     likely: float = 1.0
+    cost: float = 1.0
     larger: Sequence[frozenset[int]] = ()
 
 
@@ -388,7 +394,7 @@ class Search:
 
     def _best_pick(self) -> int | None:
         estimates = [
-            (self._estimate(index), index)
+            (self._estimate(index) * (1 + COST_STEP * log2(branch.cost)), index)
             for index, branch in enumerate(self.branches)
             if self._has_next(index) and self._may_win(branch)
         ]
