@@ -5,7 +5,7 @@ Also keys and values of ranks that share a sequence, and their gradients.
 
 from collections.abc import Iterable
 
-from zsim.closed_form.by_model import kept_by_model
+from zsim.closed_form.by_model import kept_by_model, units_by_kind
 from zsim.closed_form.checkpoint import moved, recomputed
 from zsim.dtype import DType
 from zsim.model.model import Model, Segment, Unit, Value
@@ -32,8 +32,10 @@ def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 def _all_reduced(model: Model, strategy: Strategy) -> int:
     """Return the bytes that a rank sends in all-reduces of a micro-batch."""
-    again = recomputed(model, strategy)
-    return sum(_unit_all_reduce(model, unit, recomputed=unit.name in again) for unit in model.units)
+    return sum(
+        many * _unit_all_reduce(model, unit, recomputed=is_again)
+        for unit, many, is_again in units_by_kind(model, recomputed(model, strategy))
+    )
 
 
 def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
@@ -79,21 +81,21 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
 def _token_shards(model: Model, strategy: Strategy) -> tuple[int, int, int]:
     """Return the gathered bytes, scattered bytes and bytes of scales of a micro-batch."""
     gathered = scattered = scales = 0
-    again = recomputed(model, strategy)
-    for unit in model.units:
-        is_recomputed, is_left = unit.name in again, False
+    for unit, many, is_recomputed in units_by_kind(model, recomputed(model, strategy)):
+        is_left = False
         for segment in unit.segments:
             made, read = _made(model, segment), _read(model, segment)
             times = 0 if is_left else 1 + (is_recomputed and segment.runs_again)
-            scattered += (1 + (is_recomputed and segment.sums_output(again=True))) * _bytes(made)
+            sums = 1 + (is_recomputed and segment.sums_output(again=True))
+            scattered += many * sums * _bytes(made)
             is_left = segment.leaves_gathered
             back = list[Value]()
             if model.runs_backward(segment):
-                scattered += _bytes(_read(model, segment, differentiable=True))
+                scattered += many * _bytes(_read(model, segment, differentiable=True))
                 back = [*made, *(read if segment.saves_input else ())]
             moved = [*read * times, *back]
-            gathered += _bytes(moved, narrow=segment.is_narrow)
-            scales += _scales(moved) if segment.is_narrow else 0
+            gathered += many * _bytes(moved, narrow=segment.is_narrow)
+            scales += many * _scales(moved) if segment.is_narrow else 0
     return gathered, scattered, scales
 
 

@@ -251,11 +251,13 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     ranks = [_rank_of(place, count, in_v=in_v) for place in found]
     tied = _tied(model, ranks, ends=runtime is not None and runtime.ties_ends)
     made: list[list[Chunk]] = [[] for _ in range(count)]
+    units: list[list[Unit]] = [[] for _ in range(found[-1] + 1)]
+    for unit, place in zip(model.units, found, strict=True):
+        units[place].append(unit)
     given: Value | None = None
-    for place in range(found[-1] + 1):
+    for place, placed_here in enumerate(units):
         own = made[_rank_of(place, count, in_v=in_v)]
-        units = tuple(unit for unit, at in zip(model.units, found, strict=True) if at == place)
-        part = _chunk_model(model, units, given)
+        part = _chunk_model(model, tuple(placed_here), given)
         sent = part.loss if place < found[-1] else None
         first = sum(len(each.model.units) for each in own)
         own.append(Chunk(first=first, model=part, given=given, sent=sent))
@@ -299,13 +301,13 @@ def _chunk_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> 
     known = {model.batch.name} | ({given.name} if given else set())
     for unit in units:
         for segment in unit.segments:
-            for name in segment.inputs:
-                if name not in known:
-                    raise ModelError(
-                        f"parallel.pipeline: {unit.name} reads {name}, which the stage before it "
-                        "does not hand on"
-                    )
-            known |= {value.name for value in segment.outputs}
+            if not known.issuperset(segment.inputs):
+                name = next(each for each in segment.inputs if each not in known)
+                raise ModelError(
+                    f"parallel.pipeline: {unit.name} reads {name}, which the stage before it "
+                    "does not hand on"
+                )
+            known.update([value.name for value in segment.outputs])
     return replace(model, units=units, given=(given,) if given else ())
 
 

@@ -171,6 +171,7 @@ class _SearchRun:
         Results are processed in the order in which settings were chosen, so that the choice of
         settings does not depend on which simulation finishes first.
         """
+        self.search.sharper = self._sharper
         self._begin(executor)
         flying: deque[_Flying] = deque()
         while True:
@@ -200,14 +201,7 @@ class _SearchRun:
             self.plain |= {*plain[0]}
             self._extend(first=[*chain(*plain)])
             return
-        flying: deque[_Flying] = deque()
-        for place in self.pool.plain():
-            self._extend(always=[place])
-            pick = self.search.next()
-            assert pick is not None
-            self.plain.add(place)
-            flying.append(self._submitted(executor, pick))
-            self._take_ended(flying)
+        flying = self._fly_plain(executor)
         while flying and self.search.best == inf:
             self._take_first(flying)
         self.pool.sure_only = self.search.best < inf
@@ -219,10 +213,45 @@ class _SearchRun:
         while flying:
             self._take_first(flying)
 
-    def _extend(self, *, always: Sequence[int] = (), first: Sequence[int] = ()) -> None:
+    def _fly_plain(self, executor: Executor) -> deque[_Flying]:
+        """Start to simulate plain settings, and return those that are still running.
+
+        After the first has ended, those that cannot win are put off.
+        """
+        flying: deque[_Flying] = deque()
+        places = self.pool.plain()
+        if (first := next(places, None)) is None:
+            return flying
+        self._fly(executor, flying, first)
+        others = [*places]  # bounded meanwhile
+        self._take_first(flying)
+        self._extend()
+        for place in others:
+            if self.search.is_bounded_out(place):
+                self.plain.add(place)
+                self._extend(later=[place])
+            else:
+                self._fly(executor, flying, place)
+        return flying
+
+    def _fly(self, executor: Executor, flying: deque[_Flying], place: int) -> None:
+        """Start to simulate the plain setting of a group."""
+        self._extend(always=[place])
+        pick = self.search.next()
+        assert pick is not None
+        self.plain.add(place)
+        flying.append(self._submitted(executor, pick))
+
+    def _extend(
+        self,
+        *,
+        always: Sequence[int] = (),
+        first: Sequence[int] = (),
+        later: Sequence[int] = (),
+    ) -> None:
         """Add the groups that got bounds to the search, and those to try next."""
         known = len(self.search.branches)
-        self.search.extend(self.pool.branches(known), always=always, first=first)
+        self.search.extend(self.pool.branches(known), always=always, first=first, later=later)
 
     def interrupt(self) -> None:
         """End the search with the results so far."""
@@ -231,9 +260,8 @@ class _SearchRun:
 
     def _submitted(self, executor: Executor, pick: tuple[int, int]) -> _Flying:
         tables, none_fits = self.pool.tables(*pick), self.search.best == inf
-        return pick, executor.submit(
-            _timed, tables, times_unsure=none_fits or bool(self.pool.unbounded)
-        )
+        is_row = pick[0] in self.plain or bool(self.pool.unbounded)
+        return pick, executor.submit(_timed, tables, times_unsure=none_fits or is_row)
 
     def _take_ended(self, flying: deque[_Flying]) -> None:
         """Use the results of simulations that have ended, in the order of their choice."""
@@ -244,6 +272,7 @@ class _SearchRun:
         """Wait for the simulation that was chosen first, and use its result."""
         chosen, future = flying.popleft()
         self._take(chosen, *future.result())
+        self.search.sharpen_lowest()
         self.progress(min(self.operations, self.most_operations), self.most_operations)
         self.note(self.text)
 
@@ -306,8 +335,14 @@ class _SearchRun:
         if self.search.best < inf and self.question.objective == "gpus":
             self.pool.leave_more_gpus()
             self._extend()
+        self.search.sharpen_lowest()
         while (place := self.search.lowest()) is not None and self._lower(place):
-            pass
+            self.search.sharpen_lowest()
+
+    def _sharper(self, place: int) -> float:
+        """Return a tighter bound of a group, as a value."""
+        bound, group = self.pool.sharpened(place), self.pool.groups[place]
+        return self.question.value(bound.step_time_s * bound.slower, group.fleet.gpus)
 
     def _take(self, pick: tuple[int, int], outcome: SettingOutcome, seconds: float) -> None:
         operations = max(outcome.operations, LEAST_OPERATIONS)

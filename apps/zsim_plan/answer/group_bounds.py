@@ -9,6 +9,9 @@ from zsim_plan.answer.setting_bound import SettingBound
 from zsim_plan.answer.setting_trial import Bounder, SettingOutcome
 from zsim_plan.search.space import SettingGroup
 
+PARTS = 32
+"""Parts in which groups get bounds, at once if there are as many processors."""
+
 
 @dataclass(slots=True, kw_only=True)
 class GroupBounder:
@@ -45,6 +48,10 @@ class GroupBounder:
         """Return the bound of all settings of a group, from that of its defaults."""
         return self._bounder.least_of_all(default, group, self._tables(group))
 
+    def sharpened(self, bound: SettingBound, group: SettingGroup) -> SettingBound:
+        """Return a tighter bound of a group, which takes longer to compute than `bound`."""
+        return self._bounder.sharpened(bound, group, self._tables(group)(0))
+
     def full(self, tables: Mapping[str, Any]) -> SettingOutcome | None:
         """Return the outcome of a setting whose bound of memory exceeds the GPU; else None."""
         return self._bounder.full(tables)
@@ -62,11 +69,21 @@ def bounds_of(
 
 
 def in_parts(groups: Iterable[tuple[int, SettingGroup]]) -> list[dict[int, SettingGroup]]:
-    """Return numbered groups in parts; groups that share models are in the same part."""
-    parts: dict[Hashable, dict[int, SettingGroup]] = {}
+    """Return numbered groups in at most about `PARTS` parts.
+
+    Groups that share models are in the same part.
+    """
+    sharing: dict[Hashable, dict[int, SettingGroup]] = {}
     for number, group in groups:
-        parts.setdefault(group.model_key, {})[number] = group
-    return [*parts.values()]
+        sharing.setdefault(group.model_key, {})[number] = group
+    least = sum(map(len, sharing.values())) // PARTS
+    parts: list[dict[int, SettingGroup]] = []
+    for each in sharing.values():
+        if parts and len(parts[-1]) < least:
+            parts[-1].update(each)
+        else:
+            parts.append({**each})
+    return parts
 
 
 def _without_batch(group: SettingGroup, *, chunks: bool = True) -> object:

@@ -161,6 +161,11 @@ class SettingPool:
         self._lowered.add(place)
         return self._bounder.lowered(self.bounds[place], self.groups[place])
 
+    def sharpened(self, place: int) -> SettingBound:
+        """Return the tightest known bound of a group, and keep it."""
+        self.bounds[place] = self._bounder.sharpened(self.bounds[place], self.groups[place])
+        return self.bounds[place]
+
     def branches(self, start: int = 0) -> list[SettingBranch]:
         """Return the groups from index `start` as branches of a search."""
         value = self.question.value
@@ -173,6 +178,7 @@ class SettingPool:
                 is_unsure=bound.is_unsure,
                 family=f"{group.family} {group.fleet.gpus} {dict(group.fleet.changes)}",
                 likely=group.likely,
+                cost=group.cost,
                 larger=group.larger,
             )
             for group, bound in zip(self.groups[start:], self.bounds[start:], strict=True)

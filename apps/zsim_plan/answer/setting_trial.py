@@ -25,7 +25,7 @@ from zsim.files.nearest_gpu import kernel_profile
 from zsim.files.source import with_files
 from zsim.mistake import MistakeError
 from zsim.model.expert_transport import transport_of
-from zsim.model.kernel import Kernel
+from zsim.model.kernel import Kernel, KernelKind, bound
 from zsim.model.model import Model, ModelError
 from zsim.prediction.closest_runs import slower_of
 from zsim.prediction.error_rule import SURE, shipped_rules
@@ -36,6 +36,7 @@ from zsim.runtimes.registry import copied_bytes, file_bytes, host_bytes, need_tr
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
+from zsim.schedule.binding import Ratio
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import StepError
@@ -43,6 +44,7 @@ from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 from zsim_plan.answer.setting_bound import SettingBound, least_bound
 from zsim_plan.bounds.collective_bounds import CollectiveBounds
 from zsim_plan.bounds.memory_bounds import device_bytes, host_state_bytes
+from zsim_plan.bounds.pipeline_bounds import pipeline_s
 from zsim_plan.bounds.rank_speeds import (
     KernelTime,
     KernelTimes,
@@ -61,6 +63,7 @@ from zsim_plan.bounds.step_bounds import (
     host_update_s,
     least_exchange_s,
     offload_s,
+    swapped_seconds,
 )
 from zsim_plan.search.space import SettingGroup
 
@@ -255,7 +258,8 @@ class Bounder:
     def _of(self, found: ResolvedScenario, model: Model, *, sure_only: bool) -> SettingBound:
         strategy, cluster = found.strategy, found.cluster
         need_trainable(model, strategy)
-        memory, usable = device_bytes(model, strategy), cluster.gpu.usable_bytes(_groups(strategy))
+        memory = device_bytes(model, strategy, busiest=_busiest(found, model).times)
+        usable = cluster.gpu.usable_bytes(_groups(strategy))
         if memory > usable:
             why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
             return SettingBound(why_not=why, is_full=True)
@@ -276,15 +280,16 @@ class Bounder:
         moved = offload_s(host_bytes(model, strategy), files, strategy, cut)
         lines = wire_bytes(model, strategy)
         between = exchange_seconds(cluster, self._collective_bounds(found))
+        transport = transport_of(model.architecture)
         busy = busy_time(
             model,
             strategy,
-            self._speeds_of(found),
+            self._speeds_of(found, model),
             lambda part: copied_bytes(part, strategy),
             exchanged_s=data_exchange_s(lines, strategy, cut, between),
+            swapped_s=swapped_seconds(lines, strategy, cut, between, transport=transport),
         )
         busy_s = updating + busy.seconds
-        transport = transport_of(model.architecture)
         exchanged_s = exchange_s(lines, strategy, cut, between, transport=transport)
         seconds = max(busy_s, exchanged_s, moved)
         return SettingBound(
@@ -296,6 +301,26 @@ class Bounder:
             slower=slower_of(cluster, features(strategy, model, cluster)),
         )
 
+    def sharpened(
+        self, default: SettingBound, group: SettingGroup, tables: Mapping[str, Any]
+    ) -> SettingBound:
+        """Return the bound of a group, with the waits of its pipeline stages for messages.
+
+        `tables` are those of its defaults. It takes longer to compute than the bound `default`.
+        """
+        if group.changes["parallel.pipeline"] == 1 or group.leaner or group.gathering_less:
+            return default
+        found = self._resolved(tables)
+        few, turn = simulated_micro_batches(tables)
+        model, cut = self._model(found), cut_of(found.cluster)
+        speeds = self._speeds_of(found, model)
+        step_s = pipeline_s(model, found.strategy, speeds, cut, few=few, turn=turn)
+        return replace(
+            default,
+            step_time_s=max(default.step_time_s, step_s),
+            busy_s=max(default.busy_s, step_s),
+        )
+
     def full(self, tables: Mapping[str, Any]) -> SettingOutcome | None:
         """Return the outcome of a setting that cannot fit by its bound of memory; else None.
 
@@ -303,7 +328,9 @@ class Bounder:
         """
         try:
             found = self._resolved(tables)
-            memory = device_bytes(self._model(found), found.strategy)
+            model = self._model(found)
+            busiest = _busiest(found, model).times
+            memory = device_bytes(model, found.strategy, busiest=busiest)
         except (MistakeError, ScenarioError, ModelError):
             return None  # its simulation says why
         usable = found.cluster.gpu.usable_bytes(_groups(found.strategy))
@@ -327,36 +354,38 @@ class Bounder:
             self._models[key] = found.make_model()
         return self._models[key]
 
-    def _speeds_of(self, found: ResolvedScenario) -> RankSpeeds:
+    def _speeds_of(self, found: ResolvedScenario, model: Model) -> RankSpeeds:
         """Return the simulated speeds of kernels, copies and tensor-parallel collectives."""
-        bounds = self._collective_bounds(found)
+        bounds, busiest = self._collective_bounds(found), _busiest(found, model)
         gpu, link = found.cluster.gpu, found.cluster.switch_link
         reach = found.cluster.gpus_per_node * found.cluster.nodes_per_domain
-        key = gpu, link, reach, id(bounds)
+        key = gpu, link, reach, id(bounds), busiest
         known = self._speeds.get(key)
         if known is None:  # the bounds stay alive, so that no other object gets their id
-            known = self._speeds[key] = (self._new_speeds(found, bounds), bounds)
+            known = self._speeds[key] = (self._new_speeds(found, bounds, busiest), bounds)
         return known[0]
 
-    def _new_speeds(self, found: ResolvedScenario, bounds: CollectiveBounds | None) -> RankSpeeds:
+    def _new_speeds(
+        self, found: ResolvedScenario, bounds: CollectiveBounds | None, busiest: "_Busiest"
+    ) -> RankSpeeds:
         gpu = found.cluster.gpu
         copied = gpu.memory_bytes_per_s * (1.0 if gpu.kernels is None else gpu.kernels.copying)
         is_measured = gpu.measured is not None
         return RankSpeeds(
-            kernels=self._kernel_times(gpu),
+            kernels=self._kernel_times(gpu, busiest),
             tensor=tensor_seconds(found.cluster, bounds),
             copied_bytes_per_s=inf if is_measured else copied,
             collective_share=0.0 if is_measured else float(gpu.collective_share),
             link_bytes_per_s=inf if is_measured else found.cluster.switch_link.bytes_per_s,
         )
 
-    def _kernel_times(self, gpu: Gpu) -> KernelTimes:
+    def _kernel_times(self, gpu: Gpu, busiest: "_Busiest") -> KernelTimes:
         every: dict[int, tuple[KernelTime, tuple[Kernel, ...]]] = {}
 
         def of(kernels: tuple[Kernel, ...]) -> KernelTime:
             known = every.get(id(kernels))
             if known is None:
-                times = [(each.kind, kernel_ps(each, gpu)) for each in kernels]
+                times = [(each.kind, kernel_ps(busiest.kernel(each), gpu)) for each in kernels]
                 moving = sum(ps for kind, ps in times if not kind.multiplies_matrices)
                 second = PICOSECONDS_PER_SECOND
                 found = KernelTime(sum(ps for _, ps in times) / second, moving / second)
@@ -377,6 +406,33 @@ class Bounder:
         if known is None or known.cluster.network is not cluster.network:
             known = self._times[key] = CollectiveBounds(cluster)
         return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Busiest:
+    """The rank of experts with most rows: `times` the mean of `members` ranks."""
+
+    times: float = 1.0
+    members: int = 1
+
+    def kernel(self, mean: Kernel) -> Kernel:
+        """Return a kernel of this rank at least, from that of the mean."""
+        if self.times == 1 or mean.loads is None or mean.kind is not KernelKind.GROUPED_MATMUL:
+            return mean
+        experts, total = mean.loads.experts, mean.loads.total
+        # Each member sends a whole number of rows to each expert.
+        rows = int(self.times * total / experts) - 2 * self.members
+        if rows * experts <= total:
+            return mean
+        return bound(mean, replace(mean.loads, groups=((experts, rows),)))
+
+
+def _busiest(found: ResolvedScenario, model: Model) -> _Busiest:
+    """Return the busiest rank of experts; of ranks with equal rows or a capacity, any."""
+    binding, routing = found.experts.binding, model.routing
+    if not isinstance(binding, Ratio) or routing is None or routing.capacity:
+        return _Busiest()
+    return _Busiest(binding.busiest, model.expert)
 
 
 ONE_LAP = {"all_to_all": "all_gather"}

@@ -18,11 +18,17 @@ from zsim.strategy.execution import NarrowWeights, TokenFusion
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim_plan.bounds.in_flight import moments
-from zsim_plan.bounds.stage_kinds import stages_of
+from zsim_plan.bounds.stage_kinds import kept_by_kinds, stages_of
+
+COUNTED = 0.99
+"""Part of the tensors that experts save whose rows are counted, at least: numbers of rows are
+rounded, and there are counts beside them."""
 
 
-def device_bytes(model: Model, strategy: Strategy) -> int:
+def device_bytes(model: Model, strategy: Strategy, *, busiest: float = 1.0) -> int:
     """Return a lower bound of the peak bytes of device memory on a rank.
+
+    It is the rank whose experts get `busiest` times the mean of rows.
 
     The bound is for a moment of the last units' backward: parameters unless the stage shards
     them, masters and moments as sharded, activations of the micro-batches in flight, the
@@ -34,9 +40,10 @@ def device_bytes(model: Model, strategy: Strategy) -> int:
     if strategy.parallel.pipeline > 1:
         made = stages_of(model, strategy)
         ends = {0, 1, len(made) - 2, len(made) - 1}  # stages in between need no more
-        return max(_of_stage(made[place], strategy) for place in ends)
+        return max(_of_stage(made[place], strategy, busiest) for place in ends)
     states = _states(model, strategy) + _whole_gradients(model, strategy)
-    return states + _whole_parameters(model, strategy) + _activations(model, strategy, 1).peak
+    activations = _activations(model, strategy, 1, busiest)
+    return states + _whole_parameters(model, strategy) + activations.peak
 
 
 def _whole_parameters(model: Model, strategy: Strategy) -> int:
@@ -66,10 +73,11 @@ def _whole_gradients(model: Model, strategy: Strategy) -> int:
     return elements_of(model)[1] * formats.whole.size_bytes
 
 
-def _of_stage(stage: Stage, strategy: Strategy) -> int:
+def _of_stage(stage: Stage, strategy: Strategy, busiest: float) -> int:
     """Return a lower bound of the bytes that a rank of a stage holds when a backward starts."""
     runtime, precision = strategy.zero.emulate, strategy.train.precision
-    activations = [_activations(chunk.model, strategy, len(stage.chunks)) for chunk in stage.chunks]
+    chunks = len(stage.chunks)
+    activations = [_activations(each.model, strategy, chunks, busiest) for each in stage.chunks]
     kept = [each.kept for each in activations]
     states, gradients = _states(stage.model, strategy), 0
     if runtime is not None and runtime.keeps_stage_gathered(chunks=len(kept)):
@@ -102,12 +110,12 @@ class _ActivationBytes:
     peak: int
 
 
-def _activations(model: Model, strategy: Strategy, chunks: int) -> _ActivationBytes:
+def _activations(model: Model, strategy: Strategy, chunks: int, busiest: float) -> _ActivationBytes:
     """Return the activations of a model that is one of the `chunks` of a pipeline stage."""
     gathers = _gathered_for_backward(strategy, chunks)
     moves, away = strategy.moves_checkpoints, strategy.layers_on_host
-    key = "activations", strategy.activations, moves, away, gathers
-    return kept_by_model(model, key, lambda: _new_activations(model, strategy, gathers))
+    key = "activations", strategy.activations, moves, away, gathers, busiest
+    return kept_by_kinds(model, key, lambda: _new_activations(model, strategy, gathers, busiest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +140,16 @@ def _gathered_for_backward(strategy: Strategy, chunks: int) -> _Gathers:
     return _Gathers(blocks=blocks, root=root, ahead=blocks and "ahead" in whole)
 
 
-def _new_activations(model: Model, strategy: Strategy, gathers: _Gathers) -> _ActivationBytes:
+def _new_activations(
+    model: Model, strategy: Strategy, gathers: _Gathers, busiest: float
+) -> _ActivationBytes:
     again = recomputed(model, strategy)
     away = {unit.name for unit in stored(model, strategy)}
     last = {
         (id(first), name in again): name for first, names in alike_units(model) for name in names
     }
     chosen = {*last.values()} - away
-    most, kept = 0, _KeptActivations(model, strategy)
+    most, kept = 0, _KeptActivations(model, strategy, busiest)
     smallest = 0
     for unit in model.units:
         if unit.name in chosen:
@@ -265,8 +275,9 @@ def _leaves_device(strategy: Strategy) -> bool:
 class _KeptActivations:
     """Activations of a micro-batch that units keep for their backward."""
 
-    def __init__(self, model: Model, strategy: Strategy) -> None:
+    def __init__(self, model: Model, strategy: Strategy, busiest: float) -> None:
         self.size_bytes = 0
+        self._times = 1 + (busiest - 1) * COUNTED
         self._model = model
         self._compute = strategy.train.precision.compute
         self._moves_checkpoints = strategy.moves_checkpoints
@@ -283,8 +294,13 @@ class _KeptActivations:
             return
         for segment in unit.segments:
             if self._model.runs_backward(segment):
-                self.size_bytes += segment.saved_bytes
+                self.size_bytes += self._saved(segment)
                 self._add_inputs(set(segment.kept_inputs))
+
+    def _saved(self, segment: Segment) -> int:
+        """Return the saved bytes of a segment; experts save rows that their rank received."""
+        receives = segment.swaps and self._model.values[segment.inputs[0]].copies > 0
+        return int(self._times * segment.saved_bytes) if receives else segment.saved_bytes
 
     def _add_inputs(self, names: set[str]) -> None:
         new = names - self._inputs
@@ -327,7 +343,7 @@ class _KeptActivations:
         for segment in unit.segments:
             if not model.runs_backward(segment):
                 continue
-            saved += segment.saved_bytes
+            saved += self._saved(segment)
             inputs |= set(segment.kept_inputs) - self._inputs
             own = [parameters[name] for name in segment.parameters if name in parameters]
             needed = segment.backward_workspace_bytes

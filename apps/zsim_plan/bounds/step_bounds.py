@@ -7,10 +7,10 @@ a node or a GPU. Searches skip settings whose bound is worse than the best found
 Land and Doig 1960).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zsim.closed_form.by_model import alike_units, kept_stages
+from zsim.closed_form.by_model import alike_units, kept_stages, units_by_kind
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
@@ -31,7 +31,6 @@ from zsim_plan.bounds.rank_speeds import (
     TensorSeconds,
     tensor_s,
 )
-from zsim_plan.bounds.stage_kinds import units_by_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ ALL_TO_ALL = "all_to_all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Clock:
+class Clock:
     """Times of a rank's sequential work: kernels, and collectives of the tensor axis.
 
     Runtimes run both on one stream, since the next kernel reads the result of such a collective.
@@ -92,6 +91,17 @@ class _Clock:
         known = self.speeds.works.get(key)
         if known is None:  # the model stays alive, so that no other kernels get the ids of its own
             known = self.speeds.works[key] = model, self._work(model, goes_back=goes_back)
+        return known[1]
+
+    def of_forward(self, model: Model) -> RankWork:
+        """Return the work of one forward."""
+        key = self._kinds(model), self.strategy.activations, "forward"
+        known = self.speeds.works.get(key)
+        if known is None:
+            found = RankWork()
+            for unit, names in alike_units(model):
+                self._add(found, model, unit, len(names), goes_back=False)
+            known = self.speeds.works[key] = model, found
         return known[1]
 
     def _kinds(self, model: Model) -> Hashable:
@@ -206,22 +216,28 @@ def busy_time(
     copied: Callable[[Model], CopiedBytes],
     *,
     exchanged_s: float,
+    swapped_s: Mapping[str, float],
 ) -> BusyTime:
-    """Return a lower bound of the time in which the busiest rank computes, copies or sums.
+    """Return a lower bound of the time in which the busiest rank computes, copies or exchanges.
 
     Collectives of the data axis, which take at least `exchanged_s`, slow down overlapping kernels.
+    Exchanges of tokens of experts, which take `swapped_s` on ranks of each role, overlap none.
     In a pipeline, a stage waits until the first micro-batch arrives, and the first stage until the
     last one returns, both through one chunk of each stage in between (Narayanan et al. 2021,
     section 2.2).
     """
-    clock = _Clock(strategy=strategy, speeds=speeds)
+    clock = Clock(strategy=strategy, speeds=speeds)
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count > 1:
         made = kept_stages(model, strategy)
         each = [clock.work(stage.model).seconds for stage in made]
         first = [clock.work(stage.chunks[0].model, ahead=True).seconds for stage in made]
         copies = [copied(stage.model).compute / speeds.copied_bytes_per_s for stage in made]
-        kernels = [times * own + sum(first[:index]) for index, own in enumerate(each)]
+        swapped = [swapped_s.get(stage.name, 0.0) for stage in made]
+        kernels = [
+            times * own + apart + sum(first[:index])
+            for index, (own, apart) in enumerate(zip(each, swapped, strict=True))
+        ]
         whole = max(own + copied for own, copied in zip(kernels, copies, strict=True))
         return BusyTime(seconds=whole, kernels_s=max(kernels))
     work, moved = clock.work(model), copied(model)
@@ -232,7 +248,7 @@ def busy_time(
     beside = [(each, times * many) for each, many in work.kernels.items()]
     beside.append((KernelTime(copies_s, copies_s), 1))
     slowed_s = _slowed_s(beside, exchanged_s - tensor_s, speeds.collective_share)
-    kernels_s = times * work.seconds
+    kernels_s = times * work.seconds + swapped_s.get("", 0.0)
     return BusyTime(seconds=kernels_s + copies_s + slowed_s, kernels_s=kernels_s)
 
 
@@ -316,6 +332,26 @@ def exchange_s(
             near_s, far_s = seconds(exchange)
             by_role[line.role] = near + near_s, far + far_s
     return max((max(each) for each in by_role.values()), default=0.0)
+
+
+def swapped_seconds(
+    lines: Iterable[WireBytes],
+    strategy: Strategy,
+    cut: LinkCut,
+    seconds: CollectiveSeconds,
+    *,
+    transport: ExpertTransport | None,
+) -> dict[str, float]:
+    """Return lower bounds of the seconds in which ranks exchange tokens of experts, by role.
+
+    All runtimes do so on the compute stream, and all ranks of a domain at the same time.
+    """
+    found: dict[str, float] = {}
+    for line in lines:
+        exchange = _exchange(line, strategy, cut, transport)
+        if line.collective == ALL_TO_ALL and exchange is not None:
+            found[line.role] = found.get(line.role, 0.0) + max(seconds(exchange))
+    return found
 
 
 def data_exchange_s(

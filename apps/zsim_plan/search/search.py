@@ -6,15 +6,18 @@ estimates, which make the search faster but do not change its result.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, log2
 
 FRONT_EVERY = 5
 """Period of trials that look for less memory instead of a better value."""
 
 NEAR = 0.05
 """Gap above which such trials are half as frequent."""
+
+LATER_EVERY = 4
+"""Period of trials of plain settings that cannot win, until the gap is at most `NEAR`."""
 
 FRONT_STEP = 0.85
 """Such a trial needs a memory bound below this fraction of the least memory found."""
@@ -31,6 +34,10 @@ LEAST_MOST = 24
 
 UNFIT_STEP = 0.05
 """Penalty of a group for each of its settings that did not fit, as a fraction."""
+
+COST_STEP = 0.01
+"""Fraction by which the expected value of a branch must be better to be worth a simulation of twice
+as many operations."""
 
 TIGHT = 1.25
 """Penalty factor of settings that are expected not to fit."""
@@ -51,6 +58,7 @@ class SettingBranch:
         is_unsure: True if none of them can surely fit; such a branch cannot win over an answer.
         family: key of branches whose values exceed their bounds by similar factors.
         likely: expected ratio of a value to its bound, before a branch of the family was tried.
+        cost: expected operations of a simulation, as a multiple of those of any other branch.
         larger: for each setting, the settings that keep at least as much memory, without the
             buffers of collectives.
     """
@@ -62,6 +70,7 @@ class SettingBranch:
     is_unsure: bool = False
     family: str
     likely: float = 1.0
+    cost: float = 1.0
     larger: Sequence[frozenset[int]] = ()
 
 
@@ -115,6 +124,8 @@ class Search:
             fits, they alternate with the branches of least memory.
         holds_back: True if there are branches to `add` in case nothing fits. Until something fits,
             only the smallest branch of each family is tried, in at most `LEAST_MOST` families.
+        sharper: returns a tighter bound of a branch, which takes longer to compute; None if there
+            is none. It is asked once for each branch, before the branch is tried.
     """
 
     branches: Sequence[SettingBranch]
@@ -123,6 +134,7 @@ class Search:
     always: Sequence[int] = ()
     first: Sequence[int] = ()
     holds_back: bool = False
+    sharper: Callable[[int], float] | None = None
     best: float = inf
     _progress: list[_Progress] = field(init=False)
     _ratios: defaultdict[str, list[float]] = field(init=False)
@@ -132,7 +144,10 @@ class Search:
     _front_picks: int = field(init=False, default=0)
     _alternates: int = field(init=False, default=0)
     _families: set[str] = field(init=False)
+    _sharp: set[int] = field(init=False, default_factory=set[int])
     _plain: deque[tuple[int, bool]] = field(init=False)
+    _later: deque[int] = field(init=False, default_factory=deque[int])
+    _waits: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._progress = [_progress(each) for each in self.branches]
@@ -152,8 +167,13 @@ class Search:
         *,
         always: Sequence[int] = (),
         first: Sequence[int] = (),
+        later: Sequence[int] = (),
     ) -> None:
-        """Add branches, and those to try next, as at the start of a search."""
+        """Add branches, and those to try next, as at the start of a search.
+
+        First settings of `later` branches are tried in any case, too, but behind better ones.
+        """
+        self._later.extend(later)
         self.branches = [*self.branches, *branches]
         self._progress += [_progress(each) for each in branches]
         self._plain.extend((each, True) for each in always)
@@ -171,10 +191,14 @@ class Search:
         found = self._alternate_pick()
         if found is None:
             found = self._plain_pick()
+        if found is None:
+            found = self._later_pick()
         if found is None and self.best == inf and self.holds_back:
             found = self._least_pick()
         elif found is None:
             found = self._pick()
+        if found is None:
+            found = self._next_later()
         if found is None:
             return None
         progress = self._progress[found]
@@ -204,6 +228,21 @@ class Search:
                 return place
         return None
 
+    def _later_pick(self) -> int | None:
+        """Return the branch of a plain setting that cannot win, if it is its turn."""
+        if not self._later:
+            return None
+        self._waits += 1
+        is_due = self.gap <= NEAR or self._waits % LATER_EVERY == 0
+        return self._next_later() if is_due else None
+
+    def _next_later(self) -> int | None:
+        while self._later:
+            place = self._later.popleft()
+            if not self._progress[place].started:
+                return place
+        return None
+
     def _least_pick(self) -> int | None:
         """Return the branch with the least memory in a family without a trial; None if none."""
         waits = not self._families and any(each.started > each.ended for each in self._progress)
@@ -223,6 +262,12 @@ class Search:
     def _pick(self) -> int | None:
         """Return the branch to try next after the plain settings; None if there is none."""
         self._picks += 1
+        while (found := self._picked()) is not None and self.sharpen(found):
+            pass
+        return found
+
+    def _picked(self) -> int | None:
+        """Return the branch to try next by the bounds so far; None if there is none."""
         found = None
         if self.best == inf and self._picks % 2 == 0:
             found = self._smallest_pick()
@@ -260,8 +305,28 @@ class Search:
 
     def lower_bound(self, branch: int, bound: float) -> None:
         """Replace the bound of a branch by one that includes all its knobs."""
+        self._change(branch, replace(self.branches[branch], bound=bound, floor=inf))
+
+    def sharpen(self, branch: int) -> bool:
+        """Replace the bound of a branch by a tighter one; return False if there is none."""
+        known = self.branches[branch]
+        if self.sharper is None or branch in self._sharp:
+            return False
+        self._sharp.add(branch)
+        bound = self.sharper(branch)
+        if bound <= known.bound:
+            return False
+        self._change(branch, replace(known, bound=bound))
+        return True
+
+    def sharpen_lowest(self) -> None:
+        """Sharpen bounds until that of the lowest branch that may win is sharp."""
+        while (place := self.lowest()) is not None and self.sharpen(place):
+            pass
+
+    def _change(self, branch: int, known: SettingBranch) -> None:
         branches = list(self.branches)
-        branches[branch] = replace(branches[branch], bound=bound, floor=inf)
+        branches[branch] = known
         self.branches = branches
 
     def near(self) -> list[int]:
@@ -329,7 +394,7 @@ class Search:
 
     def _best_pick(self) -> int | None:
         estimates = [
-            (self._estimate(index), index)
+            (self._estimate(index) * (1 + COST_STEP * log2(branch.cost)), index)
             for index, branch in enumerate(self.branches)
             if self._has_next(index) and self._may_win(branch)
         ]

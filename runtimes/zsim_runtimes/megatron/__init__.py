@@ -9,6 +9,7 @@ RUNTIME = Runtime(
     schedule="zsim_runtimes.megatron.dispatch:schedule",
     volume="zsim_runtimes.megatron.dispatch:volume",
     need="zsim_runtimes.megatron.dispatch:need",
+    pace="zsim_runtimes.megatron.pipeline:pace",
     search="zsim_runtimes.megatron.search:SEARCH",
     config=Config(
         readers={

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage, stages
+from zsim.runtimes.runtime import StageSeconds
 from zsim.schedule.mesh import Group, Span
 from zsim.schedule.operation import Edge
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
@@ -59,6 +60,7 @@ from zsim_runtimes.stage_actions import (
     in_flight,
 )
 from zsim_runtimes.stage_messages import offset_of
+from zsim_runtimes.stage_times import least_s
 from zsim_runtimes.waiting_writer import WaitingWriter
 
 
@@ -98,6 +100,46 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         writers=[step.writer for step in steps],
         streams=streams,
         layouts=tuple(layout for step in steps for layout in (*step.layouts, *step.bias_layouts)),
+    )
+
+
+def actions(index: int, strategy: Strategy, *, chunks: int) -> list[Action]:
+    """Return the actions of stage `index` in order."""
+    count, options = strategy.train.gradient_accumulation_steps, strategy.options(Megatron)
+    place = StagePlace(index=index, stages=strategy.parallel.pipeline, chunks=chunks)
+    if chunks == 1:
+        return list(one_forward_one_backward(place, count))
+    order = Interleaved(place, count, overlaps=_overlaps(strategy, chunks=chunks))
+    return list(
+        order.actions(gathers=options.overlap_param_gather, reduces=options.overlap_grad_reduce)
+    )
+
+
+def pace(strategy: Strategy, chunks: int, tasks: StageSeconds, messages: StageSeconds) -> float:
+    """Return the least seconds of all tasks and messages of the stages."""
+    count = strategy.parallel.pipeline
+    places = [StagePlace(index=index, stages=count, chunks=chunks) for index in range(count)]
+    return least_s(
+        places,
+        [actions(index, strategy, chunks=chunks) for index in range(count)],
+        tasks,
+        messages,
+        issued=issue_order if _overlaps(strategy, chunks=chunks) else None,
+    )
+
+
+def _overlaps(strategy: Strategy, *, chunks: int) -> bool:
+    return chunks > 1 and strategy.options(Megatron).overlap_p2p_comm
+
+
+def issue_order(index: int, messages: Sequence[tuple[Task, bool]]) -> list[tuple[Task, bool]]:
+    """Return messages in the order in which stage `index` issues them on their stream."""
+    # _p2p_ops: even stages send first, odd ones receive first; first to the next stage and from
+    # the previous one, then in the other direction
+    first_sends = index % 2 == 0
+    return sorted(
+        messages,
+        key=lambda each: (each[0].direction is Direction.BACKWARD, each[1] is not first_sends),
     )
 
 
@@ -147,8 +189,8 @@ class MegatronStage(MegatronStep):
         if stage.tied:
             self.writer.groups.append(_ends(strategy))
         self.stage = stage
-        self.overlaps_messages = self.is_interleaved and options.overlap_p2p_comm
-        self.order = self._order()
+        self.overlaps_messages = _overlaps(strategy, chunks=len(stage.chunks))
+        self.order = actions(stage.index, strategy, chunks=len(stage.chunks))
         slots = chunk_slots(
             self.writer,
             stage,
@@ -164,20 +206,6 @@ class MegatronStage(MegatronStep):
         self._reduced: set[int] = set()
         self._under_way: dict[tuple[Task, bool], str] = {}
         self._sent: list[tuple[Task, str]] = []
-
-    def _order(self) -> list[Action]:
-        count, options = self.strategy.train.gradient_accumulation_steps, self.options
-        place = StagePlace(
-            index=self.stage.index,
-            stages=self.strategy.parallel.pipeline,
-            chunks=len(self.stage.chunks),
-        )
-        if not self.is_interleaved:
-            return list(one_forward_one_backward(place, count))
-        order = Interleaved(place, count, overlaps=self.overlaps_messages)
-        return list(
-            order.actions(gathers=options.overlap_param_gather, reduces=options.overlap_grad_reduce)
-        )
 
     def write(self) -> None:
         """Write the rest of setup, and the step."""
@@ -309,14 +337,7 @@ class MegatronStage(MegatronStep):
 
     def _one_by_one(self, messages: Sequence[tuple[Task, bool]]) -> None:
         """Send and receive on the stream of messages, after the compute issued so far."""
-        # _p2p_ops: even stages send first, odd ones receive first; first to the next stage and from
-        # the previous one, then in the other direction
-        first_sends = self.stage.index % 2 == 0
-        ordered = sorted(
-            messages,
-            key=lambda each: (each[0].direction is Direction.BACKWARD, each[1] is not first_sends),
-        )
-        for task, is_sent in ordered:
+        for task, is_sent in issue_order(self.stage.index, messages):
             after = (self._messages_writer.computed,)
             _, done = self.messages.move(task, is_sent=is_sent, stream=PIPELINE, after=after)
             self._under_way[task, is_sent] = done

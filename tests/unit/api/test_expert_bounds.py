@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from drawn_clusters import NO_MODEL
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from zsim.api.gpu_fleet import gpu_fleet
@@ -124,3 +124,51 @@ def test_no_step_with_expert_ranks_goes_below_its_bounds(dispatcher: dict[str, A
     assert not outcome.refusal
     assert not bound.why_not
     assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
+
+
+@pytest.mark.one_commit_in(9)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    dispatcher=st.sampled_from(
+        [{"moe_token_dispatcher_type": kind} for kind in ("alltoall", "flex")]
+    ),
+    gpus=st.sampled_from([8, 16]),
+    expert=st.sampled_from([2, 4, 8, 16]),
+    pipeline=st.sampled_from([1, 2]),
+    busiest=st.sampled_from([None, 1.1]),
+    hidden=st.sampled_from([256, 2048]),
+    checkpointing=st.sampled_from(["none", "full"]),
+    micro_batches=st.integers(1, 5),
+)
+def test_exchanges_of_experts_add_to_the_time_of_kernels_in_every_run(
+    *,
+    dispatcher: dict[str, Any],
+    gpus: int,
+    expert: int,
+    pipeline: int,
+    busiest: float | None,
+    hidden: int,
+    checkpointing: str,
+    micro_batches: int,
+) -> None:
+    assume(expert <= gpus // pipeline)
+    tables = tables_of(dispatcher, gpus=gpus, expert=expert)
+    tables["model"]["hidden_size"] = hidden
+    tables["train"]["gradient_accumulation_steps"] = micro_batches
+    tables["parallel"] |= {"pipeline": pipeline, "data": gpus // pipeline}
+    tables["activations"] = {"checkpointing": checkpointing}
+    if busiest is not None and dispatcher["moe_token_dispatcher_type"] == "alltoall":
+        tables["experts"] = {"busiest": busiest}
+    bound, outcome = Bounder().bound(tables), tried(tables)
+    assert not outcome.refusal
+    assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
+    assert outcome.memory_bytes >= bound.memory_bytes
+
+
+def test_the_bound_of_a_step_with_expert_ranks_has_the_time_of_their_exchanges() -> None:
+    alone, exchanged = (
+        Bounder().bound(tables_of({"moe_token_dispatcher_type": "alltoall"}, gpus=16, expert=each))
+        for each in (1, 16)
+    )
+    assert exchanged.busy_s > alone.busy_s
+    assert exchanged.kernels_s > alone.kernels_s

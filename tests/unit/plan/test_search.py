@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
 from zsim_plan.search.front import front
-from zsim_plan.search.search import GAP_EVERY, LEAST_MOST, Search, SettingBranch, Trial
+from zsim_plan.search.search import FRONT_STEP, GAP_EVERY, LEAST_MOST, Search, SettingBranch, Trial
 
 Outcomes = list[list[float | None]]
 Values = Sequence[Sequence[float | None]]
@@ -183,6 +183,67 @@ def test_plain_settings_are_tried_first_also_where_they_cannot_win() -> None:
     for place in (1, 2):
         search.record(place, 0, Trial(value=6.0 + place, is_answer=True, memory_bytes=1))
     assert search.next() == (0, 0)  # 3 cannot win, and 1 was tried
+
+
+@pytest.mark.one_commit_in(6)
+@settings(max_examples=50)
+@given(branches_and_values(), st.data())
+def test_sharper_bounds_save_trials_and_keep_the_best(
+    case: tuple[list[SettingBranch], Outcomes], data: st.DataObject
+) -> None:
+    branches, values = case
+    known = [[each for each in own if each is not None] for own in values]
+    sharp = [
+        data.draw(st.floats(branch.bound, max(branch.bound, min(own, default=branch.bound))))
+        for branch, own in zip(branches, known, strict=True)
+    ]
+    asked: list[int] = []
+
+    def sharper(place: int) -> float:
+        asked.append(place)
+        return sharp[place]
+
+    search, picks = Search(branches, usable_bytes=100, sharper=sharper), list[tuple[int, int]]()
+    while (pick := search.next()) is not None:
+        value = values[pick[0]][pick[1]]
+        memory = branches[pick[0]].memory_bytes
+        best, least = search.best, search._least_memory
+        picks.append(pick)
+        search.record(*pick, Trial(value=value, is_answer=value is not None, memory_bytes=memory))
+        if memory > FRONT_STEP * least:  # else it may be tried for its memory
+            assert best == float("inf") or sharp[pick[0]] < best
+    assert len(set(asked)) == len(asked)
+    every = [each for own in known for each in own]
+    if every:
+        assert search.best <= min(every) / (1 - search.tolerance)
+        assert search.gap <= search.tolerance
+
+
+def test_plain_settings_that_cannot_win_are_tried_after_those_that_may() -> None:
+    branches = [
+        SettingBranch(bound=bound, memory_bytes=1, settings=1, family="one")
+        for bound in (1.0, 2.0, 9.0)
+    ]
+    search = Search(branches[:1], usable_bytes=10, always=(0,))
+    assert search.next() == (0, 0)
+    search.record(0, 0, Trial(value=4.0, is_answer=True, memory_bytes=1))
+    search.extend(branches[1:], later=(2,))
+    assert search.next() == (1, 0)
+    search.record(1, 0, Trial(value=2.5, is_answer=True, memory_bytes=1))
+    assert [search.next(), search.next()] == [(2, 0), None]
+
+
+@given(st.floats(1.0, 1e6), st.booleans())
+def test_of_settings_that_promise_as_much_the_cheapest_to_simulate_is_tried_first(
+    cost: float, is_first: bool
+) -> None:
+    branches = [
+        SettingBranch(bound=1.0, memory_bytes=1, settings=1, family="cheap"),
+        SettingBranch(bound=1.0, memory_bytes=1, settings=1, family="costly", cost=1.01 * cost),
+    ]
+    search = Search(branches if is_first else branches[::-1], usable_bytes=10)
+    search.record(*(search.next() or (0, 0)), Trial(value=None, is_answer=False))
+    assert search.branches[(search.next() or (0, 0))[0]].family == "costly"
 
 
 @given(st.integers(1, 12), st.integers(0, 12), st.booleans())
