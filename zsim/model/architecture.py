@@ -95,6 +95,9 @@ class Attention(StrEnum):
 HEAD = "head"
 """Name of the output projection among the targets of adapters."""
 
+PROJECTIONS = ("q", "k", "v")
+"""Names of the layers of queries, keys and values, or of the parts of one joined layer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRA:
@@ -102,12 +105,14 @@ class LoRA:
 
     A has `rank` rows and B `rank` columns. Only these two are trained. `targets` are the linear
     layers of each block that have adapters; by default those of queries and values, or the layer
-    that computes both; `HEAD` may be one. `quantization` is the format of the frozen weights of all
-    linear layers of blocks (Dettmers et al. 2023, "QLoRA"), and of the head if it `quantizes_head`;
-    embeddings and norms are not quantized. If it `keeps_inputs`, autograd keeps the input of each
-    quantized layer, as `MatMul4Bit` of bitsandbytes does before 0.43.2; if it `casts_weights`, the
-    latter casts each dequantized weight to bf16, because weights were quantized from fp16.
-    `dropout` is the probability that an element of the input of A is dropped, apart for each layer.
+    that computes both; `HEAD` may be one. Parts of a joined layer, such as q and v, share one
+    adapter of `rank` rows each, whose output is padded with zeros (`LoRAQKVLinear` of LitGPT).
+    `quantization` is the format of the frozen weights of all linear layers of blocks (Dettmers et
+    al. 2023, "QLoRA"), and of the head if it `quantizes_head`; embeddings and norms are not
+    quantized. If it `keeps_inputs`, autograd keeps the input of each quantized layer, as
+    `MatMul4Bit` of bitsandbytes does before 0.43.2; if it `casts_weights`, the latter casts each
+    dequantized weight to bf16, because weights were quantized from fp16. `dropout` is the
+    probability that an element of the input of A is dropped, apart for each layer.
     """
 
     rank: int
@@ -372,15 +377,16 @@ class Transformer:
         if lora.quantizes_head and (self.tied_embeddings or lora.quantization is None):
             needs = "an untied head" if self.tied_embeddings else "model.lora.quantization"
             raise ArchitectureError(f"model.lora.quantizes_head: true needs {needs}")
+        parts = PROJECTIONS if self.joined_qkv and "qkv" not in lora.targets else ()
         for name in lora.targets:
-            if name not in layers:
-                allowed = ", ".join(layers)
+            if name not in (*layers, *parts):
+                allowed = ", ".join((*layers, *parts))
                 raise ArchitectureError(f"model.lora.targets: {name!r} must be one of {allowed}")
 
     @property
     def linear_layers(self) -> tuple[str, ...]:
         """Linear layers of a block, as the part of their parameters' names."""
-        projections = ("qkv",) if self.joined_qkv else ("q", "k", "v")
+        projections = ("qkv",) if self.joined_qkv else PROJECTIONS
         if self.experts is not None:  # adapters of experts are not modelled
             return (*projections, "proj")
         gate = ("gate",) if self.gated else ()
@@ -402,7 +408,14 @@ class Transformer:
         """Linear layers of a block that have adapters."""
         if self.lora is None:
             return frozenset()
-        return frozenset(self.lora.targets or (("qkv",) if self.joined_qkv else ("q", "v")))
+        found = frozenset(self.lora.targets or (("qkv",) if self.joined_qkv else ("q", "v")))
+        return found | {"qkv"} if self.adapted_parts else found
+
+    @property
+    def adapted_parts(self) -> tuple[str, ...]:
+        """Parts of a joined layer of queries, keys and values that share one adapter."""
+        targets = self.lora.targets if self.lora is not None and self.joined_qkv else ()
+        return tuple(name for name in PROJECTIONS if name in targets)
 
     def module_of(self, layer: int) -> int:
         """Return the first block that calls the same module as `layer`."""

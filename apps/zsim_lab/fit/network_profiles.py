@@ -81,7 +81,7 @@ UNMEASURED = {"gb300": "gb200"}
 
 
 def _unmeasured(found: Sequence[Profiles]) -> Iterator[Profiles]:
-    """Yield profiles of GPUs whose collectives nobody published, scaled from another GPU."""
+    """Yield profiles of GPUs without published collectives, scaled from another GPU."""
     known = {each.gpu: each for each in found}
     for gpu, other in UNMEASURED.items():
         if gpu not in known and other in known:

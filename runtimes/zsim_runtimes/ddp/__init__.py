@@ -10,5 +10,16 @@ RUNTIME = Runtime(
     volume="zsim_runtimes.ddp.volume:volume",
     need="zsim_runtimes.ddp.schedule:need",
     search="zsim_runtimes.ddp.search:SEARCH",
-    config=Config(write="zsim_runtimes.ddp.config_writer:write"),
+    config=Config(
+        readers={"litgpt_config": "zsim_runtimes.ddp.litgpt_reader:read"},
+        marks={
+            "litgpt_config": (
+                ("checkpoint_dir:", "lora_r:"),
+                ("checkpoint_dir:", "num_nodes:"),
+                ("model_name:", "tokenizer_dir:"),
+                ("model_name:", "micro_batch_size:", "max_seq_length:"),
+            )
+        },
+        write="zsim_runtimes.ddp.config_writer:write",
+    ),
 )

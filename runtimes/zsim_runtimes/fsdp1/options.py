@@ -36,6 +36,8 @@ class FSDP1(RuntimeOptions):
         offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
             (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): inputs of checkpointed
             blocks are in pinned host memory until recompute.
+        repeat_kv: the model copies keys and values that query heads share before attention, and
+            separates the output of a joined layer (`CausalSelfAttention` of LitGPT).
     """
 
     stages = (3,)
@@ -51,6 +53,12 @@ class FSDP1(RuntimeOptions):
     reduce_dtype: FloatFormat | None = None
     no_sync: Flag = False
     offload_wrapper: Flag = False
+    repeat_kv: Flag = False
+
+    @property
+    def repeats_keys(self) -> bool:
+        """True if shared keys and values are copied for each query head before attention."""
+        return self.repeat_kv
 
     def keeps_whole(self, stage: int) -> frozenset[str]:
         """Return the root, which is never resharded, and gradients that accumulate."""
