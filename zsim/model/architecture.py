@@ -377,10 +377,11 @@ class Transformer:
         if lora.quantizes_head and (self.tied_embeddings or lora.quantization is None):
             needs = "an untied head" if self.tied_embeddings else "model.lora.quantization"
             raise ArchitectureError(f"model.lora.quantizes_head: true needs {needs}")
-        parts = PROJECTIONS if self.joined_qkv and "qkv" not in lora.targets else ()
+        if self.joined_qkv and "qkv" not in lora.targets:
+            layers = (*PROJECTIONS, *layers)
         for name in lora.targets:
-            if name not in (*layers, *parts):
-                allowed = ", ".join((*layers, *parts))
+            if name not in layers:
+                allowed = ", ".join(layers)
                 raise ArchitectureError(f"model.lora.targets: {name!r} must be one of {allowed}")
 
     @property
@@ -393,23 +394,12 @@ class Transformer:
         return (*projections, "proj", *gate, "up", "down")
 
     @property
-    def quantized_inputs(self) -> int:
-        """Return the elements for each token of the inputs of a block's quantized layers.
-
-        Layers that read the same tensor count it once.
-        """
-        if self.lora is None or self.lora.quantization is None:
-            return 0
-        norms = 1 if self.parallel_residual and self.shared_norm else 2
-        return norms * self.hidden_size + self.attention_heads * self.head_width + self.wide
-
-    @property
     def adapted(self) -> frozenset[str]:
         """Linear layers of a block that have adapters."""
         if self.lora is None:
             return frozenset()
-        found = frozenset(self.lora.targets or (("qkv",) if self.joined_qkv else ("q", "v")))
-        return found | {"qkv"} if self.adapted_parts else found
+        usual = ("qkv",) if self.joined_qkv else ("q", "v")
+        return frozenset((*self.lora.targets, *(("qkv",) if self.adapted_parts else ())) or usual)
 
     @property
     def adapted_parts(self) -> tuple[str, ...]:

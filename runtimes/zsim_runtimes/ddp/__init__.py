@@ -14,10 +14,8 @@ RUNTIME = Runtime(
         readers={"litgpt_config": "zsim_runtimes.ddp.litgpt_reader:read"},
         marks={
             "litgpt_config": (
-                ("checkpoint_dir:", "lora_r:"),
-                ("checkpoint_dir:", "num_nodes:"),
-                ("model_name:", "tokenizer_dir:"),
-                ("model_name:", "micro_batch_size:", "max_seq_length:"),
+                ("checkpoint_dir:", "micro_batch_size:"),
+                ("model_name:", "micro_batch_size:"),
             )
         },
         write="zsim_runtimes.ddp.config_writer:write",

@@ -55,11 +55,6 @@ class FSDP1(RuntimeOptions):
     offload_wrapper: Flag = False
     repeat_kv: Flag = False
 
-    @property
-    def repeats_keys(self) -> bool:
-        """True if shared keys and values are copied for each query head before attention."""
-        return self.repeat_kv
-
     def keeps_whole(self, stage: int) -> frozenset[str]:
         """Return the root, which is never resharded, and gradients that accumulate."""
         del stage
