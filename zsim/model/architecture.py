@@ -96,7 +96,7 @@ HEAD = "head"
 """Name of the output projection among the targets of adapters."""
 
 PROJECTIONS = ("q", "k", "v")
-"""Names of the layers of queries, keys and values, or of the parts of one joined layer."""
+"""Names of the layers of queries, keys and values, or of parts of one joined layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +106,12 @@ class LoRA:
     A has `rank` rows and B `rank` columns. Only these two are trained. `targets` are the linear
     layers of each block that have adapters; by default those of queries and values, or the layer
     that computes both; `HEAD` may be one. Parts of a joined layer, such as q and v, share one
-    adapter of `rank` rows each, whose output is padded with zeros (`LoRAQKVLinear` of LitGPT).
-    `quantization` is the format of the frozen weights of all linear layers of blocks (Dettmers et
-    al. 2023, "QLoRA"), and of the head if it `quantizes_head`; embeddings and norms are not
-    quantized. If it `keeps_inputs`, autograd keeps the input of each quantized layer, as
-    `MatMul4Bit` of bitsandbytes does before 0.43.2; if it `casts_weights`, the latter casts each
-    dequantized weight to bf16, because weights were quantized from fp16. `dropout` is the
-    probability that an element of the input of A is dropped, apart for each layer.
+    adapter (`LoRAQKVLinear` of LitGPT). `quantization` is the format of the frozen weights of all
+    linear layers of blocks (Dettmers et al. 2023, "QLoRA"), and of the head if it `quantizes_head`;
+    embeddings and norms are not quantized. If it `keeps_inputs`, autograd keeps the input of each
+    quantized layer, as `MatMul4Bit` of bitsandbytes does before 0.43.2; if it `casts_weights`, the
+    latter casts each dequantized weight to bf16, because weights were quantized from fp16.
+    `dropout` is the probability that an element of the input of A is dropped, apart for each layer.
     """
 
     rank: int

@@ -12,12 +12,7 @@ RUNTIME = Runtime(
     search="zsim_runtimes.ddp.search:SEARCH",
     config=Config(
         readers={"litgpt_config": "zsim_runtimes.ddp.litgpt_reader:read"},
-        marks={
-            "litgpt_config": (
-                ("checkpoint_dir:", "micro_batch_size:"),
-                ("model_name:", "micro_batch_size:"),
-            )
-        },
+        marks={"litgpt_config": (("checkpoint_dir:", "train:"), ("model_name:", "train:"))},
         write="zsim_runtimes.ddp.config_writer:write",
     ),
 )

@@ -36,8 +36,7 @@ class FSDP1(RuntimeOptions):
         offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
             (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): inputs of checkpointed
             blocks are in pinned host memory until recompute.
-        repeat_kv: the model copies keys and values that query heads share before attention, and
-            separates the output of a joined layer (`CausalSelfAttention` of LitGPT).
+        repeat_kv: as of DDP (`CausalSelfAttention` of LitGPT).
     """
 
     stages = (3,)
