@@ -232,6 +232,7 @@ def test_a_shape_with_its_degrees_counts_once() -> None:
 def test_only_profiles_that_a_table_names_are_fitted_to_it() -> None:
     bridge, sweep = TABLES["dense_megatron_bridge"], TABLES["fsdp_mpt_training_runs"]
     assert bridge.fits("gb300")
+    assert bridge.fits("gb200")
     assert not bridge.fits("b200")
     assert sweep.fits("a100")
     assert not TABLES["dense_mlperf"].fits("b200")
