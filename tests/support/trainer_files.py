@@ -95,6 +95,21 @@ TRAINER_FILES: tuple[tuple[str, str, Tree, Tree], ...] = (
         },
     ),
     (
+        "litgpt_config",
+        "l.yaml",
+        {"train": {}},
+        {
+            "checkpoint_dir": "checkpoints/me/mine",
+            "precision": "bf16-true",
+            "devices": 2,
+            "lora_r": 4,
+            "lora_dropout": 0.05,
+            "lora_head": True,
+            "train": {"micro_batch_size": 1, "global_batch_size": 4, "max_seq_length": 16},
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 2e-4}},
+        },
+    ),
+    (
         "nemo_config",
         "n.yaml",
         {"model": {"vocab_size": 128}, "train": {}},

@@ -16,6 +16,7 @@ from zsim.api.training_budget import TrainingBudget
 from zsim.backend.backend import Job, predicts
 from zsim.cluster.fault import Flaky
 from zsim.cluster.foreign_profile import foreign_profiles
+from zsim.files.installed import network_profiles
 from zsim.prediction.error_rule import SURE, shipped_rules
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Place
@@ -187,6 +188,10 @@ def _error(outcome: RunOutcome) -> list[tuple[str, str]]:
     for key, name in foreign.items():
         why = f"{key} = {name} is of another GPU than {cluster.gpu.name}"
         lines.append(("warning", f"{why}; --set {key}=none takes published rates"))
+    links = None if cluster.network is None else network_profiles().get(cluster.network.name)
+    if links is not None and links.scaled_from and not links.publications:
+        gpu, other = links.gpu.upper(), links.scaled_from.upper()
+        lines.append(("assumed", f"collectives as on {other}; none of {gpu} is published"))
     if outcome.fitted:
         settings = " ".join(f"--set {each}" for each in outcome.fitted)
         lines.append(("more accurate", f"{settings}, from measurements"))

@@ -30,8 +30,8 @@ def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
 
     Constants are fractions of peaks and bandwidths, so they scale with the data sheet. The nearest
     GPU is one of the same name without the words of a card, as H100-SXM5 for H100-PCIe; else the
-    GPU that a form selects at first. Of several profiles the latest counts. See `scaled_for`
-    for a GPU with published achieved rates.
+    one that its file names; else the GPU that a form selects at first. Of several profiles the
+    latest counts. See `scaled_for` for a GPU with published achieved rates.
     """
     has_kernels = any(each.startswith("compute.profile=") for each in fitted_for(cluster))
     if has_kernels or cluster.gpu.measured is not None or cluster.gpu.kernels is not None:
@@ -39,7 +39,8 @@ def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
     own = {each.partition("=")[0] for each in fitted_for(cluster)}
     if cluster.network is not None or cluster.over_pcie:  # constants of links are shares of NVLink
         own.add("network.profile")
-    found = dict(_first_profiles())
+    gpus = [gpu for gpu in part_names(Part.GPU) if _named(gpu) == cluster.gpu.name]
+    found = dict(_profiles_of(_gpu_table(gpus[0]).nearest if gpus else None))
     parts = set(cluster.gpu.name.lower().split("-"))
     every: dict[str, Iterable[str]] = {
         "compute.profile": fitted_kernels(),
@@ -48,16 +49,15 @@ def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
     for key, names in every.items():
         if alike := [name for name in names if is_alike(name, parts)]:
             found[key] = max(alike, key=profile_age)
-    for gpu in part_names(Part.GPU):
-        if _named(gpu) == cluster.gpu.name and _achieved_share(gpu) is not None:
-            found["compute.profile"] += f"/{gpu}"
+    if gpus and _achieved_share(gpus[0]) is not None:
+        found["compute.profile"] += f"/{gpus[0]}"
     return tuple(f"{key}={name}" for key, name in found.items() if key not in own)
 
 
 @cache
-def _first_profiles() -> tuple[tuple[str, str], ...]:
-    """Return key and name of the fitted constants of the GPU that a form selects at first."""
-    node = usual_nodes()[first_gpu()][0]
+def _profiles_of(kind: str | None) -> tuple[tuple[str, str], ...]:
+    """Return key and name of the fitted constants of a kind of GPU; None is a form's first one."""
+    node = usual_nodes()[kind or first_gpu()][0]
     settings = fitted_for(topology(node, "single_switch", 1))
     return tuple((key, name) for key, _, name in (each.partition("=") for each in settings))
 

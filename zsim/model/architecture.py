@@ -95,6 +95,9 @@ class Attention(StrEnum):
 HEAD = "head"
 """Name of the output projection among the targets of adapters."""
 
+PROJECTIONS = ("q", "k", "v")
+"""Names of the layers of queries, keys and values, or of parts of one joined layer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRA:
@@ -102,7 +105,8 @@ class LoRA:
 
     A has `rank` rows and B `rank` columns. Only these two are trained. `targets` are the linear
     layers of each block that have adapters; by default those of queries and values, or the layer
-    that computes both; `HEAD` may be one. `quantization` is the format of the frozen weights of all
+    that computes both; `HEAD` may be one. Parts of a joined layer, such as q and v, share one
+    adapter (`LoRAQKVLinear` of LitGPT). `quantization` is the format of the frozen weights of all
     linear layers of blocks (Dettmers et al. 2023, "QLoRA"), and of the head if it `quantizes_head`;
     embeddings and norms are not quantized. If it `keeps_inputs`, autograd keeps the input of each
     quantized layer, as `MatMul4Bit` of bitsandbytes does before 0.43.2; if it `casts_weights`, the
@@ -372,6 +376,8 @@ class Transformer:
         if lora.quantizes_head and (self.tied_embeddings or lora.quantization is None):
             needs = "an untied head" if self.tied_embeddings else "model.lora.quantization"
             raise ArchitectureError(f"model.lora.quantizes_head: true needs {needs}")
+        if self.joined_qkv and "qkv" not in lora.targets:
+            layers = (*PROJECTIONS, *layers)
         for name in lora.targets:
             if name not in layers:
                 allowed = ", ".join(layers)
@@ -380,29 +386,25 @@ class Transformer:
     @property
     def linear_layers(self) -> tuple[str, ...]:
         """Linear layers of a block, as the part of their parameters' names."""
-        projections = ("qkv",) if self.joined_qkv else ("q", "k", "v")
+        projections = ("qkv",) if self.joined_qkv else PROJECTIONS
         if self.experts is not None:  # adapters of experts are not modelled
             return (*projections, "proj")
         gate = ("gate",) if self.gated else ()
         return (*projections, "proj", *gate, "up", "down")
 
     @property
-    def quantized_inputs(self) -> int:
-        """Return the elements for each token of the inputs of a block's quantized layers.
-
-        Layers that read the same tensor count it once.
-        """
-        if self.lora is None or self.lora.quantization is None:
-            return 0
-        norms = 1 if self.parallel_residual and self.shared_norm else 2
-        return norms * self.hidden_size + self.attention_heads * self.head_width + self.wide
-
-    @property
     def adapted(self) -> frozenset[str]:
         """Linear layers of a block that have adapters."""
         if self.lora is None:
             return frozenset()
-        return frozenset(self.lora.targets or (("qkv",) if self.joined_qkv else ("q", "v")))
+        usual = ("qkv",) if self.joined_qkv else ("q", "v")
+        return frozenset((*self.lora.targets, *(("qkv",) if self.adapted_parts else ())) or usual)
+
+    @property
+    def adapted_parts(self) -> tuple[str, ...]:
+        """Parts of a joined layer of queries, keys and values that share one adapter."""
+        targets = self.lora.targets if self.lora is not None and self.joined_qkv else ()
+        return tuple(name for name in PROJECTIONS if name in targets)
 
     def module_of(self, layer: int) -> int:
         """Return the first block that calls the same module as `layer`."""

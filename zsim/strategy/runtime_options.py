@@ -221,7 +221,7 @@ class RuntimeOptions(Table):
     @property
     def repeats_keys(self) -> bool:
         """True if shared keys and values are copied for each query head before attention."""
-        return False
+        return bool(getattr(self, "repeat_kv", False))
 
     @property
     def gathers_each(self) -> bool:

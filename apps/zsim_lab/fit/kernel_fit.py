@@ -58,7 +58,8 @@ SIBLINGS = {
     "h100_2025": "h100",
     "h100_nemo_2025": "h100",
     "b200": "h100",
-    "gb300": "b200",
+    "gb200": "b200",
+    "gb300": "gb200",
 }
 """GPU whose constants each GPU starts from, in the order of fitting: siblings are fitted before."""
 
@@ -71,6 +72,7 @@ VINTAGES: Mapping[str, str] = {
     "h100_2026": "that of h200, whose chip it is",
     "h100_2025": "PyTorch with FlashAttention-2, early 2025",
     "h100_nemo_2025": "NeMo containers 24.05 to 25.04: Transformer Engine 1.6 to 2.2, cuDNN 9",
+    "gb200": "NeMo containers 25.09 to 26.04",
     "gb300": "NeMo container 25.11",
     "b200": "PyTorch 2.10 with Transformer Engine 2.11, May 2026",
 }

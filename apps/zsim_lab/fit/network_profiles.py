@@ -10,7 +10,7 @@ either.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -72,7 +72,26 @@ def calibrated(
         if plain and gpu not in counts and (like := scaled(gpu, timed, plain[0])):
             report(f"{gpu}: {len(timed)} rows of links, scaled from {plain[0].gpu}")
             found.append(with_fabrics(like, (), {}, fabrics, seen={}))
-    return [_with_waits(each) for each in found]
+    found = [_with_waits(each) for each in found]
+    return [*found, *_unmeasured(found)]
+
+
+UNMEASURED = {"gb300": "gb200"}
+"""GPUs without published collectives, and the GPU with the same links whose constants they have."""
+
+
+def _unmeasured(found: Sequence[Profiles]) -> Iterator[Profiles]:
+    """Yield profiles of GPUs without published collectives, scaled from another GPU."""
+    known = {each.gpu: each for each in found}
+    for gpu, other in UNMEASURED.items():
+        if gpu not in known and other in known:
+            yield Profiles(
+                gpu=gpu,
+                shared=known[other].shared,
+                systems={},
+                scaled_from=other,
+                errors={},
+            )
 
 
 def _with_waits(profiles: Profiles) -> Profiles:

@@ -75,6 +75,7 @@ FLASH2: Mapping[str, FusedAttention] = {
 CUDNN: Mapping[str, FusedAttention] = {
     **dict.fromkeys(HOPPERS, CUDNN_HOPPER),
     "b200": CUDNN_BLACKWELL,
+    "gb200": CUDNN_BLACKWELL,
     "gb300": CUDNN_BLACKWELL,
 }
 """cuDNN's attention, by profile."""
@@ -122,6 +123,7 @@ OF_AMPERE = (
     "h200",
     "gh200",
     "b200",
+    "gb200",
     "gb300",
 )
 """Profiles that use the published rates of A100. On later GPUs only rows of 16 bytes were timed:
@@ -144,7 +146,8 @@ TRAINING_SIBLINGS = {
     "h100_nemo_2025": "h100",
     "gh200": "h100",
     "b200": "h100",
-    "gb300": "b200",
+    "gb200": "b200",
+    "gb300": "gb200",
 }
 """GPU whose training constants are used for a profile with few or no measured runs. It is at most
 one generation away, and has the same matrix units if such a GPU exists."""

@@ -54,6 +54,7 @@ CHIPS = {
     "h200": Chip(peaks=Peaks(flops=989.4e12, bytes=4.8e12), processors=132),
     "gh200": Chip(peaks=Peaks(flops=989.4e12, bytes=4.0e12), processors=132),
     "b200": Chip(peaks=Peaks(flops=2250e12, bytes=8.0e12), processors=148),
+    "gb200": Chip(peaks=Peaks(flops=2500e12, bytes=8.0e12), processors=148),
     "gb300": Chip(peaks=Peaks(flops=2500e12, bytes=8.0e12), processors=148),
 }
 OF_LATER_SOFTWARE = {
@@ -87,7 +88,7 @@ def _gpu(text: str) -> str:
     """Return the chip in `text`."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
     for name in sorted(CHIPS, key=len, reverse=True):
-        if name in plain and not (name == "b200" and "gb200" in plain):
+        if name in plain:
             return name
     raise ValueError(f"gpu {text!r} is not known")
 
@@ -121,6 +122,10 @@ class _PeakRow(CsvRow):
     accelerator: Annotated[
         str,
         must(lambda text: "PCIe" not in text, "accelerator {!r} has other peaks"),
+        must(
+            lambda text: "GB200" not in text,
+            "accelerator {!r}: one cold product, where the kernels of its sibling were timed warm",
+        ),
         AfterValidator(_gpu),
     ]
     best_shape_MxNxK: Annotated[  # noqa: N815  (the column is called so)

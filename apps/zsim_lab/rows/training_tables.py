@@ -13,10 +13,13 @@ and the scenario of a row. A string that starts with "= " is an expression
 - `columns`: names and kinds of cells, "whole" or "whole: title of the column".
 - `unmodelled`: conditions under which a row is not modelled, and why.
 - `scenario`, `way`: the tables of the scenario, and changes of which the first that fits ran.
+- `trainer_file`: its `key` of `[zero]`, and the `options` of the file, which the reader of that key
+  completes the scenario from, as of a user's file.
 - `once`: names whose values must differ between rows; a row that repeats them is not predicted.
 - `run`: fields of `Published`; `peak_gib` and `library_mib` are sizes in other units.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +29,10 @@ from typing import Any, cast
 
 from pydantic import Field, create_model
 
+from zsim.files.installed import model_catalogue
+from zsim.runtimes.lookup import reader_of
+from zsim.runtimes.trainer_files.tables import GivenTables, TrainerFileError
+from zsim.scenario.trainer_files import TABLES as COMPLETED
 from zsim_lab.rows.csv_rows import (
     Cells,
     CsvRow,
@@ -276,9 +283,32 @@ def row_model(columns: Mapping[str, str]) -> type[CsvRow]:
 
 def _alternatives(scope: RowScope, form: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the scenarios of a row: with each change of `way` whose condition holds."""
-    base = scope.filled(form["scenario"])
+    base = _completed(scope.filled(form["scenario"]), scope.filled(form.get("trainer_file", {})))
     changes = [scope.filled(each["set"]) for each in form.get("way", ()) if scope.value(each["if"])]
     return [_merged(base, change) for change in changes or [{}]]
+
+
+def _completed(tables: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scenario completed from the options of a trainer's file, if they are given.
+
+    Raises:
+        NotModelledError: the reader of the file refuses an option.
+    """
+    if not given:
+        return tables
+    try:
+        found = reader_of(given["key"])(
+            GivenTables(
+                tables={name: tables.get(name, {}) for name in COMPLETED},
+                shape_of=lambda name: (
+                    model_catalogue().find(name)[1].shape.model_dump(exclude_unset=True)
+                ),
+            ),
+            json.dumps(given["options"]),
+        )
+    except TrainerFileError as error:
+        raise NotModelledError(str(error)) from None
+    return {**tables, **{name: table for name, table in found.tables.items() if table}}
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

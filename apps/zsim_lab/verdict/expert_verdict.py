@@ -31,9 +31,6 @@ from zsim_lab.verdict.verdict import Verdict, VerdictRow
 H800_BYTES_PER_S = 200 * GB
 """NVLink of an H800 in each direction (Zhao et al. 2025, arXiv 2505.09343, section 4)."""
 
-PROFILES = {"gb300": "gb200"}
-"""Profiles of GPUs without one."""
-
 MEMORY = {"h100": 3350 * GB, "b200": 8000 * GB, "gb200": 8000 * GB}
 """Memory bandwidth, by data sheet."""
 
@@ -140,7 +137,7 @@ def _dispatch(row: DispatchRow) -> VerdictRow:
 
 
 def _profile(name: str) -> NetworkProfile:
-    return network_profiles()[PROFILES.get(name, name)].of(None)
+    return network_profiles()[name].of(None)
 
 
 def _exchange(row: ExchangeRow) -> VerdictRow:

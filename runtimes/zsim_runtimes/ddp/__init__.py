@@ -10,5 +10,9 @@ RUNTIME = Runtime(
     volume="zsim_runtimes.ddp.volume:volume",
     need="zsim_runtimes.ddp.schedule:need",
     search="zsim_runtimes.ddp.search:SEARCH",
-    config=Config(write="zsim_runtimes.ddp.config_writer:write"),
+    config=Config(
+        readers={"litgpt_config": "zsim_runtimes.ddp.litgpt_reader:read"},
+        marks={"litgpt_config": (("checkpoint_dir:", "train:"), ("model_name:", "train:"))},
+        write="zsim_runtimes.ddp.config_writer:write",
+    ),
 )

@@ -66,11 +66,6 @@ class DDP(RuntimeOptions):
     repeat_kv: Flag = False
 
     @property
-    def repeats_keys(self) -> bool:
-        """True if shared keys and values are copied for each query head before attention."""
-        return self.repeat_kv
-
-    @property
     def finds_unused(self) -> bool:
         """True if every backward looks for unused parameters."""
         return self.find_unused_parameters and not self.static_graph

@@ -11,6 +11,7 @@ Functions named in comments are from `torch/csrc/distributed/c10d/reducer.cpp` i
 """
 
 from zsim.dtype import DType
+from zsim.model.architecture import Transformer
 from zsim.model.model import Model, ModelError
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
@@ -77,6 +78,17 @@ def whole_buckets(model: Model, strategy: Strategy) -> Buckets:
     return whole(numbered(model, every, place=one_after_the_other(1), ranks=1))
 
 
+def quantized_inputs(shape: Transformer) -> int:
+    """Return the elements for each token of the inputs of a block's quantized layers.
+
+    Layers that read the same tensor count it once.
+    """
+    if shape.lora is None or shape.lora.quantization is None:
+        return 0
+    norms = 1 if shape.parallel_residual and shape.shared_norm else 2
+    return norms * shape.hidden_size + shape.attention_heads * shape.head_width + shape.wide
+
+
 class DDPStep(Step):
     """Forward and backward of every micro-batch, then the update."""
 
@@ -113,7 +125,7 @@ class DDPStep(Step):
         sequences = self.model.batch.elements // (shape.sequence_length + 1)
         tokens = sequences * shape.sequence_length
         compute = self.strategy.train.precision.compute
-        inputs = shape.layers * shape.quantized_inputs * tokens
+        inputs = shape.layers * quantized_inputs(shape) * tokens
         held = (("inputs", inputs, compute), ("logits", tokens * shape.vocab_size, DType.FP32))
         self.writer.prefix = "setup"
         for kind, elements, dtype in held:

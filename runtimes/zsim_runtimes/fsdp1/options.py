@@ -36,6 +36,7 @@ class FSDP1(RuntimeOptions):
         offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
             (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): inputs of checkpointed
             blocks are in pinned host memory until recompute.
+        repeat_kv: as of DDP (`CausalSelfAttention` of LitGPT).
     """
 
     stages = (3,)
@@ -51,6 +52,7 @@ class FSDP1(RuntimeOptions):
     reduce_dtype: FloatFormat | None = None
     no_sync: Flag = False
     offload_wrapper: Flag = False
+    repeat_kv: Flag = False
 
     def keeps_whole(self, stage: int) -> frozenset[str]:
         """Return the root, which is never resharded, and gradients that accumulate."""

@@ -324,11 +324,6 @@ class FSDP2(RuntimeOptions):
         return True
 
     @property
-    def repeats_keys(self) -> bool:
-        """True if shared keys and values are copied for each query head before attention."""
-        return self.repeat_kv
-
-    @property
     def gathers_each(self) -> bool:
         """True if each linear layer gathers its input tokens separately."""
         return self.input_gathers is InputGathers.LINEAR

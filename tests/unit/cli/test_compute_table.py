@@ -41,7 +41,7 @@ def test_constants_that_do_not_ship_are_refused_with_those_that_do(
     message = capsys.readouterr().err
     assert message == (
         "zsim: tiny: compute.profile: 'abacus' must be one of "
-        "a100, b200, gb300, gh200, h100, h100_2025, h100_2026, h100_hbm2e, h100_hbm2e_2025, "
+        "a100, b200, gb200, gb300, gh200, h100, h100_2025, h100_2026, h100_hbm2e, h100_hbm2e_2025, "
         "h100_nemo_2025, h200, v100, v100_timed\n"
     )
 
@@ -49,7 +49,15 @@ def test_constants_that_do_not_ship_are_refused_with_those_that_do(
 def test_what_ships_was_fitted_to_rows_and_says_what_was_not() -> None:
     known = fitted_kernels()
     measured = {"a100", "b200", "gh200", "h100"}
-    later = {"gb300", "h100_2025", "h100_2026", "h100_hbm2e_2025", "h100_nemo_2025", "h200"}
+    later = {
+        "gb200",
+        "gb300",
+        "h100_2025",
+        "h100_2026",
+        "h100_hbm2e_2025",
+        "h100_nemo_2025",
+        "h200",
+    }
     assert set(known) == measured | later | {"v100", "v100_timed", "h100_hbm2e"}
     assert all(known[name].constants.vintage for name in later | {"a100", "h100", "b200"})
     for name, fitted in known.items():
@@ -79,8 +87,8 @@ def test_a_table_of_kernels_becomes_a_file_beside_those_of_networks(
     assert first.endswith("fitted, nothing to hold out; the rest is assumed")
     of = {Path(line.partition(": ")[0]).stem: line.partition(": ")[2] for line in scaled}
     siblings = {"h100_hbm2e": "h100", "h100_hbm2e_2025": "h100_hbm2e", "h100_2026": "h200"}
-    siblings |= {"gb300": "b200"}
-    later = ("h100_2025", "h100_2026", "h100_nemo_2025", "gb300")
+    siblings |= {"gb200": "b200", "gb300": "gb200"}
+    later = ("h100_2025", "h100_2026", "h100_nemo_2025", "gb200", "gb300")
     for gpu in ("h100_hbm2e", "h100_hbm2e_2025", "h200", *later):
         assert of[gpu] == f"the rest is scaled from {siblings.get(gpu, 'h100')}"
     assert of["b200"].startswith("matmul: median error")  # whose times ship
@@ -89,7 +97,16 @@ def test_a_table_of_kernels_becomes_a_file_beside_those_of_networks(
     assert fitted.publications == ("github:a/b@0123",)
 
 
-JUDGED = {"a100", "gb300", "h100", "h100_hbm2e", "h100_hbm2e_2025", "h100_nemo_2025", "h200"}
+JUDGED = {
+    "a100",
+    "gb200",
+    "gb300",
+    "h100",
+    "h100_hbm2e",
+    "h100_hbm2e_2025",
+    "h100_nemo_2025",
+    "h200",
+}
 """Profiles with judged runs on their GPU."""
 
 
@@ -108,7 +125,8 @@ def test_every_profile_names_the_runs_that_its_constants_of_training_rest_on() -
 NEARER = {
     "dgx_h100": ("compute.profile=h100_2026", "network.profile=h100"),
     "grand_teton_h100": ("compute.profile=h100_hbm2e_2025", "network.profile=h100"),
-    "gb200_nvl72": ("network.profile=gb200",),  # nobody at hand timed its kernels
+    "gb200_nvl72": ("compute.profile=gb200", "network.profile=gb200"),
+    "gb300_nvl72": ("compute.profile=gb300", "network.profile=gb300"),
 }
 
 

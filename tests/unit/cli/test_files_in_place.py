@@ -14,6 +14,7 @@ OTHERS = {
     "megatron_arguments": "pretrain_gpt.py --num-layers 2 --hidden-size 64",
     "foundry_config": "global_train_batch_size: 8\n",
     "axolotl_config": "base_model: gpt2\nmicro_batch_size: 2\n",
+    "litgpt_config": "checkpoint_dir: a/b\ntrain: {micro_batch_size: 1}\n",
     "nanotron_config": "parallelism: {dp: 1}\nmodel: {model_config: {}}\ntokens: {}\n",
 }
 

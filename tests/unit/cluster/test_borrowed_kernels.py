@@ -187,3 +187,34 @@ def test_products_reach_no_larger_a_fraction_than_the_largest_achieved_rate_allo
 def test_a_profile_for_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(KernelProfileError, match="mi300y"):
         kernel_profile("h100_2026/mi300y")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kernels", "links"),
+    [
+        ("8xb300", "b200/b300_sxm_288gb", "b200"),
+        ("8xa10g", "a100", None),
+        ("8x3090", "a100", None),
+        ("4xt4", "v100", None),
+        ("8xl40s", "h100_2026", None),
+    ],
+)
+def test_a_gpu_has_the_constants_of_the_measured_one_that_its_file_names(
+    gpus: str, kernels: str, links: str | None
+) -> None:
+    found = given_by_best(gpus)
+    assert found["compute.profile"] == kernels
+    assert found.get("network.profile") == links
+
+
+@pytest.mark.parametrize("gpu", ["gb200", "gb300", "b200"])
+def test_gpus_of_a_rack_have_constants_of_their_own(gpu: str) -> None:
+    found = given_by_best(f"8x{gpu}")
+    assert (found["compute.profile"], found["network.profile"]) == (gpu, gpu)
+
+
+def test_a_run_says_whose_constants_its_collectives_have() -> None:
+    told = ran(given_by_best("8xgb300")).text()
+    assert "assumed" in told
+    assert "collectives as on GB200; none of GB300 is published" in " ".join(told.split())
+    assert "assumed" not in ran(given_by_best("8xgb200")).text()

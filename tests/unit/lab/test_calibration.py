@@ -157,6 +157,16 @@ def test_a_gpu_of_which_only_links_were_timed_is_scaled_from_another() -> None:
     assert scaled("v100", links[2:], nearest) is None
 
 
+def test_a_gpu_without_published_collectives_has_the_constants_of_its_sibling() -> None:
+    rack = [row | {"gpu": "GB200 NVL72"} for row in sweeps(4)]
+    rows, _ = read("nccl_tests_sweeps", rack)
+    one, other = calibrated(rows, report=lambda _: None, holds_out=False)
+    assert (one.gpu, other.gpu, other.scaled_from) == ("gb200", "gb300", "gb200")
+    assert other.shared.numbers == one.shared.numbers
+    assert other.publications == ()
+    assert parse("gb300", tomllib.loads(text(other)), check).shared.name == "gb300"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,6 +1,7 @@
 """Rows of NVIDIA's publications: blanks come from their recipes, and the rest has a reason."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -126,6 +127,22 @@ def test_a_row_is_a_scenario_that_resolves(table: str) -> None:
     assert resolved("row", from_tables(run.scenario)).scenario is not None
 
 
+def test_a_row_of_litgpt_is_read_as_its_file_would_be(tmp_path: Path) -> None:
+    path = tmp_path / "hub.yaml"
+    path.write_text(
+        "checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B\nprecision: bf16-true\n"
+        "quantize: bnb.nf4\ndevices: 1\nlora_r: 32\nlora_dropout: 0.05\nlora_key: false\n"
+        "train: {global_batch_size: 2, micro_batch_size: 2, max_seq_length: 512}\n",
+        "utf-8",
+    )
+    row = resolved("row", from_tables(run_of("memory_peaks").scenario)).job()
+    machine = ("cluster", "compute", "network")
+    tables = {name: keys(run_of("memory_peaks"), name) for name in machine}
+    tables |= {"model": {}, "train": {}, "zero": {"litgpt_config": str(path)}}
+    mine = resolved("mine", from_tables({"title": "mine", **tables})).job()
+    assert mine.schedule == row.schedule
+
+
 def test_degrees_that_a_page_leaves_open_are_those_of_its_scripts() -> None:
     assert keys(run_of("dense_dgxc"), "parallel")["context"] == 2
     assert keys(run_of("dense_dgxc", precision="FP8"), "parallel")["context"] == 1
@@ -215,6 +232,7 @@ def test_a_shape_with_its_degrees_counts_once() -> None:
 def test_only_profiles_that_a_table_names_are_fitted_to_it() -> None:
     bridge, sweep = TABLES["dense_megatron_bridge"], TABLES["fsdp_mpt_training_runs"]
     assert bridge.fits("gb300")
+    assert bridge.fits("gb200")
     assert not bridge.fits("b200")
     assert sweep.fits("a100")
     assert not TABLES["dense_mlperf"].fits("b200")

@@ -103,6 +103,22 @@ def test_inputs_that_bitsandbytes_kept_are_saved_on_request() -> None:
     assert saved[1] > saved[0]
 
 
+@pytest.mark.parametrize("parts", [("q", "v"), ("k",), ("q", "k", "v")])
+def test_parts_of_a_joined_layer_share_an_adapter_with_a_rank_each(parts: tuple[str, ...]) -> None:
+    shape = replace(SHAPE, joined_qkv=True, key_value_heads=2, lora=replace(LORA, targets=parts))
+    model = transformer(shape, micro_batch_size=1, precision=Precision.BF16)
+    found = {each.name: each.shape for each in model.parameters if not each.frozen}
+    rows = {"q": 64, "k": 32, "v": 32}
+    made = {name: found[f"block0.qkv.lora_{name}.weight"] for name in "AB"}
+    assert made == {"A": (4 * len(parts), 64), "B": (sum(rows[each] for each in parts), 4)}
+    assert check(make_schedule(model, strategy(DDP(), 0)), model) == ()
+
+
+def test_parts_and_the_whole_of_a_joined_layer_exclude_each_other() -> None:
+    with pytest.raises(ArchitectureError, match="'q' must be one of qkv, proj"):
+        replace(SHAPE, joined_qkv=True, lora=replace(LORA, targets=("qkv", "q")))
+
+
 def test_the_head_is_quantized_on_request() -> None:
     narrow = replace(LORA, quantization=Quantization.NF4)
     for lora, found in ((narrow, None), (replace(narrow, quantizes_head=True), Quantization.NF4)):

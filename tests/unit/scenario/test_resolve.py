@@ -329,7 +329,7 @@ WRONG = {
     "model.lora.rank=2 parallel.tensor=2": "model.lora: not modelled with tensor 2, allowed is 1",
     'model.frozen=["blok*"]': "model.frozen: 'blok*' is the name of no parameter; there are",
     'model.frozen=["*"]': "model.frozen: '*' leave nothing to train",
-    'model.lora={rank=2,targets=["k_proj"]}': "model.lora.targets: 'k_proj' must be one of qkv,",
+    'model.lora={rank=2,targets=["k_proj"]}': "model.lora.targets: 'k_proj' must be one of q,",
 }
 
 

@@ -155,8 +155,8 @@ def test_a_block_that_is_called_again_has_the_adapters_of_its_first_call() -> No
 WRONG = {
     "rank": (LoRA(rank=0), r"^model\.lora\.rank: 0 must be at least 1$"),
     "target": (
-        LoRA(rank=1, targets=("q",)),
-        r"^model\.lora\.targets: 'q' must be one of qkv, proj, up, down, head$",
+        LoRA(rank=1, targets=("gate",)),
+        r"^model\.lora\.targets: 'gate' must be one of q, k, v, qkv, proj, up, down, head$",
     ),
 }
 

@@ -88,7 +88,7 @@ class GpuTable(FileTable):
     slot; both are for nodes that lack these numbers. `power` is the power limit; no time depends
     on it. `fp8_any_layout` marks matrix units that multiply fp8 operands in any layout; others need
     both of them contiguous along the inner extent. `evidence` marks a GPU without measured kernels
-    or training runs.
+    or training runs; `nearest` is a kind of GPU that has them, of the same architecture.
     """
 
     name: str
@@ -102,6 +102,7 @@ class GpuTable(FileTable):
     power: Power | None = None
     power_source: str | None = None
     evidence: Literal["data sheet only"] | None = None
+    nearest: str | None = None
     fp8_any_layout: bool = False
     fp8_any_layout_source: str | None = None
     launch: Time = 0

@@ -22,12 +22,19 @@ def adapter(
     lora = size.shape.lora
     assert lora is not None
     rows, columns = (each.elements // size.tokens for each in (target, source))
-    low, delta = size.rows(f"{name}/lora_A", lora.rank), size.rows(f"{name}/lora_B", rows)
-    down = size.copied(f"{name}.lora_A.weight", lora.rank, columns)
-    up = size.copied(f"{name}.lora_B.weight", rows, lora.rank)
+    parts = size.shape.adapted_parts if name.endswith(".qkv") else ()
+    rank = lora.rank * max(1, len(parts))
+    made = sum(size.query_width if each == "q" else size.key_width for each in parts) or rows
+    low, delta = size.rows(f"{name}/lora_A", rank), size.rows(f"{name}/lora_B", made)
+    down = size.copied(f"{name}.lora_A.weight", rank, columns)
+    up = size.copied(f"{name}.lora_B.weight", made, lora.rank)
     drops, given = _dropped(size, source, name, lora.dropout)
     operators = (*drops, linear(size, given, low, down), linear(size, low, delta, up))
     area, kind = (size.tokens, rows), KernelKind.ELEMENTWISE
+    if made < rows:
+        padded = size.rows(f"{name}/lora_padded", rows)
+        operators = (*operators, _padded(size, delta, padded))
+        delta = padded
     added = Operator(
         reads=(base, delta),
         makes=target,
@@ -44,6 +51,21 @@ def adapter(
         backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
     )
     return (*operators, scale, replace(added, reads=(base, scaled)))
+
+
+def _padded(size: Size, source: Tensor, target: Tensor) -> Operator:
+    """Return the copy of the output of an adapter into zeros (`zero_pad` of LitGPT)."""
+    some, every = ((size.tokens, each.elements // size.tokens) for each in (source, target))
+    kind = KernelKind.ELEMENTWISE
+    return Operator(
+        reads=(source,),
+        makes=target,
+        forward=(
+            streaming(kind, every, size.dtype, streams=1),
+            streaming(kind, some, size.dtype, streams=2),
+        ),
+        backward=(streaming(kind, some, size.dtype, streams=2, backward=True),),
+    )
 
 
 def adapted_head(linear: Linear, size: Size, plain: Operator, *, chunk: int) -> Operator:
