@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from zsim_lab.answer.validation import Validation
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
-PIPELINES, ERROR, BEST, EXPERTS = "pipelines", "error", "best", "experts"
-SHIPS = (PAPER, PIPELINES)
+PIPELINES, ERROR, BEST, EXPERTS, SEEDS = "pipelines", "error", "best", "experts", "seeds"
+SHIPS = (PAPER, PIPELINES, SEEDS)
 """Kinds of validation whose published figures ship with zsim."""
 NO_PICTURE = f"is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
 PARTS = 20
@@ -61,17 +61,25 @@ def validate(
         int | None,
         typer.Option(metavar="N", help="Predict N further rows at most; needs --resume.", min=0),
     ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulated", help="Run nothing on local ranks; for seeds."),
+    ] = False,
 ) -> Code:
     """Compare predictions with published measurements."""
     _need_error(what, data, {"--to": to, "--table": table, "--resume": resume, "--most": most})
     if left_out and (what != NETWORK or all_rows):
         raise MistakeError(f"--left-out: is for {NETWORK}")
+    if simulated and (what != SEEDS or all_rows):
+        raise MistakeError(f"--simulated: is for {SEEDS}")
     if all_rows:
         return _all_rows(what, data, picture, as_json=json)
     if what not in KINDS:
         raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
     if what in SHIPS and data is not None:
         raise MistakeError(f"--data: {data}: {what} takes none, its figures ship")
+    if what == SEEDS:
+        return _seeds(picture, real=not simulated, as_json=json)
     if what == ERROR:
         return _error(data, picture, to, (table or (), resume, most), as_json=json)
     if what == BEST:
@@ -93,6 +101,18 @@ def _runs(what: str, data: Path | None, picture: Path | None, *, as_json: bool) 
     found = _validated(what, data)
     with answer_before(outputs((picture, found.picture))):
         print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _seeds(picture: Path | None, *, real: bool, as_json: bool) -> Code:
+    """Compare predictions with every claim and figure of the ZeRO papers."""
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
+    from zsim_lab.answer.seed_validation import validate_seeds
+
+    with progress("figures of the ZeRO papers") as update:
+        found = validate_seeds(real=real, progress=update if sys.stderr.isatty() else _say)
+    print_answer(found, as_json=as_json)
     return Code.DONE
 
 
