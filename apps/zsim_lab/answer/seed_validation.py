@@ -67,7 +67,7 @@ class SeedValidation(Answer):
             rows = [self._claim_cells(each) for each in paper.claims]
             lines += [table_text(CLAIMS, rows, words=(0, 4, 5), ruled=True), *_reasons(paper), ""]
             lines += [table_text(FIGURES, _figure_cells(paper), words=(0, 1), ruled=True), ""]
-        return "\n".join([*lines, *self._counts()])
+        return "\n".join([*lines, *self.counts()])
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim validate seeds --json` prints."""
@@ -97,8 +97,8 @@ class SeedValidation(Answer):
             f"{name}: {run}" if run else "",
         )
 
-    def _counts(self) -> list[str]:
-        """Return the numbers of figures, claims and trends that hold."""
+    def counts(self) -> list[str]:
+        """Return lines with the numbers of figures, claims and trends that hold."""
         near = sum(abs(row.off) <= NEAR for row in self.rows)
         held = [each.holds for each in self.claims]
         trends = [each.holds for each in self.claims if each.claim.is_trend]
