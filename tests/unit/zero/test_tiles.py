@@ -179,7 +179,7 @@ def test_a_block_that_is_run_again_is_checkpointed_once() -> None:
     ("changes", "told"),
     [
         ({"zero.stage": 2}, "zero.tiles: 4 is for stage 3, not 2"),
-        ({"parallel.tensor": 2}, "zero.tiles: 4 is not modelled for tensor = 2"),
+        ({"parallel.context": 2}, "zero.tiles: 4 is not modelled for context = 2"),
         (
             {"activations.checkpointing": "operations"},
             "zero.tiles: 4 is not modelled for checkpointing = operations",
@@ -277,7 +277,7 @@ def test_a_tile_of_tensor_ranks_sums_the_input_gradient_or_the_output(
 @pytest.mark.parametrize("lost", ["begins", "ends"])
 def test_a_tile_that_sums_nothing_is_found(lost: str) -> None:
     """The specification is made of the whole model, the schedule of one with a lost sum."""
-    model, schedule = on_tensor_ranks(GPT, 2, Checkpointing.NONE)
+    model, _ = on_tensor_ranks(GPT, 2, Checkpointing.NONE)
     part = "up" if lost == "begins" else "down"
     flags = {"reduces_input_gradient": False} if lost == "begins" else {"reduces_output": False}
     units = tuple(

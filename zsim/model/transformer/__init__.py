@@ -212,8 +212,8 @@ def _need_dividing(
     if shape.execution.tiles > 1:
         if sequence:
             raise ModelError(
-                f"zero.tiles: {shape.execution.tiles} is not modelled with sequence_parallel, whose "
-                "tiles would each gather all tokens; say zero.tiles 1, or false there"
+                f"zero.tiles: {shape.execution.tiles} is not modelled with sequence_parallel, "
+                "where each tile would gather all tokens; say zero.tiles 1, or false there"
             )
         for name, differs in (
             ("lora", shape.lora is not None),
