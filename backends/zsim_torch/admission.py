@@ -107,7 +107,8 @@ def _model(job: Job) -> str | None:
             f"model.positions: alibi has no torch module for {job.model.tensor} ranks of "
             "parallel.tensor"
         )
-    return _execution(shape.execution) or _context(job, shape.execution.context)
+    refused = _execution(shape.execution, tensor=job.model.tensor)
+    return refused or _context(job, shape.execution.context)
 
 
 def _without_module(shape: Transformer) -> str | None:
@@ -161,7 +162,7 @@ def _formats_of_states(schedule: Schedule) -> str | None:
     return f"zero.{table}.use_precision_aware_optimizer: true is simulated only"
 
 
-def _execution(asked: Execution) -> str | None:
+def _execution(asked: Execution, *, tensor: int) -> str | None:
     """Return why no module runs as the model was counted, or None.
 
     Early stop of recomputation needs no check, since such a block saves the same tensors.
@@ -175,6 +176,8 @@ def _execution(asked: Execution) -> str | None:
         return f"train.{key}: {asked.recipe} is simulated only"
     if asked.loss is not Loss.TORCH:
         return f"train.loss: {asked.loss} is simulated only"
+    if asked.tiles > 1 and tensor > 1:
+        return f"zero.tiles: {asked.tiles} with tensor ranks is simulated only; say 1"
     if asked.metrics:
         return f"train.metrics: {asked.metrics} must be 0, none is computed"
     for kind in RuntimeOptions.kinds():

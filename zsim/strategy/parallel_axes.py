@@ -68,6 +68,5 @@ class ParallelAxes(Table):
 
     def against_tiles(self, tiles: int) -> Iterator[InitErrorDetails]:
         """Yield errors of axes that are not modeled for linear layers in tiles."""
-        for name in ("tensor", "context"):
-            if (ranks := getattr(self, name)) > 1:
-                yield refusal("zero.tiles", tiles, f"is not modelled for {name} = {ranks}")
+        if self.context > 1:
+            yield refusal("zero.tiles", tiles, f"is not modelled for context = {self.context}")

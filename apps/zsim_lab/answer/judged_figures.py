@@ -45,7 +45,7 @@ def figure_runs() -> list[Asked]:
         for figure in paper.figures
         if figure.quantity in TIMED and not figure.again and not figure.table
         for run in figure.runs
-        if not run.fitted
+        if not run.fitted and run.published is not None
     ]
 
 
@@ -67,6 +67,7 @@ def judged_figures(progress: Progress) -> list[JudgedRun]:
 def judged_figure(asked: Asked) -> JudgedRun | None:
     """Return the row of a run, by its first scenario that fits, else the last; None on failure."""
     publication, sweep, quantity, run = asked
+    assert run.published is not None, "only rows with a published value are asked"
     try:
         for tables in run.alternatives:
             rate, found = _published(quantity, tables)

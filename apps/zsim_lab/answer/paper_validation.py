@@ -9,6 +9,7 @@ from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.summary import Summary, summary
 from zsim.api.forecast import accumulating, forecast, settled_source
 from zsim.api.run_forecast import RunForecast
+from zsim.api.scenario import load
 from zsim.api.topology_result import ONE_SWITCH
 from zsim.backend.backend import BackendError, Job, NoRouteError
 from zsim.closed_form import offload_formulas
@@ -93,6 +94,8 @@ def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
             return _largest_shape(run)
         if quantity is FigureQuantity.WIDEST:
             return _widest(run.alternatives[0])
+        if quantity is FigureQuantity.PLANNED:
+            return _planned(run), 0
         if quantity is FigureQuantity.STEP_TIME_RATIO:
             plain, changed = (_simulated(tables)[-1].step_time_s for tables in run.alternatives)
             return changed / plain, 0
@@ -165,8 +168,23 @@ def _largest_buffer(job: Job) -> int:
     )
 
 
+def _planned(run: PaperRun) -> float:
+    """Return the number at the key `run.of` of the plan, or the sum of the table there."""
+    found: object = load(run.alternatives[0]).plan().to_dict()
+    for key in run.of.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        return float(sum(found.values()))
+    if not isinstance(found, int):
+        raise NotModelledError(f"of: {run.of!r} is no number of the plan")
+    return float(found)
+
+
 def _of_run(quantity: FigureQuantity, tables: Mapping[str, object]) -> tuple[float, bool]:
     """Return the value of a simulated run, and True if the run fits."""
+    if quantity is FigureQuantity.RESERVED:
+        run = forecast_of(tables)
+        return float(run.peak_reserved_bytes), run.fits
     if quantity is FigureQuantity.BACKWARD:
         _, trace, found = _simulated(tables)
         return _backward_s(trace), found.fits

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from zsim_lab.answer.validation import Validation
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
-PIPELINES, ERROR, BEST, EXPERTS = "pipelines", "error", "best", "experts"
-SHIPS = (PAPER, PIPELINES)
+PIPELINES, ERROR, BEST, EXPERTS, SEEDS = "pipelines", "error", "best", "experts", "seeds"
+SHIPS = (PAPER, PIPELINES, SEEDS)
 """Kinds of validation whose published figures ship with zsim."""
 NO_PICTURE = f"is for {TRAINING}, {MEMORY}, {PAPER} and {PIPELINES}"
 PARTS = 20
@@ -61,32 +61,34 @@ def validate(
         int | None,
         typer.Option(metavar="N", help="Predict N further rows at most; needs --resume.", min=0),
     ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulated", help="Run nothing on local ranks; for seeds."),
+    ] = False,
 ) -> Code:
     """Compare predictions with published measurements."""
     _need_error(what, data, {"--to": to, "--table": table, "--resume": resume, "--most": most})
-    if left_out and (what != NETWORK or all_rows):
-        raise MistakeError(f"--left-out: is for {NETWORK}")
+    for option, given, kind in (("left-out", left_out, NETWORK), ("simulated", simulated, SEEDS)):
+        if given and (what != kind or all_rows):
+            raise MistakeError(f"--{option}: is for {kind}")
     if all_rows:
         return _all_rows(what, data, picture, as_json=json)
-    if what not in KINDS:
-        raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
-    if what in SHIPS and data is not None:
-        raise MistakeError(f"--data: {data}: {what} takes none, its figures ship")
+    _need_data(what, data)
+    if what == SEEDS:
+        return _seeds(picture, real=not simulated, as_json=json)
     if what == ERROR:
         return _error(data, picture, to, (table or (), resume, most), as_json=json)
     if what == BEST:
         return _best(data, picture, as_json=json)
-    if what not in SHIPS and data is None:
-        raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
-    if what in (NETWORK, EXPERTS) and picture is not None:
-        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     if left_out and data is not None:
-        return _left_out(data, as_json=json)
+        return _left_out(data, picture, as_json=json)
     return _runs(what, data, picture, as_json=json)
 
 
 def _runs(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
     """Compare predictions of one kind with the rows of a folder, or with shipped rows."""
+    if what in (NETWORK, EXPERTS) and picture is not None:
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim.api.output import FileKind, need_output
 
     need_output("--picture", picture, FileKind.PICTURE)
@@ -94,6 +96,28 @@ def _runs(what: str, data: Path | None, picture: Path | None, *, as_json: bool) 
     with answer_before(outputs((picture, found.picture))):
         print_answer(found, as_json=as_json)
     return Code.DONE
+
+
+def _seeds(picture: Path | None, *, real: bool, as_json: bool) -> Code:
+    """Compare predictions with every claim and figure of the ZeRO papers."""
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
+    from zsim_lab.answer.seed_validation import validate_seeds
+
+    with progress("figures of the ZeRO papers") as update:
+        found = validate_seeds(real=real, progress=update if sys.stderr.isatty() else _say)
+    print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _need_data(what: str, data: Path | None) -> None:
+    """Raise MistakeError unless `what` is known, and has a folder if its figures do not ship."""
+    if what not in KINDS:
+        raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
+    if what in SHIPS and data is not None:
+        raise MistakeError(f"--data: {data}: {what} takes none, its figures ship")
+    if what not in (*SHIPS, ERROR, BEST) and data is None:
+        raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
 
 
 def _need_error(what: str, data: Path | None, given: Mapping[str, object]) -> None:
@@ -122,8 +146,10 @@ def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bo
     return Code.DONE
 
 
-def _left_out(data: Path, *, as_json: bool) -> Code:
+def _left_out(data: Path, picture: Path | None, *, as_json: bool) -> Code:
     """Fit the tables of collectives without one cluster, predict that cluster; repeat for all."""
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: {NO_PICTURE}")
     from zsim_lab.answer.network_validation import validate_left_out
 
     with progress(f"clusters of {data}") as update:

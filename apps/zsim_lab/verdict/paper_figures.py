@@ -2,8 +2,9 @@
 
 A file has tables that all runs share, and figures. Each row of a figure sets the keys that the
 figure lists; `when` adds settings to rows with certain values. The compared quantity is throughput,
-the largest model that fits, or a hardware figure. Hardware figures use the keys of
-`zsim_lab.rows.host_figures` and need no scenario.
+the largest model that fits, bytes of the plan, or a hardware figure. Hardware figures use the keys
+of `zsim_lab.rows.host_figures` and need no scenario. A row without a published value serves claims
+(`zsim_lab.verdict.claims`), which compare several rows with a sentence of the paper.
 """
 
 import tomllib
@@ -14,12 +15,14 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import apply
+from zsim.units import format_bytes
 from zsim_lab.rows.published import GIB
-from zsim_lab.verdict.verdict import Fact, Verdict, VerdictRow
+from zsim_lab.verdict.claims import Claim
+from zsim_lab.verdict.verdict import Fact, UnjudgedRow, Verdict, VerdictRow
 
 PIECE_BYTES = 2 << 30
 """Size of the pieces that GPU memory was split into before figure 6b was measured, so that larger
@@ -56,6 +59,10 @@ class FigureQuantity(StrEnum):
     larger than a piece, and all fit. Sizes are 4,096 and its doubles."""
     STATES = "states"
     """Parameters of the largest model whose states alone fit."""
+    PLANNED = "planned"
+    """A number that `zsim plan --json` prints, or the sum of a table of them; `of` is its key."""
+    RESERVED = "reserved"
+    """Bytes of GPU memory that PyTorch has reserved at most ("max cache allocated")."""
     FORMULA = "formula"
     """Value of a formula of the paper, in the printed unit."""
     COPY = "copy"
@@ -90,7 +97,7 @@ class _FigureTable(BaseModel):
 
 class _FigureRow(_FigureTable):
     label: str
-    published: Annotated[float, Field(gt=0)]
+    published: Annotated[float, Field(gt=0)] | None = None
     values: tuple[bool | int | str, ...]
     fitted: bool = False
     decimals: Annotated[int, Field(ge=-9, le=9)] | None = None
@@ -114,6 +121,14 @@ class _Figure(_FigureTable):
     among: tuple[tuple[int, int, int], ...] = ()
     ordered: bool = False
     table: str = ""
+    of: str = ""
+    instead: str = ""
+
+    @model_validator(mode="after")
+    def _need_of(self) -> "_Figure":
+        if bool(self.of) != (self.quantity is FigureQuantity.PLANNED):
+            raise ValueError(f"{self.name}: of is for quantity = planned, which needs it")
+        return self
 
 
 class _SecondAnswer(_FigureTable):
@@ -126,6 +141,8 @@ class _SecondAnswer(_FigureTable):
 class _File(_FigureTable):
     publication: str
     pipelines: bool = False
+    seed: str = ""
+    claim: tuple[Claim, ...] = ()
     base: dict[str, Any] = {}
     figure: Annotated[tuple[_Figure, ...], Field(min_length=1)]
     again: tuple[_SecondAnswer, ...] = ()
@@ -138,18 +155,21 @@ class PaperRun:
     Attributes:
         alternatives: scenario tables in order; the first that fits is the run. For a figure without
             scenarios, the values of the row by key.
+        published: the printed value; None for a row that only claims use.
         fitted: True if the row was used to fit a constant; it then does not judge predictions.
         decimals: printed decimals, if the digits of a formula must match exactly.
         peak_bytes: peak reserved memory of the published step, on the GPU with the largest peak;
             None if not published.
+        of: key of the plan, for `FigureQuantity.PLANNED`.
     """
 
     label: str
-    published: float
+    published: float | None
     alternatives: tuple[Mapping[str, object], ...]
     fitted: bool
     decimals: int | None = None
     peak_bytes: int | None = None
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +182,8 @@ class PaperFigure:
             published runs excludes them.
         table: table of published runs that has these rows and more; the table of judged runs has
             them from there. Empty if there is none.
+        instead: figure with the same rows that counts among the claims of the paper; empty if this
+            one does.
     """
 
     name: str
@@ -171,6 +193,7 @@ class PaperFigure:
     ordered: bool
     again: bool = False
     table: str = ""
+    instead: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +202,15 @@ class Paper:
 
     Attributes:
         pipelines: True if its rows are training runs on many nodes, which are judged separately.
+        seed: short name of a paper that zsim carries out; empty for other publications.
+        claims: sentences and trends of the paper.
     """
 
     publication: str
     figures: tuple[PaperFigure, ...]
     pipelines: bool = False
+    seed: str = ""
+    claims: tuple[Claim, ...] = ()
 
 
 def parse(text: str) -> Paper:
@@ -203,7 +230,13 @@ def parse(text: str) -> Paper:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise PaperError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    return Paper(publication=file.publication, figures=figures, pipelines=file.pipelines)
+    return Paper(
+        publication=file.publication,
+        figures=figures,
+        pipelines=file.pipelines,
+        seed=file.seed,
+        claims=file.claim,
+    )
 
 
 def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
@@ -234,6 +267,7 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
                 fitted=row.fitted,
                 decimals=row.decimals,
                 peak_bytes=None if row.peak_gib is None else round(row.peak_gib * GIB),
+                of=table.of,
             )
         )
     if unused:
@@ -245,6 +279,7 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
         runs=tuple(runs),
         ordered=table.ordered,
         table=table.table,
+        instead=table.instead,
     )
 
 
@@ -281,29 +316,35 @@ def _tables(base: Mapping[str, Any], settings: Sequence[str]) -> Mapping[str, ob
 def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> Verdict:
     """Compare `figure` with values and ways, or with lines that say why there is no value."""
     found: list[VerdictRow] = []
+    unjudged: list[UnjudgedRow] = []
     left: list[tuple[int | str, str]] = []
     for run, answer in zip(figure.runs, answers, strict=True):
         if isinstance(answer, str):
             left.append((run.label, answer))
-        else:
-            value, alternative = answer
-            found.append(
-                VerdictRow(
-                    place=run.label,
-                    name=run.label,
-                    published=run.published,
-                    predicted=value,
-                    is_kept=not run.fitted,
-                    source=run,
-                    alternative=alternative,
-                )
+            continue
+        value, alternative = answer
+        if run.published is None:
+            unjudged.append(UnjudgedRow(name=run.label, predicted=value))
+            continue
+        found.append(
+            VerdictRow(
+                place=run.label,
+                name=run.label,
+                published=run.published,
+                predicted=value,
+                is_kept=not run.fitted,
+                source=run,
+                alternative=alternative,
             )
+        )
     return Verdict(
         name=figure.name,
         quantity=figure.quantity,
         rows=tuple(found),
         shown=partial(shown, quantity=figure.quantity),
         unmodelled=tuple(left),
+        unjudged=tuple(unjudged),
+        without=len(unjudged),
         facts=(
             Fact(name="source", value=figure.source),
             *([_order(found)] if figure.ordered else []),
@@ -333,5 +374,9 @@ def shown(value: float, quantity: FigureQuantity) -> str:
             return f"{value:.3g} GB/s"
         case FigureQuantity.KERNEL | FigureQuantity.BACKWARD | FigureQuantity.STEP_TIME:
             return f"{value:.3g} s"
+        case FigureQuantity.PLANNED:
+            return f"{value:,.0f}"
+        case FigureQuantity.RESERVED:
+            return format_bytes(round(value))
         case _:
             return f"{value / 1e9:.4g} billion"

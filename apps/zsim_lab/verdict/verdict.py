@@ -57,6 +57,14 @@ class VerdictRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnjudgedRow:
+    """A prediction of a row without a published value."""
+
+    name: str
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
     """A further result: its name and value in JSON, and its lines of text."""
 
@@ -76,6 +84,7 @@ class Verdict:
         shown: writes a value in its unit.
         unmodelled: places of the rows that are not predicted, each with the reason.
         without: rows without a result that are predicted.
+        unjudged: predictions of such rows, if they are used elsewhere.
         facts: further results.
     """
 
@@ -85,6 +94,7 @@ class Verdict:
     shown: Callable[[float], str]
     unmodelled: tuple[tuple[int | str, str], ...] = ()
     without: int = 0
+    unjudged: tuple[UnjudgedRow, ...] = ()
     facts: tuple[Fact, ...] = ()
 
     @property

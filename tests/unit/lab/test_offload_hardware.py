@@ -18,7 +18,7 @@ def fitted_values(figure: str, *words: str) -> list[tuple[Mapping[str, object], 
     paper = parse(zsim_scenarios.published_text("offload_hardware"))
     (found,) = (each for each in paper.figures if each.name == figure)
     rows = [run for run in found.runs if run.fitted and all(word in run.label for word in words)]
-    return [(run.alternatives[0], run.published) for run in rows]
+    return [(run.alternatives[0], run.published) for run in rows if run.published is not None]
 
 
 @pytest.mark.parametrize(

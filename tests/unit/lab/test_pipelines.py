@@ -143,6 +143,7 @@ def test_every_published_pipeline_is_in_the_table_of_judged_runs() -> None:
     asked: Counter[tuple[str, str, float]] = Counter()
     for citation, _, quantity, run in figure_runs():
         if citation in of_pipelines and quantity is FigureQuantity.STEP_TIME:
+            assert run.published is not None
             tables = {name: each for name, each in run.alternatives[0].items() if name != "title"}
             asked[*key(citation, flat(tables)), rounded(run.published)] += 1
     assert asked

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from zsim.closed_form.offload_formulas import TransformerSize, working_state_bytes
 from zsim.config_error import ConfigError
 from zsim.model.architecture import GPT, Llama, LoRA, NormPlacement, Transformer
-from zsim.model.model import Model, ModelError
+from zsim.model.model import Model, ModelError, Segment
 from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
@@ -179,7 +179,7 @@ def test_a_block_that_is_run_again_is_checkpointed_once() -> None:
     ("changes", "told"),
     [
         ({"zero.stage": 2}, "zero.tiles: 4 is for stage 3, not 2"),
-        ({"parallel.tensor": 2}, "zero.tiles: 4 is not modelled for tensor = 2"),
+        ({"parallel.context": 2}, "zero.tiles: 4 is not modelled for context = 2"),
         (
             {"activations.checkpointing": "operations"},
             "zero.tiles: 4 is not modelled for checkpointing = operations",
@@ -212,3 +212,96 @@ def test_a_model_that_was_not_cut_is_told() -> None:
     told = "zero.tiles: 2 is for models that zsim builds of their shape; .* are not cut"
     with pytest.raises(ModelError, match=told):
         make_schedule(model_of(strategy(1)), strategy(2))
+
+
+TENSOR = 2
+
+
+def on_tensor_ranks(
+    kind: type[GPT | Llama], tiles: int, checkpointing: Checkpointing
+) -> tuple[Model, Schedule]:
+    """Return a model on two data and two tensor ranks, and its schedule of two micro-batches."""
+    one = Strategy(
+        parallel=Parallel(data=2, tensor=TENSOR),
+        zero=Zero(stage=3, tiles=tiles),
+        activations=Activations(checkpointing=checkpointing),
+        train=Train(precision=Precision.BF16, gradient_accumulation_steps=2),
+    )
+    made = replace(shape(kind), vocab_size=4, execution=one.execution)
+    model = transformer(made, micro_batch_size=1, precision=one.train.precision, tensor=TENSOR)
+    return model, make_schedule(model, one)
+
+
+@pytest.mark.one_commit_in(6)
+@given(
+    st.sampled_from(FAMILIES),
+    st.integers(2, 5),
+    st.sampled_from((Checkpointing.NONE, Checkpointing.FULL)),
+)
+@examples(6)
+def test_tiles_of_tensor_ranks_are_proved(
+    kind: type[GPT | Llama], tiles: int, checkpointing: Checkpointing
+) -> None:
+    model, schedule = on_tensor_ranks(kind, tiles, checkpointing)
+    assert not check(schedule, model)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_tile_of_tensor_ranks_sums_the_input_gradient_or_the_output(
+    kind: type[GPT | Llama],
+) -> None:
+    """Each tile of a column-parallel layer sums all columns of its input; outputs are in parts."""
+    whole, _ = on_tensor_ranks(kind, 1, Checkpointing.NONE)
+    cut, schedule = on_tensor_ranks(kind, 4, Checkpointing.NONE)
+    assert cut.parameter_count == whole.parameter_count
+    assert (cut.forward_flops, cut.backward_flops) == (whole.forward_flops, whole.backward_flops)
+    of_block = [unit for unit in cut.units if unit.block == "block0"]
+    sums_output = [unit.name for unit in of_block if unit.segments[0].ends is not None]
+    sums_gradient = [unit.name for unit in of_block if unit.segments[0].begins is not None]
+    assert sums_output == [
+        f"block0.{part}.{tile}" for part in ("proj", "down") for tile in range(4)
+    ]
+    layers = ("qkv", "up") if kind is GPT else ("q", "k", "v", "gate", "up")
+    assert sums_gradient == [f"block0.{part}.{tile}" for part in layers for tile in range(4)]
+    sent = {
+        line.collective: line.bytes
+        for line in schedule.contract.wire_bytes or ()
+        if line.group == "tensor"
+    }
+    hidden = 2 * 32 * 2  # tokens, width, bytes of bf16
+    ring = 2 * (TENSOR - 1) / TENSOR
+    of_blocks = 2 * hidden * (2 + 4 * len(layers))  # micro-batches; two outputs, tiles' gradients
+    assert sent["all_reduce"] >= 2 * of_blocks * ring
+
+
+@pytest.mark.parametrize("lost", ["begins", "ends"])
+def test_a_tile_that_sums_nothing_is_found(lost: str) -> None:
+    """The specification is made of the whole model, the schedule of one with a lost sum."""
+    model, _ = on_tensor_ranks(GPT, 2, Checkpointing.NONE)
+    part = "up" if lost == "begins" else "down"
+
+    def losing(segment: Segment) -> Segment:
+        if lost == "begins":
+            return replace(segment, reduces_input_gradient=False)
+        return replace(segment, reduces_output=False)
+
+    units = tuple(
+        replace(unit, segments=tuple(map(losing, unit.segments)))
+        if unit.name == f"block0.{part}.0"
+        else unit
+        for unit in model.units
+    )
+    one = Strategy(
+        parallel=Parallel(data=2, tensor=TENSOR),
+        zero=Zero(stage=3, tiles=2),
+        train=Train(precision=Precision.BF16, gradient_accumulation_steps=2),
+    )
+    wrong = make_schedule(replace(model, units=units), one)
+    assert check(wrong, model)
+
+
+def test_tiles_refuse_tokens_that_tensor_ranks_share() -> None:
+    one = strategy(2)
+    made = replace(shape(), vocab_size=4, execution=one.execution)
+    with pytest.raises(ModelError, match=r"zero\.tiles: 2 is not modelled with sequence_parallel"):
+        transformer(made, micro_batch_size=1, precision=Precision.BF16, tensor=2, sequence=True)

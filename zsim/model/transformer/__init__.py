@@ -255,6 +255,11 @@ def _need_dividing(
 ) -> None:
     """Raise ModelError unless `tensor` divides the heads, MLP width and tokens, among others."""
     if shape.execution.tiles > 1:
+        if sequence:
+            raise ModelError(
+                f"zero.tiles: {shape.execution.tiles} is not modelled with sequence_parallel, "
+                "where each tile would gather all tokens; say zero.tiles 1, or false there"
+            )
         for name, differs in (
             ("lora", shape.lora is not None),
             ("hidden_groups", shape.hidden_groups is not None),

@@ -5,14 +5,20 @@ stage 3 gathers, uses and frees each before the next. Here layers are cut along 
 (`out_splits` of DeepSpeed's `runtime/zero/tiling.py`): every tile computes some rows of the output
 for all tokens, and the next operator joins them. So each output element is the same sum as in an
 uncut layer; the gradient of the input is a sum over tiles.
+
+With tensor ranks, each tile is a column- or row-parallel layer, as `TiledLinearReturnBias` wraps
+those of Megatron-LM (DeepSpeed 0.16): each tile of a column-parallel layer sums its input gradient
+over the ranks, each tile of a row-parallel layer its output. The residual sum adds the biases of
+the latter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from zsim.model.kernel import KernelKind, streaming
 from zsim.model.model import ModelError, Unit, Value
+from zsim.model.segment_exchange import SegmentExchange
 from zsim.model.transformer.attention import attend, projections
 from zsim.model.transformer.block import activate, add, norm
 from zsim.model.transformer.linear import linear
@@ -45,18 +51,18 @@ def tiled_block(size: Size, name: str, source: Value, *, local: bool = False) ->
         for part, width in projections(size).items()
     }
     attended = block.attention(parts)
-    summands = block.linear("proj", attended, size.hidden, biased=size.shape.biased_output)
+    summands = block.summed("proj", attended, biased=size.shape.biased_output)
     middle = source
     if not size.shape.parallel_residual:
-        middle, summands = block.add("sum", source, summands), ()
+        middle, summands = block.add("sum", source, {"proj": summands}), ()
     normed = block.norm("ln2", middle)
     gate: tuple[Value, ...] = ()
     if size.shape.gated:
         gate = block.linear("gate", normed, size.inner_width, biased=size.shape.bias)
     up = block.linear("up", normed, size.inner_width, biased=size.shape.bias)
     wide = block.activation(gate, up)
-    down = block.linear("down", wide, size.hidden, biased=size.shape.bias)
-    block.add("output", middle, summands, down)
+    down = block.summed("down", wide, biased=size.shape.bias)
+    block.add("output", middle, {"proj": summands, "down": down})
     return tuple(block.units)
 
 
@@ -74,8 +80,21 @@ class _TilingBlock:
         target = self.size.value(f"{self.name}/{part}")
         return self._unit(part, norm(self.size, source, target, f"{self.name}.{part}"), (source,))
 
-    def linear(self, part: str, source: Value, width: int, *, biased: bool) -> tuple[Value, ...]:
-        """Add the tiles of a linear layer."""
+    def summed(self, part: str, source: Value, *, biased: bool) -> tuple[Value, ...]:
+        """Add the tiles of a layer whose outputs are partial sums over the tensor axis."""
+        own = biased and not self.size.cut
+        return self.linear(part, source, self.size.hidden, biased=own, ends=self.size.token_sum)
+
+    def linear(
+        self,
+        part: str,
+        source: Value,
+        width: int,
+        *,
+        biased: bool,
+        ends: SegmentExchange | None = None,
+    ) -> tuple[Value, ...]:
+        """Add the tiles of a linear layer; without `ends`, each rank has its part of the output."""
         size, columns = self.size, source.elements // self.size.tokens
         layer = f"{self.name}.{part}"
         made: list[Value] = []
@@ -89,7 +108,13 @@ class _TilingBlock:
                 bias=size.part(f"{layer}.{number}.bias", rows) if biased else None,
                 narrow=size.narrow,
             )
-            stretch = Stretch(inputs=(source.name,), outputs=(target,), operators=(operator,))
+            stretch = Stretch(
+                inputs=(source.name,),
+                outputs=(target,),
+                operators=(operator,),
+                begins=size.token_gather if ends is None else None,
+                ends=ends,
+            )
             made.append(self._unit(f"{part}.{number}", stretch, (source,)))
         return tuple(made)
 
@@ -112,16 +137,17 @@ class _TilingBlock:
         given = (*gate, *up)
         return self._unit("activation", _stretch(given, target, (*joins, *made)), given)
 
-    def add(self, part: str, source: Value, *summands: Sequence[Value]) -> Value:
-        """Add the sum of the residual and the outputs of tiles."""
-        given = [tiles for tiles in summands if tiles]
+    def add(self, part: str, source: Value, summands: Mapping[str, Sequence[Value]]) -> Value:
+        """Add the sum of the residual and the outputs of tiles, by the name of their layer."""
+        given = [tiles for tiles in summands.values() if tiles]
         joins = [self._join(f"{part}{number}", tiles) for number, tiles in enumerate(given)]
         whole = [
             Value(name=join.makes.name, elements=join.makes.elements, dtype=join.makes.dtype)
             for join in joins
         ]
         target = self.size.value(f"{self.name}/{part}")
-        core = add(self.size, (source, *whole), target, ())
+        layers = [f"{self.name}.{layer}" for layer, tiles in summands.items() if tiles]
+        core = add(self.size, (source, *whole), target, tuple(layers) if self.size.cut else ())
         read = (source, *(tile for tiles in given for tile in tiles))
         return self._unit(part, _stretch(read, target, (*joins, *core.operators)), read)
 

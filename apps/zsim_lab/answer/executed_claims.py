@@ -1,0 +1,103 @@
+"""Small runs on real ranks that have the mechanisms of claims, compared with plain training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zsim.api.launch import run
+from zsim.api.scenario import load
+from zsim.mistake import MistakeError
+
+SCENARIO, RANKS, BACKEND = "tiny", 4, "torch"
+
+REFERENCE = "stage 0"
+"""Plain data parallelism on the same ranks, the reference of every other run."""
+
+MECHANISMS: Mapping[str, tuple[str, ...]] = {
+    REFERENCE: ("zero.stage=0",),
+    "stage 1": ("zero.stage=1",),
+    "stage 2": ("zero.stage=2",),
+    "stage 3": ("zero.stage=3",),
+    "checkpoints in host memory": (
+        "zero.stage=2",
+        "zero.contiguous=true",
+        "activations.checkpointing=full",
+        "offload.checkpoints=host",
+    ),
+    "optimizer in host memory": ("zero.stage=2", "offload.optimizer=host"),
+    "delayed update": ("zero.stage=2", "offload.optimizer=host", "offload.delayed_update=true"),
+    "parameters and optimizer in files": (
+        "zero.stage=3",
+        "offload.optimizer=nvme",
+        "offload.parameters=nvme",
+    ),
+    "4 tiles": ("zero.stage=3", "zero.tiles=4"),
+    "prefetching": ("zero.stage=3", "zero.prefetch_units=2"),
+}
+"""Settings of each small run, by the name that claims use."""
+
+DELAYED = "delayed update"
+"""Its second step computes with the initial parameters, as a run without updates does."""
+
+UNCHANGED: tuple[tuple[str, ...], int] = (("zero.stage=0", "train.learning_rate=0"), 2)
+"""Settings of plain training without updates, and its steps that a delayed update equals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """A small run on real ranks.
+
+    Attributes:
+        steps: number of optimizer steps.
+        apart: largest relative difference of a loss from plain training; None if the run failed.
+        why_not: the reason why the run failed or could not start.
+    """
+
+    steps: int = 0
+    apart: float | None = None
+    why_not: str = ""
+
+    @property
+    def word(self) -> str:
+        """Text of a cell: equal bits, or the largest difference."""
+        if self.apart is None:
+            return self.why_not
+        return "equal bits" if self.apart == 0 else f"equal to {self.apart:.0e}"
+
+
+def execute(names: frozenset[str]) -> dict[str, Executed]:
+    """Run the mechanisms `names` on local ranks, each once, and compare their losses.
+
+    Raises:
+        KeyError: a mechanism is unknown.
+    """
+    unknown = names - {*MECHANISMS}
+    if unknown:
+        raise KeyError(f"{min(unknown)}: is no mechanism of MECHANISMS")
+    if not names:
+        return {}
+    plain = _losses(MECHANISMS[REFERENCE])
+    return {name: _compared(name, plain) for name in MECHANISMS if name in names}
+
+
+def _losses(settings: tuple[str, ...]) -> tuple[float, ...] | str:
+    """Return the losses of a run, or the reason why there are none."""
+    try:
+        found = run(load(SCENARIO, settings, ranks=RANKS), backend=BACKEND)
+    except MistakeError as error:
+        return str(error)
+    return found.losses
+
+
+def _compared(name: str, plain: tuple[float, ...] | str) -> Executed:
+    """Compare a mechanism with plain training."""
+    own = plain if name == REFERENCE else _losses(MECHANISMS[name])
+    if name == DELAYED:
+        plain = _losses(UNCHANGED[0])
+    if isinstance(own, str):
+        return Executed(why_not=own)
+    if isinstance(plain, str):
+        return Executed(why_not=plain)
+    if name == DELAYED:
+        own, plain = own[: UNCHANGED[1]], plain[: UNCHANGED[1]]
+    apart = max(abs(each - given) / given for each, given in zip(own, plain, strict=True))
+    return Executed(steps=len(own), apart=apart)

@@ -1,0 +1,45 @@
+"""`zsim bandwidth NAME`."""
+
+from typing import Annotated
+
+import typer
+
+from zsim.cli.option import Code, Json, at_least, completed
+from zsim.cli.printing import print_answer
+
+
+def bandwidth(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A system or node that ships (zsim list), or a file.",
+            show_default=False,
+            autocompletion=completed("topology_names"),
+        ),
+    ],
+    nodes: Annotated[
+        int, typer.Option(metavar="N", parser=at_least(1), help="Number of nodes.")
+    ] = 1,
+    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each GPU in a step.")] = 2048,
+    hidden: Annotated[int, typer.Option(metavar="N", help="Width of the model.")] = 8192,
+    peak: Annotated[
+        float | None,
+        typer.Option(metavar="FLOPS", help="FLOP/s that a GPU reaches; default its data sheet."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change it: cluster.drives, nics_per_node."
+        ),
+    ] = None,
+    json: Json = False,
+) -> Code:
+    """Find the bandwidth that offloaded states need, and that a cluster has."""
+    from zsim_plan.answer.bandwidth_result import bandwidth as bandwidth_of
+
+    found = bandwidth_of(
+        name, nodes=nodes, tokens=tokens, hidden=hidden, peak_flops=peak, changes=settings
+    )
+    print_answer(found, as_json=json)
+    return Code.DONE
