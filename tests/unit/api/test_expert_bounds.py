@@ -172,3 +172,25 @@ def test_the_bound_of_a_step_with_expert_ranks_has_the_time_of_their_exchanges()
     )
     assert exchanged.busy_s > alone.busy_s
     assert exchanged.kernels_s > alone.kernels_s
+
+
+@pytest.mark.parametrize("expert", [4, 16])
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 3, "emulate": "fsdp2"},
+        {"stage": 3, "emulate": "fsdp2", "fsdp2": {"reshard_after_forward": False}},
+        {"stage": 1, "emulate": "deepspeed"},
+        {"stage": 2, "emulate": "deepspeed", "deepspeed": {"overlap_comm": True}},
+    ],
+    ids=["fsdp2", "fsdp2 kept", "deepspeed 1", "deepspeed 2"],
+)
+def test_no_step_of_other_runtimes_with_expert_ranks_goes_below_its_bounds(
+    zero: dict[str, Any], expert: int
+) -> None:
+    tables = {**tables_of({}, gpus=16, expert=expert), "zero": zero}
+    bound, outcome = Bounder().bound(tables), tried(tables)
+    assert not outcome.refusal
+    assert not bound.why_not
+    assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
+    assert outcome.memory_bytes >= bound.memory_bytes

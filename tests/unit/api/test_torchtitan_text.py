@@ -156,3 +156,24 @@ def test_tokens_that_8_bit_layers_gather_as_they_are_are_refused() -> None:
     assert "converters" in config_text(
         asked(SETTING | {"parallel.tensor": 8}, train=train), suffix=".toml"
     )
+
+
+def test_expert_ranks_are_read_back_as_the_same_strategy(tmp_path: Path) -> None:
+    name = "qwen3-30b-a3b"
+    setting = SETTING | {"parallel.expert": 8, "parallel.expert_tensor": 1}
+    path = tmp_path / "run.toml"
+    path.write_text(config_text(asked(setting, model=name), suffix=".toml"), "utf-8")
+    shape = {"name": name, "sequence_length": 2048, "attention": "flash2"}
+    wanted = changed({**TABLES, "model": shape, "train": TRAIN}, setting)
+    wanted = changed(wanted, {"zero.fsdp2.reduce_dtype": "fp32"})
+    read = {**TABLES, "model": {}, "train": {}, "zero": {"torchtitan_config": str(path)}}
+    one, other = load(read), load(wanted)
+    assert one.strategy.parallel.expert == 8
+    assert one.strategy.expert_data == other.strategy.expert_data == 2
+    assert one.model.units == other.model.units
+
+
+def test_expert_ranks_are_not_written_as_code() -> None:
+    setting = SETTING | {"parallel.expert": 8}
+    with pytest.raises(MistakeError, match=r"8 expert ranks need torchtitan; name a file that "):
+        config_text(asked(setting, model="qwen3-30b-a3b"))

@@ -252,5 +252,15 @@ def test_fsdp2_searches_only_settings_that_its_strategy_takes() -> None:
     assert 8 not in SEARCH.knobs(axes)["reshard_after_forward"]
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_has_expert_ranks_in_stages_1_and_2_without_tensor_ranks(stage: int) -> None:
+    is_modeled = search_of("deepspeed").is_modeled
+    axes = SearchedAxes(stage=stage, nodes=2, gpus_per_node=8, experts=8, expert=4)
+    assert is_modeled({}, "none", axes) is (stage in (1, 2))
+    assert not is_modeled({}, "none", replace(axes, tensor=2))
+    assert not is_modeled({"offload_optimizer.device": "cpu"}, "none", axes)
+    assert is_modeled({"offload_optimizer.device": "cpu"}, "none", replace(axes, expert=1))
+
+
 def test_a_dense_model_has_no_expert_ranks() -> None:
     assert not any("expert" in key for each in expert_groups(experts=0) for key in each.changes)
