@@ -202,7 +202,7 @@ class Execution:
             the ranks of their experts, and results are sent back.
         dispatch: the library that does so; None for NCCL's all-to-all.
         whole_experts: with a tensor axis, each of its ranks routes its own tokens to whole experts.
-        expert_tensor: ranks with parts of the same experts, each of which runs the rows of all.
+        expert_tensor: ranks with parts of the same experts; each runs the rows of all.
         own_loads: auxiliary losses of experts depend on the tokens of the rank alone.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
         merges: attention to gathered keys runs rank by rank and is merged in fp32, as around a ring
