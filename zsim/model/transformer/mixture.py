@@ -260,7 +260,7 @@ class _ExpertSteps:
         return other
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that is saved for the rows that an operator read, with gathered rows."""
+        """Return the tensor that is saved for rows that an operator read: the gathered ones."""
         gathered = self.parts > 1 and tensor.name in {
             self._rows("permuted", 1).name,
             self._ordered.name,
