@@ -5,8 +5,8 @@ micro-batch before it allocates rows that other ranks send; an exchange, a copy 
 rows of one micro-batch, their own; a copy has equal rows on both sides. The numbers that the host
 reads were made by the forward of one segment for that micro-batch, another segment for each layer,
 and exchanged once over the group, or over one that has its ranks. Routing is saved: no
-recomputation chooses again, since experts of a token that differ from those of forward could not be
-seen in values, unless the contract says `repeats_routing`. No operation on counted rows is
+recomputation chooses again, since other experts of a token than in forward could not be seen in
+values, unless the contract says `repeats_routing`. No operation on counted rows is
 conditional, so ranks without rows run all of them. Members
 send each other blocks of one name (validated), so their sizes agree under every binding. Blocks
 with numbers agree between members: block j of member i is as large as member j receives from i.

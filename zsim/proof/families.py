@@ -221,16 +221,17 @@ def _values(schedule: Schedule, shown: "Shown") -> Iterator[str]:
     yield ranks
     roles = len(schedule.roles)
     yield f"{roles} role{'s' if roles > 1 else ''}"
-    parameters = schedule.contract.parameters
+    parameters = [each for each in schedule.contract.parameters if not each.load]
     if frozen := sum(each.frozen for each in parameters):
         yield f"{frozen} of {len(parameters)} parameters frozen"
     yield from shown.routing
     training = shown.training
     if training is not None:
-        names = sorted({rule.summary for rule in training.rules.values()})
+        kinds = {rule for rule in training.rules.values() if not rule.of_loads}
+        names = sorted({rule.summary for rule in kinds})
         *_, last = names
         rules = last if len(names) == 1 else f"{', '.join(names[:-1])} and {last}"
-        groups = f" in {count} groups" if (count := len(set(training.rules.values()))) > 1 else ""
+        groups = f" in {count} groups" if (count := len(kinds)) > 1 else ""
         said = schedule.contract.rules.keys() >= training.rules.keys()
         yield f"{rules}{groups}" + (" as the contract says" if said else "")
     yield f"error below 2^-{shown.error_bits} with seed {shown.seed:08x}"

@@ -15,7 +15,16 @@ from zsim.model.kernel import Kernel
 from zsim.model.kernel import bound as bound_kernel
 from zsim.model.tensor_lifetime import AllocationEvent, AllocationTrace
 from zsim.model.token_loads import TokenLoads, loads_of, repeated
-from zsim.schedule.binding import Balanced, Binding, CountPlace, Counts, by_member, routed
+from zsim.schedule.binding import (
+    Balanced,
+    Binding,
+    BindingError,
+    CountPlace,
+    Counts,
+    Zipf,
+    by_member,
+    routed,
+)
 from zsim.schedule.changed_views import Operands, with_views
 from zsim.schedule.counts import NamedCount, RowIndex, Rows
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh, Span
@@ -69,6 +78,7 @@ def bound(schedule: Schedule, binding: Binding) -> BoundSchedule:
     """
     if not schedule.counts:
         return BoundSchedule(schedule=schedule)
+    _need_equal_parts(schedule, binding)
     sizes = _Sizes(schedule, binding)
     roles: list[RankRole] = []
     programs: list[Program] = []
@@ -92,6 +102,23 @@ def bound(schedule: Schedule, binding: Binding) -> BoundSchedule:
         ),
         excess=min(excess, key=lambda each: each.rank, default=None),
     )
+
+
+def _need_equal_parts(schedule: Schedule, binding: Binding) -> None:
+    """Raise BindingError if ranks with parts of the same experts would have unequal rows.
+
+    Raises:
+        BindingError: they would: counts differ between groups of experts.
+    """
+    if binding.alike(0) is not None:
+        return
+    buffers = (each for program in schedule.programs for each in program.buffers)
+    if any(each.rows is not None and each.rows.parts > 1 for each in buffers):
+        field = "seed" if isinstance(binding, Zipf) else "rows"
+        raise BindingError(
+            f"binding.{field}: counts that differ between groups are not modelled with "
+            "expert_tensor above 1; use busiest alone"
+        )
 
 
 def _kept_promises(contract: Contract) -> Contract:

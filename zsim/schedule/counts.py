@@ -49,7 +49,7 @@ class Rows(Struct, frozen=True, kw_only=True, gc=False):
 
     With `own` the source, they are the rows that the rank sends, by expert. With `own` the expert,
     they are the rows that the rank receives, in the order of `order`, the outer index first. With
-    several `parts`, they are the rows of so many ranks, which hold parts of the same experts.
+    several `parts`, they are the rows of this number of ranks, which hold parts of equal experts.
     """
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset({"parts"})

@@ -165,7 +165,7 @@ def need_gathered(
     results.
 
     Raises:
-        ScheduleError: another collective moves them, or other rows than those of all `members`.
+        ScheduleError: another collective moves them, or not the rows of all `members`.
     """
     if buffer.rows is None:
         return
@@ -180,7 +180,7 @@ def need_gathered(
     if whole is None or whole != all_rows or whole.own is not RowIndex.EXPERT:
         raise ScheduleError(
             f"{where}: {every.buffer} must have the received rows of all {members} members, and "
-            f"{own.buffer} those of one"
+            f"{own.buffer} the rows of one"
         )
 
 

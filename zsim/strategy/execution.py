@@ -215,7 +215,7 @@ class Execution:
             the ranks of their experts, and results are sent back.
         dispatch: the library that does so; None for NCCL's all-to-all.
         whole_experts: with a tensor axis, each of its ranks routes its own tokens to whole experts.
-        expert_tensor: ranks with parts of the same experts, each of which runs the rows of all.
+        expert_tensor: ranks with parts of the same experts; each runs the rows of all.
         own_loads: auxiliary losses of experts depend on the tokens of the rank alone.
         weighs_at_source: weights of expert copies stay with their tokens and multiply the results
             that come back; ranks exchange counts of copies in place of gathering them (torchtitan).

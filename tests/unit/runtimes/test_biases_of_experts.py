@@ -239,3 +239,11 @@ def test_updates_of_biases_are_the_only_ones_of_their_rule() -> None:
     assert {each.id for each in found if isinstance(each.rule, ExpertBias)} == {
         f"step/balance/block{layer}.router.score_bias/update" for layer in range(2)
     }
+
+
+def test_the_verdict_does_not_count_biases_as_frozen_parameters_or_groups() -> None:
+    schedule, model = made()
+    (values,) = (each for each in prove(schedule, model).proved if each.startswith("values"))
+    assert "frozen" not in values
+    assert "groups" not in values
+    assert "ExpertBias" not in values

@@ -265,7 +265,11 @@ def test_ranks_that_represent_others_take_as_long_as_all_of_them() -> None:
             {"expert": 4},
             "expert: 4 must divide the 6 experts",
         ),
-        (SHAPE, {"expert": 2, "expert_tensor": 2}, "expert_tensor: 2 must be 1: parts of experts"),
+        (
+            SHAPE,
+            {"expert": 2, "expert_tensor": 2},
+            "expert_tensor: 2 is not modelled with tensor 1 in built blocks; use 1",
+        ),
     ],
 )
 def test_expert_ranks_that_do_not_fit_the_model_are_refused(

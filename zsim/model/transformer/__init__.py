@@ -228,7 +228,7 @@ def _need_parts(shape: Architecture, experts: Experts, *, tensor: int) -> None:
     if parts != tensor:
         raise ModelError(
             f"parallel.expert_tensor: {parts} is not modelled with tensor {tensor} in built "
-            f"blocks; use {tensor} or 1"
+            f"blocks; use {f'{tensor} or ' if tensor > 1 else ''}1"
         )
     if width % parts:
         raise ModelError(

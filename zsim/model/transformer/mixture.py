@@ -31,11 +31,12 @@ from zsim.model.model import Parameter, Value
 from zsim.model.segment_exchange import SWAP_EXPERTS, gather_tokens, sum_outputs
 from zsim.model.token_loads import balanced, repeated
 from zsim.model.transformer.expert_rows import ExpertRows
-from zsim.model.transformer.linear import column_sum, linear
+from zsim.model.transformer.linear import column_sum
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.router import Router
 from zsim.model.transformer.router_losses import RouterLosses, are_apart, summed_map
+from zsim.model.transformer.shared_experts import SharedExperts
 from zsim.model.transformer.size import Size
 from zsim.model.transformer.source_weights import SourceWeights, value_of
 from zsim.strategy.execution import Recomputed
@@ -116,6 +117,11 @@ class _ExpertSteps:
         return (*self.router.route(), *self.losses.made_by_router())
 
     @property
+    def _all_run(self) -> SharedExperts:
+        """The experts that all tokens run through."""
+        return SharedExperts(size=self.size, experts=self.shape, name=self.name, source=self.source)
+
+    @property
     def apart(self) -> bool:
         """Return True if ranks of the tensor axis hold parts of shared experts."""
         return self.whole.cut and self.shape.shared_intermediate_size > 0
@@ -125,9 +131,9 @@ class _ExpertSteps:
         if not self.shape.shared_intermediate_size:
             return tensor_of(target), ()
         routed = self.size.rows(f"{self.name}/routed", self.size.hidden)
-        made = self._wide("down", self.size.hidden)
-        steps = () if self.apart else self.shared(self.size, self.source, self.source, made)
-        return routed, (*steps, *self._added(made, routed, tensor_of(target)))
+        made, all_run = self.size.rows(f"{self.name}/shared/down", self.size.hidden), self._all_run
+        steps = () if self.apart else all_run.operators(self.size, self.source, self.source, made)
+        return routed, (*steps, *all_run.added(made, routed, tensor_of(target)))
 
     def shared_apart(self) -> tuple[tuple[Stretch, ...], tuple[Value, ...]]:
         """Return shared experts in parts, between a gather and a sum of tokens, and their output.
@@ -141,7 +147,7 @@ class _ExpertSteps:
         stretch = Stretch(
             inputs=(read.name,),
             outputs=(made,),
-            operators=self.shared(
+            operators=self._all_run.operators(
                 size, size.whole(read), size.kept_in_block(read), size.whole(made)
             ),
             begins=size.token_gather,
@@ -280,7 +286,7 @@ class _ExpertSteps:
         return other
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that is saved of rows that were read: those of all parts, if any."""
+        """Return the tensor that is saved for rows that an operator read: the gathered ones."""
         gathered = self.parts > 1 and tensor.name in {
             self._rows("permuted", 1).name,
             self._ordered.name,
@@ -445,97 +451,6 @@ class _ExpertSteps:
             backward=(*back, *back),
         )
 
-    def shared(
-        self, size: Size, source: Tensor, kept: Tensor, target: Tensor
-    ) -> tuple[Operator, ...]:
-        """Return the MLP that all tokens run through, on all tokens of `size`.
-
-        It reads `source`, which it saves as `kept`.
-        """
-        name, wide = f"{self.name}.shared", self.shape.shared_intermediate_size // size.tensor
-
-        def rows(part: str) -> Tensor:
-            return size.rows(f"{self.name}/shared/{part}", wide)
-
-        gate, up, product = rows("gate"), rows("up"), rows("product")
-        made_by = [
-            linear(size, source, each, size.part(weight, wide, size.hidden), kept=kept)
-            for weight, each in ((f"{name}.gate.weight", gate), (f"{name}.up.weight", up))
-        ]
-        area, kind = (size.tokens, wide), KernelKind.ELEMENTWISE
-        if self.fused:
-            made_by.append(
-                Operator(
-                    reads=(gate, up),
-                    makes=product,
-                    saves=(gate, up),
-                    forward=(self._over(area, size.dtype, 3),),
-                    backward=(self._over(area, size.dtype, 5, backward=True),),
-                )
-            )
-        else:
-            curve, active = KernelKind.ACTIVATION, rows("active")
-            made_by += [
-                Operator(
-                    reads=(gate,),
-                    makes=active,
-                    saves=(gate,),
-                    forward=(streaming(curve, area, size.dtype, streams=2),),
-                    backward=(streaming(curve, area, size.dtype, streams=3, backward=True),),
-                ),
-                Operator(
-                    reads=(active, up),
-                    makes=product,
-                    saves=(active, up),
-                    forward=(streaming(kind, area, size.dtype, streams=3),),
-                    backward=(streaming(kind, area, size.dtype, streams=3, backward=True),) * 2,
-                ),
-            ]
-        weight = size.part(f"{name}.down.weight", size.hidden, wide)
-        found = (*made_by, linear(size, product, target, weight))
-        again = Recomputed.SHARED_EXPERTS in size.shape.execution.recomputes
-        return recomputed(found, found) if again else found
-
-    def _added(self, made: Tensor, routed: Tensor, target: Tensor) -> tuple[Operator, ...]:
-        """Return the sum of routed experts and of shared ones, which may have a gate."""
-        size, gated = self.size, made
-        gates: tuple[Operator, ...] = ()
-        if self.shape.shared_gate:
-            gates, gated = self._gates(made)
-        rows, kind = (size.tokens, size.hidden), KernelKind.ELEMENTWISE
-        added = Operator(
-            reads=(routed, gated),
-            makes=target,
-            shares_gradient=True,
-            forward=(streaming(kind, rows, size.dtype, streams=3),),
-        )
-        return (*gates, added)
-
-    def _gates(self, made: Tensor) -> tuple[tuple[Operator, ...], Tensor]:
-        """Return the product of the shared MLP's output with a gate for each token."""
-        size = self.size
-        score, gate = self._wide("score", 1), self._wide("sigmoid", 1)
-        gated = self._wide("gated", size.hidden)
-        rows, weight = (size.tokens, size.hidden), f"{self.name}.shared.score.weight"
-        curve = (size.tokens, 1)
-        return (
-            linear(size, self.source, score, size.copied(weight, 1, size.hidden)),
-            Operator(
-                reads=(score,),
-                makes=gate,
-                saves=(gate,),
-                forward=(self._over(curve, size.dtype, 2),),
-                backward=(self._over(curve, size.dtype, 3, backward=True),),
-            ),
-            Operator(
-                reads=(made, gate),
-                makes=gated,
-                saves=(made, gate),
-                forward=(self._over(rows, size.dtype, 2),),
-                backward=(self._over(rows, size.dtype, 2, backward=True),) * 2,
-            ),
-        ), gated
-
     def _grouped(self, source: Tensor, target: Tensor, part: str) -> tuple[Operator, ...]:
         """Return the linear layer `part` of all experts, and the sum with its biases."""
         size, experts = self.size, self.held
@@ -690,7 +605,3 @@ class _ExpertSteps:
     def _rows(self, part: str, width: int) -> Tensor:
         """Return a tensor of `width` elements for each copy of a token."""
         return self._tensor(part, self.copies * width, self.size.dtype)
-
-    def _wide(self, part: str, width: int) -> Tensor:
-        """Return a tensor of the shared MLP, of `width` elements for each token."""
-        return self.size.rows(f"{self.name}/shared/{part}", width)

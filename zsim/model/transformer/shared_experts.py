@@ -1,0 +1,129 @@
+"""Experts that all tokens run through: an MLP, which may have a gate, and its sum with others."""
+
+from dataclasses import dataclass
+
+from zsim.dtype import DType
+from zsim.model.experts import Experts
+from zsim.model.kernel import Kernel, KernelKind, streaming
+from zsim.model.transformer.linear import linear
+from zsim.model.transformer.operator import Operator, Tensor
+from zsim.model.transformer.recomputed_parts import recomputed
+from zsim.model.transformer.size import Size
+from zsim.strategy.execution import Recomputed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExperts:
+    """The shared experts of the block `name`.
+
+    Attributes:
+        size: the tokens of this rank.
+        experts: the experts of the block.
+        name: the name of the block.
+        source: the tokens, which a gate reads.
+    """
+
+    size: Size
+    experts: Experts
+    name: str
+    source: Tensor
+
+    def operators(
+        self, size: Size, source: Tensor, kept: Tensor, target: Tensor
+    ) -> tuple[Operator, ...]:
+        """Return the MLP that all tokens run through, on all tokens of `size`.
+
+        It reads `source`, which it saves as `kept`.
+        """
+        name, wide = f"{self.name}.shared", self.experts.shared_intermediate_size // size.tensor
+
+        def rows(part: str) -> Tensor:
+            return size.rows(f"{self.name}/shared/{part}", wide)
+
+        gate, up, product = rows("gate"), rows("up"), rows("product")
+        made_by = [
+            linear(size, source, each, size.part(weight, wide, size.hidden), kept=kept)
+            for weight, each in ((f"{name}.gate.weight", gate), (f"{name}.up.weight", up))
+        ]
+        area, kind = (size.tokens, wide), KernelKind.ELEMENTWISE
+        if self.size.shape.execution.compiled:
+            made_by.append(
+                Operator(
+                    reads=(gate, up),
+                    makes=product,
+                    saves=(gate, up),
+                    forward=(_over(area, size.dtype, 3),),
+                    backward=(_over(area, size.dtype, 5, backward=True),),
+                )
+            )
+        else:
+            curve, active = KernelKind.ACTIVATION, rows("active")
+            made_by += [
+                Operator(
+                    reads=(gate,),
+                    makes=active,
+                    saves=(gate,),
+                    forward=(streaming(curve, area, size.dtype, streams=2),),
+                    backward=(streaming(curve, area, size.dtype, streams=3, backward=True),),
+                ),
+                Operator(
+                    reads=(active, up),
+                    makes=product,
+                    saves=(active, up),
+                    forward=(streaming(kind, area, size.dtype, streams=3),),
+                    backward=(streaming(kind, area, size.dtype, streams=3, backward=True),) * 2,
+                ),
+            ]
+        weight = size.part(f"{name}.down.weight", size.hidden, wide)
+        found = (*made_by, linear(size, product, target, weight))
+        again = Recomputed.SHARED_EXPERTS in size.shape.execution.recomputes
+        return recomputed(found, found) if again else found
+
+    def added(self, made: Tensor, routed: Tensor, target: Tensor) -> tuple[Operator, ...]:
+        """Return the sum of routed experts and of shared ones, which may have a gate."""
+        size, gated = self.size, made
+        gates: tuple[Operator, ...] = ()
+        if self.experts.shared_gate:
+            gates, gated = self._gates(made)
+        rows, kind = (size.tokens, size.hidden), KernelKind.ELEMENTWISE
+        added = Operator(
+            reads=(routed, gated),
+            makes=target,
+            shares_gradient=True,
+            forward=(streaming(kind, rows, size.dtype, streams=3),),
+        )
+        return (*gates, added)
+
+    def _gates(self, made: Tensor) -> tuple[tuple[Operator, ...], Tensor]:
+        """Return the product of the shared MLP's output with a gate for each token."""
+        size = self.size
+        score, gate = self._wide("score", 1), self._wide("sigmoid", 1)
+        gated = self._wide("gated", size.hidden)
+        rows, weight = (size.tokens, size.hidden), f"{self.name}.shared.score.weight"
+        curve = (size.tokens, 1)
+        return (
+            linear(size, self.source, score, size.copied(weight, 1, size.hidden)),
+            Operator(
+                reads=(score,),
+                makes=gate,
+                saves=(gate,),
+                forward=(_over(curve, size.dtype, 2),),
+                backward=(_over(curve, size.dtype, 3, backward=True),),
+            ),
+            Operator(
+                reads=(made, gate),
+                makes=gated,
+                saves=(made, gate),
+                forward=(_over(rows, size.dtype, 2),),
+                backward=(_over(rows, size.dtype, 2, backward=True),) * 2,
+            ),
+        ), gated
+
+    def _wide(self, part: str, width: int) -> Tensor:
+        """Return a tensor of the shared MLP, of `width` elements for each token."""
+        return self.size.rows(f"{self.name}/shared/{part}", width)
+
+
+def _over(shape: tuple[int, ...], dtype: DType, streams: int, *, backward: bool = False) -> Kernel:
+    """Return a kernel over `streams` tensors of `shape`."""
+    return streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=streams, backward=backward)
