@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from exact_training import cluster
 from tiny_training import Parameters
 from torch import Tensor, distributed, nn
 from transformers import (
@@ -22,6 +23,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+import zsim
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
@@ -180,6 +182,8 @@ class MixtureResult:
     losses: tuple[float, ...]
     evaluated: float
     routed: list[list[Tensor]]
+    proved: bool
+    simulated_s: float
 
 
 def batch_of(step: int, rank: int) -> dict[str, Tensor]:
@@ -213,8 +217,12 @@ def by_trainer(
         evaluated = trainer.average(trainer.evaluate(first))
         if case.saved is not None:
             trainer.save(case.saved)
+        proved = zsim.check(trainer.schedule, model=trainer.model).is_right
+        simulated_s = trainer.simulate(cluster(case.data)).step_time_s
     parameters = {name: each.detach().clone() for name, each in module.named_parameters()}
-    return MixtureResult(parameters, tuple(losses), evaluated, routed)
+    return MixtureResult(
+        parameters, tuple(losses), evaluated, routed, proved=proved, simulated_s=simulated_s
+    )
 
 
 def _batch(

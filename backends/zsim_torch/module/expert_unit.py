@@ -134,7 +134,7 @@ class ExpertRanks:
         """Return the experts of a planned module on `ranks` ranks.
 
         Raises:
-            RefusedError: it has none, or their number is no multiple of the ranks.
+            RefusedError: the module contains no experts, or the ranks do not divide them.
         """
         found: dict[str, nn.Module] = {}
         for unit in planned.units:

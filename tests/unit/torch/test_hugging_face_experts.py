@@ -39,6 +39,8 @@ def assert_as_plain(plain: PlainResult, results: list[MixtureResult]) -> None:
     for result in results:
         assert result.losses == pytest.approx(plain.losses, rel=BOUND)
         assert distance(result.parameters, plain.after, plain.before) <= BOUND
+        assert result.proved
+        assert result.simulated_s > 0
 
 
 @pytest.mark.matrix(12)
