@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import tiny_training
 from hugging_face_mixtures import (
     MixtureCase,
     MixtureResult,
@@ -49,6 +50,16 @@ def test_mixtures_train_on_ranks_as_in_one_process(pool_of: SharedPools, name: s
     case = CASES[name]
     results = [*pool_of(case.data).run(by_trainer, case)]
     assert_as_plain(by_plain_loop(case.name, case.data, case.stop), results)
+
+
+def test_a_mixture_on_meta_gets_the_experts_of_each_rank(pool_of: SharedPools) -> None:
+    precision = Precision.FP32
+    case = MixtureCase("qwen3_moe", 2, 2, stage=3, precision=precision, meta=True)
+    plain = by_plain_loop(case.name, case.data, case.stop, precision)
+    for result in pool_of(2).run(by_trainer, case):
+        assert (
+            distance(result.parameters, plain.after, plain.before) <= tiny_training.BOUND[precision]
+        )
 
 
 @pytest.mark.matrix(6)
