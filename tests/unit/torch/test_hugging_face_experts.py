@@ -52,6 +52,7 @@ def test_mixtures_train_on_ranks_as_in_one_process(pool_of: SharedPools, name: s
     assert_as_plain(by_plain_loop(case.name, case.data, case.stop), results)
 
 
+@pytest.mark.matrix(12)
 def test_a_mixture_on_meta_gets_the_experts_of_each_rank(pool_of: SharedPools) -> None:
     precision = Precision.FP32
     case = MixtureCase("qwen3_moe", 2, 2, stage=3, precision=precision, meta=True)
@@ -62,7 +63,7 @@ def test_a_mixture_on_meta_gets_the_experts_of_each_rank(pool_of: SharedPools) -
         )
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_with_the_routing_of_one_process_replayed_ranks_train_as_it_does(
     pool_of: SharedPools, name: str
@@ -73,7 +74,7 @@ def test_with_the_routing_of_one_process_replayed_ranks_train_as_it_does(
     assert not [*flips(plain, results)]
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_tokens_that_change_experts_in_bf16_have_close_scores(
     pool_of: SharedPools, name: str
@@ -87,6 +88,7 @@ def test_tokens_that_change_experts_in_bf16_have_close_scores(
     assert results[0].losses == pytest.approx(plain.losses, rel=1e-3)
 
 
+@pytest.mark.matrix(12)
 def test_checkpoints_move_between_numbers_of_expert_ranks(
     pool_of: SharedPools, tmp_path: Path
 ) -> None:
