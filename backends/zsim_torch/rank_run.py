@@ -44,9 +44,9 @@ from zsim_torch.supervise.progress_record import note, step_done
 class RankRun:
     """Run of a schedule on this rank; the constructor runs setup.
 
-    `prepare` maps a micro-batch on the device to the inputs of units. `parts` are those of experts
-    that ranks hold different ones of. In poison mode, once the run
-    has ended, `nan_origin` names the operation that read invalid memory.
+    `prepare` maps a micro-batch on the device to the inputs of units. `parts` are set if ranks hold
+    different experts. In poison mode, once the run has ended, `nan_origin` names the operation that
+    read invalid memory.
     """
 
     def __init__(  # noqa: PLR0913  (of the trainer's own)

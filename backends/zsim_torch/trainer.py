@@ -14,6 +14,7 @@ from torch import nn
 
 import zsim
 from zsim.backend.backend import Job, RefusedError
+from zsim.backend.document import Document
 from zsim.cluster.cluster import Cluster
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Optimizer
@@ -343,7 +344,8 @@ class Trainer:
     def simulate(self, cluster: Cluster, *, steps: int = SIMULATED_STEPS) -> "RunResult":
         """Return the prediction of this training on `cluster`, as `zsim.run` does.
 
-        Each rank that calls it simulates on its own. The training is not affected.
+        Each rank that calls it simulates on its own. The training is not affected. Rows of experts
+        on several ranks are balanced.
 
         Raises:
             RefusedError: the trainer was given a schedule, which does not describe kernels.
@@ -354,8 +356,8 @@ class Trainer:
                 "simulate: the trainer was given a schedule; give a strategy, so "
                 "that the module is described"
             )
-        job = Job(schedule=self.schedule, model=self.model, cluster=cluster, steps=steps)
-        return zsim.run(job)
+        described = Document(schedule=self.schedule, model=self.model, cluster=cluster, steps=steps)
+        return zsim.run(described.job())
 
     def finish(self) -> None:
         """End the training: check that ranks issued the same collectives, and refill the module.

@@ -3,6 +3,7 @@
 Their norms and losses compute in fp32, so a rounding there may differ by 1e-7 in fp64 as well.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from exact_training import cluster
 from tiny_training import Parameters
 from torch import Tensor, distributed, nn
 from transformers import (
@@ -22,6 +24,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+import zsim
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
@@ -31,6 +34,7 @@ from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module import expert_unit
 from zsim_torch.module.module_loss import loss_of
 from zsim_torch.module.routed_rows import SentRows, in_order
+from zsim_torch.run_option import Option
 from zsim_torch.trainer import Trainer
 
 TOKENS, LENGTH = 64, 16
@@ -153,6 +157,7 @@ class MixtureCase:
     stage: int = 1
     precision: Precision = Precision.FP64
     full: bool = False
+    meta: bool = False
     start: int = 0
     stop: int = 2
     loaded: Path | None = None
@@ -180,6 +185,8 @@ class MixtureResult:
     losses: tuple[float, ...]
     evaluated: float
     routed: list[list[Tensor]]
+    proved: bool
+    simulated_s: float
 
 
 def batch_of(step: int, rank: int) -> dict[str, Tensor]:
@@ -195,13 +202,17 @@ def by_trainer(
     """Train on this rank; `replay` has the experts of tokens by step, rank and layer."""
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     module = made(case.name, case.precision)
+    option = Option()
     if replay is not None:
         replaying(module)
+    if case.meta:
+        values = {name: each.detach() for name, each in module.named_parameters()}
+        module, option = _on_meta(module), Option(initial=values.__getitem__)
     first = _batch(case.start, rank, replay)
     batches = [_batch(step, rank, replay) for step in range(case.start, case.stop)]
     routed: list[list[Tensor]] = []
     loss = loss_of if replay is None else loss_of_replay
-    with Trainer(module, case.strategy, batch=first, loss=loss) as trainer:
+    with Trainer(module, case.strategy, batch=first, loss=loss, option=option) as trainer:
         if case.loaded is not None:
             trainer.load(case.loaded)
         losses: list[float] = []
@@ -213,8 +224,23 @@ def by_trainer(
         evaluated = trainer.average(trainer.evaluate(first))
         if case.saved is not None:
             trainer.save(case.saved)
-    parameters = {name: each.detach().clone() for name, each in module.named_parameters()}
-    return MixtureResult(parameters, tuple(losses), evaluated, routed)
+        proved = zsim.check(trainer.schedule, model=trainer.model).is_right
+        parameters = trainer.full_parameters()
+        simulated_s = trainer.simulate(cluster(case.data)).step_time_s
+    if not case.meta:
+        parameters = {name: each.detach().clone() for name, each in module.named_parameters()}
+    return MixtureResult(
+        parameters, tuple(losses), evaluated, routed, proved=proved, simulated_s=simulated_s
+    )
+
+
+def _on_meta(module: nn.Module) -> nn.Module:
+    """Return a copy whose parameters have no values."""
+    memo = {
+        id(each): nn.Parameter(each.detach().to("meta"), requires_grad=each.requires_grad)
+        for each in module.parameters()
+    }
+    return copy.deepcopy(module, memo)
 
 
 def _batch(

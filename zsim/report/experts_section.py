@@ -84,7 +84,7 @@ def _rows(job: Job, named: Schedule, trace: Trace, members: int) -> Counts:
 
 
 def _waits(named: Schedule, trace: Trace, ranks: set[int]) -> tuple[Counter[int], Counter[int]]:
-    """Return how long each rank waits for the last one, and how often it is the last."""
+    """Return the time that each rank waits for the last one, and the number of times it is last."""
     exchanges = {each.id for each in walk(named.programs[0].step) if isinstance(each, AllToAll)}
     arrived: dict[str, dict[int, int]] = {}
     for rank in trace.ranks:

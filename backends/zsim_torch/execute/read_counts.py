@@ -68,7 +68,7 @@ class CountedLine(NamedTuple):
 class CountedRows:
     """Counts that this rank has read, and the micro-batches of buffers with counted rows.
 
-    `lines` has all counts of the run if it keeps its trace, else those of the last step.
+    `lines` has the counts of all steps if the run keeps its trace, else of the last step.
     """
 
     schedule: Schedule
@@ -91,10 +91,10 @@ class CountedRows:
     def read(
         self, operation: ReadCounts, values: torch.Tensor, sent: torch.Tensor | None, step: int
     ) -> torch.Tensor:
-        """Keep the counts in `values`; return those of this rank's experts, by source.
+        """Keep the counts in `values`; return the rows of this rank's experts, by source.
 
-        All ranks have gathered the counts of all experts, or each has received those of its own;
-        then `sent` are the rows that this rank sends to each expert.
+        Either ranks have gathered the counts of all experts, or each rank has received the counts
+        of its experts; then `sent` has the rows that this rank sends to each expert.
 
         Raises:
             CountError: a rank sends another number of rows than declared, or receives more.

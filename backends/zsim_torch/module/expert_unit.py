@@ -17,6 +17,7 @@ from zsim.backend.backend import RefusedError
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind, OperandLayout, grouped_matmul, streaming
 from zsim.model.model import Model, Segment, Unit, Value
+from zsim.model.segment_exchange import SWAP_EXPERTS, flags_of
 from zsim.model.token_loads import Routing, balanced
 from zsim_torch.ground.torch_dtype import DTYPE_OF_TORCH
 from zsim_torch.module.expert_parts import ExpertParts
@@ -134,7 +135,7 @@ class ExpertRanks:
         """Return the experts of a planned module on `ranks` ranks.
 
         Raises:
-            RefusedError: it has none, or their number is no multiple of the ranks.
+            RefusedError: the module contains no experts, or the ranks do not divide them.
         """
         found: dict[str, nn.Module] = {}
         for unit in planned.units:
@@ -257,7 +258,7 @@ class ExpertRanks:
                     outputs=(rows, scores, counts),
                     saved_bytes=2 * INDEX_BYTES * copies,
                     saves_input=False,
-                    swaps_output=True,
+                    **flags_of(None, SWAP_EXPERTS),
                     forward=(_moved(copies, width, output.dtype),),
                     backward=(_moved(copies, width, output.dtype, backward=True),),
                 ),
@@ -266,7 +267,7 @@ class ExpertRanks:
                     outputs=(back,),
                     parameters=whole.parameters,
                     saved_bytes=whole.saved_bytes,
-                    swaps_output=True,
+                    **flags_of(None, SWAP_EXPERTS),
                     forward=self._products(unit, output.dtype, backward=False),
                     backward=self._products(unit, output.dtype, backward=True),
                 ),

@@ -1,7 +1,7 @@
 """Routed and shared experts in place of an MLP, with the names of `zsim.model.transformer`.
 
-The steps are those of `grouped_mm_experts_forward` (transformers 5, integrations/moe.py): weights
-of choices multiply the outputs of experts. Each expert is one product after the other.
+As in `grouped_mm_experts_forward` (transformers 5, integrations/moe.py), weights of choices
+multiply the outputs of experts. Each expert is one product after the other.
 """
 
 from typing import Any, Final, NamedTuple

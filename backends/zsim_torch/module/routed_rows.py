@@ -1,9 +1,9 @@
-"""Copies of tokens for experts: their order where they are sent, their counts where they arrive.
+"""Copies of tokens for experts: their order at the source, and their counts at the experts.
 
-A rank sends its copies in the order of experts, and receives a block from each rank in the order
-of its own experts (`zsim.schedule.counts`). The segments of a block share a `RowHandle`: the
-segment that permutes tokens notes the order, the host notes the counts that it has read, and the
-segments that run experts and sum their results use both.
+A rank sends its copies in the order of experts, and receives a block from each rank, which is in
+the order of the experts (`zsim.schedule.counts`). The segments of a block share a `RowHandle`. The
+segment that permutes tokens stores the order, and the host stores the counts. The segments that
+run experts and sum their results use both.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ class RowHandle:
     Attributes:
         layer: number of the block among those with experts.
         experts: experts of the block, over all ranks.
-        place: this rank among those that hold different experts.
+        place: index of this rank among the ranks with different experts.
         micro_batch: the micro-batch that segments of the block run now.
     """
 

@@ -90,10 +90,12 @@ def test_four_ranks_with_experts_train_as_one_process(pool_of: SharedPools, name
     assert_as_one_process(pool_of(4), FOUR_RANKS[name])
 
 
+@pytest.mark.matrix(6)
 def test_a_rank_with_all_experts_trains_as_a_plain_loop(pool_of: SharedPools) -> None:
     assert_as_one_process(pool_of(1), replace(ONE_RANK, observe=False))
 
 
+@pytest.mark.matrix(6)
 def test_books_of_a_real_run_are_those_of_a_simulation_with_its_counts(
     pool_of: SharedPools, tmp_path: Path
 ) -> None:
@@ -163,6 +165,7 @@ def test_settings_without_a_module_of_experts_are_refused_in_one_line(name: str)
     assert TorchBackend().refusal(job) == line
 
 
+@pytest.mark.matrix(6)
 def test_a_rank_that_receives_more_rows_than_declared_ends_the_run(pool_of: SharedPools) -> None:
     case = ExpertCase(mixing(FEW), over(2, 2), most=1.0)
     with pytest.raises(RankFailedError, match=r"raise experts\.maximum"):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import tiny_training
 from hugging_face_mixtures import (
     MixtureCase,
     MixtureResult,
@@ -39,6 +40,8 @@ def assert_as_plain(plain: PlainResult, results: list[MixtureResult]) -> None:
     for result in results:
         assert result.losses == pytest.approx(plain.losses, rel=BOUND)
         assert distance(result.parameters, plain.after, plain.before) <= BOUND
+        assert result.proved
+        assert result.simulated_s > 0
 
 
 @pytest.mark.matrix(12)
@@ -49,7 +52,18 @@ def test_mixtures_train_on_ranks_as_in_one_process(pool_of: SharedPools, name: s
     assert_as_plain(by_plain_loop(case.name, case.data, case.stop), results)
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(12)
+def test_a_mixture_on_meta_gets_the_experts_of_each_rank(pool_of: SharedPools) -> None:
+    precision = Precision.FP32
+    case = MixtureCase("qwen3_moe", 2, 2, stage=3, precision=precision, meta=True)
+    plain = by_plain_loop(case.name, case.data, case.stop, precision)
+    for result in pool_of(2).run(by_trainer, case):
+        assert (
+            distance(result.parameters, plain.after, plain.before) <= tiny_training.BOUND[precision]
+        )
+
+
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_with_the_routing_of_one_process_replayed_ranks_train_as_it_does(
     pool_of: SharedPools, name: str
@@ -60,7 +74,7 @@ def test_with_the_routing_of_one_process_replayed_ranks_train_as_it_does(
     assert not [*flips(plain, results)]
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_tokens_that_change_experts_in_bf16_have_close_scores(
     pool_of: SharedPools, name: str
@@ -74,6 +88,7 @@ def test_tokens_that_change_experts_in_bf16_have_close_scores(
     assert results[0].losses == pytest.approx(plain.losses, rel=1e-3)
 
 
+@pytest.mark.matrix(12)
 def test_checkpoints_move_between_numbers_of_expert_ranks(
     pool_of: SharedPools, tmp_path: Path
 ) -> None:
