@@ -1,4 +1,4 @@
-"""Figures of a pipeline step, some micro-batches of which repeat a simulated period."""
+"""Figures of a pipeline step whose last micro-batches repeat a simulated period."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -82,7 +82,7 @@ def _more(step: Mapping[str, int], period: Mapping[str, int], times: int) -> dic
 
 
 def _more_work(done: StepWork, few: int, many: int) -> StepWork:
-    """Return the work of `many` micro-batches, each of which does as much as one of `few`."""
+    """Return the work of `many` micro-batches from that of `few`; all do equal work."""
     return replace(
         done,
         model_flops=done.model_flops * many // few,

@@ -35,9 +35,9 @@ TRIES = (0, 1, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchFold:
-    """A step of `micro_batches`, of which `simulated` are simulated.
+    """A step of `micro_batches`.
 
-    The others repeat a period of `turn` micro-batches.
+    zsim simulates `simulated` of them; the others repeat a period of `turn`.
     """
 
     micro_batches: int
@@ -53,7 +53,7 @@ class MicroBatchFold:
         """Return the seconds of the last step of `job`, whose step has the simulated micro-batches.
 
         Raises:
-            UnsteadyError: it has no period.
+            UnsteadyError: the step has no period.
         """
         found = _periodic(simulation).periodic_step(
             job, seed=0, micro_batches=self.simulated, turn=self.turn

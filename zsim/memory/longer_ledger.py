@@ -65,7 +65,7 @@ def longer_reservations(
     """Return the reservations of a rank whose steps have `times` more turns of micro-batches.
 
     `entries` and `known` are its ledger and reservations with `micro_batches`. If turns are too
-    long to serve all, those of ranks that reserve much less than `largest_bytes` are not served.
+    long to serve all, none is served for ranks that reserve much less than `largest_bytes`.
 
     Raises:
         UnsteadyMemoryError: its memory does not repeat from turn to turn, or it waits for memory.
@@ -105,7 +105,7 @@ def _base(buffer: str) -> tuple[str, int]:
 
 
 def _steps(entries: Sequence[LedgerEntry]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each step in the ledger, without setup."""
+    """Yield the first line of each step in the ledger and the line after it, without setup."""
     begin = 0
     for at in range(1, len(entries) + 1):
         if at == len(entries) or entries[at].step != entries[begin].step:
@@ -117,7 +117,7 @@ def _steps(entries: Sequence[LedgerEntry]) -> Iterator[tuple[int, int]]:
 def _last_turn(
     lines: Sequence[_Line], step: tuple[int, int], micro_batches: int, turn: int
 ) -> _Turn:
-    """Return the last turn whose lines repeat those of the turn before.
+    """Return the last turn that repeats the lines of the turn before.
 
     Raises:
         UnsteadyMemoryError: there is none.
@@ -168,7 +168,7 @@ class _Longer:
         return found
 
     def need_rotation(self) -> None:
-        """Raise UnsteadyMemoryError unless each turn uses the slots after those of the last one.
+        """Raise UnsteadyMemoryError unless each turn uses the slots that follow the last turn.
 
         Raises:
             UnsteadyMemoryError: it uses others.
