@@ -26,8 +26,8 @@ SLOT = re.compile(r"@\d+")
 class Entries:
     """Entries that a host issued in a step, in order, with their times.
 
-    `batches` has the micro-batch of each, None for entries of the step; `kinds` has the name and the
-    costs, without the numbers of micro-batch and slot.
+    `batches` has the micro-batch of each, None for entries of the step. `kinds` has the costs, and
+    the name without the numbers of micro-batch and slot.
     """
 
     kinds: list[object]
