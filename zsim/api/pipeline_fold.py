@@ -32,6 +32,9 @@ TURNS = 3
 TRIES = (0, 1, 3)
 """Further turns of the steps that are simulated before the whole step is."""
 
+MOST_OF_ONE_TRY, MOST_OF_FURTHER_TRIES = 0.75, 0.5
+"""Largest fractions of a step that are simulated in the hope that they show its period."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchFold:
@@ -147,7 +150,7 @@ def folds_of(found: "ResolvedScenario") -> Iterator[MicroBatchFold]:
     least = TURNS * stages if turn > 1 else stages + SETTLING
     for more in TRIES:
         simulated = least + total % turn + more * stages
-        if 2 * simulated <= total:
+        if simulated <= total * (MOST_OF_ONE_TRY if not more else MOST_OF_FURTHER_TRIES):
             yield MicroBatchFold(micro_batches=total, simulated=simulated, turn=turn)
 
 
