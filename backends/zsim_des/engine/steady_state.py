@@ -213,7 +213,20 @@ def _common_ps(found: Sequence[Period]) -> int:
     )
     if min(ended.values()) - since_ps < 2 * longest_ps or not longest_ps:
         raise UnsteadyError("the steady state is too short")
+    _need_alone(found, since_ps, since_ps + longest_ps + found[0].period_ps)
     return since_ps + longest_ps
+
+
+def _need_alone(found: Sequence[Period], begin_ps: int, end_ps: int) -> None:
+    """Raise UnsteadyError if work that does not repeat is in flight between two times.
+
+    A gather of the fill, for example, would slow the messages of the first periods alone.
+    """
+    for each in found:
+        entries, rest = each.entries, each.until + each.length
+        for index in (*range(each.steady), *range(rest, len(entries.slots))):
+            if entries.ends_ps[index] > begin_ps and entries.starts_ps[index] < end_ps:
+                raise UnsteadyError("other work overlaps the steady state")
 
 
 def _need_hosts(runs: Sequence[Sequence[ProgramRun]], found: Sequence[SteadyStep]) -> None:
