@@ -82,3 +82,14 @@ def test_usual_pipelines_are_folded(tables: dict[str, Any]) -> None:
     folded = zsim.run(tables, check=False)
     assert folded.folded is not None
     assert asdict(folded.summary) == asdict(zsim.run(tables, check=False, folds=False).summary)
+
+
+@pytest.mark.parametrize("busiest", [1.0, 1.3])
+def test_pipelines_of_experts_are_folded(busiest: float) -> None:
+    tables = pipeline_tables("megatron", stages=2, micro_batches=10, data=8)
+    tables["model"] = {"name": "qwen3-30b-a3b", "layers": 4}
+    tables["parallel"] |= {"expert": 4, "expert_tensor": 1}
+    tables["experts"] = {"busiest": busiest}
+    folded = zsim.run(tables, check=False)
+    assert folded.folded is not None
+    assert asdict(folded.summary) == asdict(zsim.run(tables, check=False, folds=False).summary)

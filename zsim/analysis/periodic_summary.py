@@ -1,4 +1,4 @@
-"""Figures of a pipeline step, some micro-batches of which repeat a simulated period."""
+"""Figures of a pipeline step whose last micro-batches repeat a simulated period."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,6 +7,7 @@ from zsim.analysis.exposed_time import StepParts, most_exposed, parts_of
 from zsim.analysis.summary import StepTimes, StepWork, Summary, figures, room, work
 from zsim.backend.backend import Job
 from zsim.memory.longer_ledger import longer_reservations
+from zsim.schedule.schedule import Place
 from zsim.trace.trace import PeriodicStep, Reservation, Trace
 
 
@@ -35,6 +36,10 @@ def with_longer_steps(
         UnsteadyMemoryError: more micro-batches need other memory.
     """
     programs = {each.role: each for each in job.schedule.programs}
+    device = {pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE}
+    largest_bytes = max(
+        each.peak_bytes for rank in trace.ranks for each in rank.reservations if each.pool in device
+    )
     found: dict[int, tuple[Reservation, ...]] = {}  # ranks of a role share their ledger
     for rank in trace.ranks:
         if id(rank.book) not in found:
@@ -46,6 +51,7 @@ def with_longer_steps(
                 micro_batches=micro_batches,
                 turn=turn,
                 times=times,
+                largest_bytes=largest_bytes,
             )
     ranks = (replace(rank, reservations=found[id(rank.book)]) for rank in trace.ranks)
     return replace(trace, ranks=tuple(ranks))
@@ -76,7 +82,7 @@ def _more(step: Mapping[str, int], period: Mapping[str, int], times: int) -> dic
 
 
 def _more_work(done: StepWork, few: int, many: int) -> StepWork:
-    """Return the work of `many` micro-batches, each of which does as much as one of `few`."""
+    """Return the work of `many` micro-batches from that of `few`; all do equal work."""
     return replace(
         done,
         model_flops=done.model_flops * many // few,

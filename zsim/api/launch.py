@@ -148,7 +148,7 @@ def run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launch:
-    """A run on a backend: whether and how it is proved, and who is told of its progress."""
+    """A run on a backend, with the options of its proof and the callback for progress."""
 
     how: "_BackendChoice"
     check: bool
@@ -158,7 +158,7 @@ class _Launch:
     def result(
         self, loaded: LoadedScenario | None, source: Source, fold: "MicroBatchFold | None" = None
     ) -> RunResult:
-        """Prove and run the job of `source`; with `fold`, it has the simulated micro-batches.
+        """Prove and run the job of `source`, which with `fold` has few micro-batches.
 
         Raises:
             UnsteadyError: `fold` does not hold.

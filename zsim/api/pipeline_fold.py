@@ -32,12 +32,15 @@ TURNS = 3
 TRIES = (0, 1, 3)
 """Further turns of the steps that are simulated before the whole step is."""
 
+MOST_OF_ONE_TRY, MOST_OF_FURTHER_TRIES = 0.75, 0.5
+"""Largest fractions of a step that are simulated in the hope that they show its period."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchFold:
-    """A step of `micro_batches`, of which `simulated` are simulated.
+    """A step of `micro_batches`.
 
-    The others repeat a period of `turn` micro-batches.
+    zsim simulates `simulated` of them; the others repeat a period of `turn`.
     """
 
     micro_batches: int
@@ -53,7 +56,7 @@ class MicroBatchFold:
         """Return the seconds of the last step of `job`, whose step has the simulated micro-batches.
 
         Raises:
-            UnsteadyError: it has no period.
+            UnsteadyError: the step has no period.
         """
         found = _periodic(simulation).periodic_step(
             job, seed=0, micro_batches=self.simulated, turn=self.turn
@@ -147,7 +150,7 @@ def folds_of(found: "ResolvedScenario") -> Iterator[MicroBatchFold]:
     least = TURNS * stages if turn > 1 else stages + SETTLING
     for more in TRIES:
         simulated = least + total % turn + more * stages
-        if 2 * simulated <= total:
+        if simulated <= total * (MOST_OF_ONE_TRY if not more else MOST_OF_FURTHER_TRIES):
             yield MicroBatchFold(micro_batches=total, simulated=simulated, turn=turn)
 
 

@@ -407,7 +407,7 @@ def settled(
 
 
 def scheduled(name: str, found: "ResolvedScenario") -> Source:
-    """Return the source of `found`, called and titled `name`, with all that its run needs.
+    """Return the source of `found`, called and titled `name`, with its schedule.
 
     Raises:
         MistakeError: the model cannot exist, or has no schedule.

@@ -24,6 +24,9 @@ SLOT = re.compile(r"@(\d+)|/(\d+)$")
 ENTRIES_MAX = 30_000
 """Maximum entries of further turns that are served in a step of one rank, in about 0.1 s."""
 
+NEAR = 0.95
+"""Fraction of the largest rank's reserved bytes from which a rank may become the largest."""
+
 
 class UnsteadyMemoryError(Exception):
     """More micro-batches need more memory, or another: the message says why."""
@@ -57,10 +60,12 @@ def longer_reservations(
     micro_batches: int,
     turn: int,
     times: int,
+    largest_bytes: int = 0,
 ) -> tuple[Reservation, ...]:
     """Return the reservations of a rank whose steps have `times` more turns of micro-batches.
 
-    `entries` and `known` are its ledger and reservations with `micro_batches`.
+    `entries` and `known` are its ledger and reservations with `micro_batches`. If turns are too
+    long to serve all, none is served for ranks that reserve much less than `largest_bytes`.
 
     Raises:
         UnsteadyMemoryError: its memory does not repeat from turn to turn, or it waits for memory.
@@ -76,7 +81,7 @@ def longer_reservations(
     ]
     steps = list(_steps(entries))
     turns = [_last_turn(lines, each, micro_batches, turn) for each in steps]
-    longer = _Longer(program, entries, lines, steps, turns, turn, times)
+    longer = _Longer(program, entries, lines, steps, turns, turn, times, largest_bytes)
     longer.need_rotation()
     return tuple(longer.reservation(pool, each) for pool, each in zip(pools, known, strict=True))
 
@@ -100,7 +105,7 @@ def _base(buffer: str) -> tuple[str, int]:
 
 
 def _steps(entries: Sequence[LedgerEntry]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each step in the ledger, without setup."""
+    """Yield the first line of each step in the ledger and the line after it, without setup."""
     begin = 0
     for at in range(1, len(entries) + 1):
         if at == len(entries) or entries[at].step != entries[begin].step:
@@ -112,7 +117,7 @@ def _steps(entries: Sequence[LedgerEntry]) -> Iterator[tuple[int, int]]:
 def _last_turn(
     lines: Sequence[_Line], step: tuple[int, int], micro_batches: int, turn: int
 ) -> _Turn:
-    """Return the last turn whose lines repeat those of the turn before.
+    """Return the last turn that repeats the lines of the turn before.
 
     Raises:
         UnsteadyMemoryError: there is none.
@@ -151,6 +156,7 @@ class _Longer:
     turns: Sequence[_Turn]
     turn: int
     times: int
+    largest_bytes: int
 
     @cached_property
     def slots(self) -> dict[str, dict[int, str]]:
@@ -162,7 +168,7 @@ class _Longer:
         return found
 
     def need_rotation(self) -> None:
-        """Raise UnsteadyMemoryError unless each turn uses the slots after those of the last one.
+        """Raise UnsteadyMemoryError unless each turn uses the slots that follow the last turn.
 
         Raises:
             UnsteadyMemoryError: it uses others.
@@ -186,6 +192,9 @@ class _Longer:
             if sum(self.entries[at].change_bytes for at in span if own[at]):
                 raise UnsteadyMemoryError("a turn frees more or less than it allocates")
         if pool.discipline is Discipline.EXACT or pool.place is not Place.DEVICE:
+            return known
+        served = max(self.times * (each.end - each.begin) for each in self.turns)
+        if served > ENTRIES_MAX and known.peak_bytes < NEAR * self.largest_bytes:
             return known
         service = Service(allocator_of(pool, known.capacity_bytes), self.program, pool.name)
         at = 0

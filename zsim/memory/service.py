@@ -174,7 +174,7 @@ class Service:
     def layout(self, label: Callable[[str], Hashable]) -> Hashable:
         """Return the places of all blocks: free ones, and live ones by the label of a buffer.
 
-        From equal layouts, the requests that follow are served alike, apart from labels.
+        Equal layouts serve all later requests in the same places.
         """
         allocator = self._allocator
         assert isinstance(allocator, CachingAllocator)

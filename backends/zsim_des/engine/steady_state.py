@@ -26,8 +26,8 @@ SLOT = re.compile(r"@\d+")
 class Entries:
     """Entries that a host issued in a step, in order, with their times.
 
-    `batches` has the micro-batch of each, None for those of the step; `kinds` its name without the
-    numbers of micro-batch and slot, and its costs.
+    `batches` has the micro-batch of each, None for entries of the step. `kinds` has the costs, and
+    the name without the numbers of micro-batch and slot.
     """
 
     kinds: list[object]
@@ -121,7 +121,7 @@ def _entries(run: ProgramRun) -> Entries:
 
 @dataclass(frozen=True, slots=True)
 class _Repeats:
-    """Entries of which those from `since` up to `until` are repeated `length` entries later."""
+    """Entries; the part from `since` up to `until` is repeated `length` entries later."""
 
     entries: Entries
     since: int
@@ -183,12 +183,12 @@ def _anchor(entries: Entries, micro_batches: int, turn: int) -> tuple[int, int]:
     except ValueError:
         raise UnsteadyError("a stage has no entries of a micro-batch") from None
     if kinds[first] != kinds[later]:
-        raise UnsteadyError("micro-batches do not begin alike")
+        raise UnsteadyError("micro-batches start with different operations")
     return first, later - first
 
 
 def _common_ps(found: Sequence[Period]) -> int:
-    """Return a time at which all ranks are steady, and have been for all that is in flight.
+    """Return a time at which all ranks are steady, and were when the work in flight started.
 
     It is the longest entry after all streams have become steady: what is in flight then began
     when they were. Another such time later, speeds of shared links are known to repeat as well.
@@ -213,7 +213,20 @@ def _common_ps(found: Sequence[Period]) -> int:
     )
     if min(ended.values()) - since_ps < 2 * longest_ps or not longest_ps:
         raise UnsteadyError("the steady state is too short")
+    _need_alone(found, since_ps, since_ps + longest_ps + found[0].period_ps)
     return since_ps + longest_ps
+
+
+def _need_alone(found: Sequence[Period], begin_ps: int, end_ps: int) -> None:
+    """Raise UnsteadyError if work that does not repeat is in flight between two times.
+
+    A gather of the fill, for example, would slow the messages of the first periods alone.
+    """
+    for each in found:
+        entries, rest = each.entries, each.until + each.length
+        for index in (*range(each.steady), *range(rest, len(entries.slots))):
+            if entries.ends_ps[index] > begin_ps and entries.starts_ps[index] < end_ps:
+                raise UnsteadyError("other work overlaps the steady state")
 
 
 def _need_hosts(runs: Sequence[Sequence[ProgramRun]], found: Sequence[SteadyStep]) -> None:

@@ -50,8 +50,8 @@ def test_a_folded_trace_has_every_micro_batch(tmp_path: Path) -> None:
 
 
 def test_short_steps_are_written_out() -> None:
-    assert not _folds(_tables(micro_batches=11))
-    assert _folds(_tables(micro_batches=12))
+    assert not _folds(_tables(micro_batches=7))
+    assert _folds(_tables(micro_batches=8))
 
 
 def test_stages_with_several_chunks_are_folded_by_as_many_micro_batches_as_stages() -> None:
