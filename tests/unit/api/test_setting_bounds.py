@@ -94,6 +94,7 @@ def need_bounded(every: list[dict[str, Any]], number: int, group: SettingGroup) 
         assert not outcome.fits
     if outcome.refusal or bound.why_not:
         return
+    assert not (bound.is_unsure and outcome.is_sure)
     bound = bounder.sharpened(bound, group, every[0])
     assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
     assert not outcome.fits or outcome.memory_bytes >= bound.memory_bytes
