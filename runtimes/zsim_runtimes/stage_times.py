@@ -1,8 +1,8 @@
 """Least time in which the stages of a pipeline run all their tasks and exchange their messages.
 
-It follows from the actions of which schedules are written. Tasks of a stage run in sequence. A
-message starts when both stages have issued it, and with a separate stream of messages also after
-those that either stage issued before. Compute waits as the actions say.
+It follows from the actions that schedules are written from. Tasks of a stage run in sequence. A
+message starts when both stages have issued it. Messages on a separate stream also wait for earlier
+messages of either stage. Compute waits where the actions contain a wait.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ def least_s(
         orders: the actions of each stage; other actions than tasks, messages and waits take no
             time.
         tasks: seconds of tasks.
-        messages: seconds of messages, by the task that hands on its result.
+        messages: seconds of messages, by the task whose result they contain.
         issued: order of messages on a separate stream; None if they are on the compute stream.
     """
     known: dict[tuple[int, Task], _Message] = {}

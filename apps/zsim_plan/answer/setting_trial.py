@@ -305,7 +305,7 @@ class Bounder:
     ) -> SettingBound:
         """Return the bound of a group, with the waits of its pipeline stages for messages.
 
-        `tables` are those of its defaults. It takes longer to compute than the bound `default`.
+        `tables` has its default setting. The computation takes longer than that of `default`.
         """
         if group.changes["parallel.pipeline"] == 1 or group.leaner or group.gathering_less:
             return default
@@ -466,7 +466,7 @@ def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> Collec
 
 
 def _memory_bound(memory_bytes: int, gpu: Gpu, communicators: int) -> SettingBound:
-    """Return a bound that only says whether memory is sufficient beside some communicators."""
+    """Return a bound of memory alone, for a rank with this number of communicators."""
     usable = gpu.usable_bytes(communicators)
     if memory_bytes > usable:
         why = f"needs more device memory than the {format_bytes(usable)} of a GPU"

@@ -1,7 +1,7 @@
 """Lower bound of the step time of a pipeline, from the order of its tasks and messages.
 
-It is tighter than that of `step_bounds`, and takes longer to compute: stages wait for each other's
-messages all the time, not only when a step begins and ends.
+It is tighter than the bound of `step_bounds`, and takes longer to compute. Stages wait for each
+other's messages during the whole step, not only in its first and last tasks.
 """
 
 from zsim.closed_form.by_model import kept_stages

@@ -31,7 +31,7 @@ def stages_of(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
 
 
 def _set_kinds(model: Model, made: Sequence[Stage]) -> None:
-    """Keep the kinds of the units of all stages and chunks, which are those of `model`."""
+    """Keep the kinds of the units of all stages and chunks; they are kinds of `model`."""
     kinds = kept_by_model(model, "kind of each unit", partial(_kind_of_each, model))
     shared = kept_by_model(model, "results by kinds", dict[Hashable, object])
     for stage in made:
@@ -44,8 +44,8 @@ def _set_kinds(model: Model, made: Sequence[Stage]) -> None:
 def kept_by_kinds(model: Model, key: Hashable, compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`; parts of a model with equal kinds of units share it.
 
-    It may depend on `key`, on the kinds and on their order. Parts are those of `stages_of`; units
-    of a kind differ only in names if the model was built from an architecture.
+    It may depend on `key`, on the kinds and on their order. Parts come from `stages_of`; units of a
+    kind differ only in names if the model was built from an architecture.
     """
     known = kept_by_model(model, _KEY, lambda: None)
     if known is None:
