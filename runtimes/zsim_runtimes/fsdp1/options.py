@@ -53,9 +53,10 @@ class FSDP1(RuntimeOptions):
     offload_wrapper: Flag = False
 
     def keeps_whole(self, stage: int) -> frozenset[str]:
-        """Return the root, which is never resharded, and gradients that accumulate."""
+        """Return the root, which is never resharded, gradients that accumulate, and kept blocks."""
         del stage
-        return frozenset({"root", "gradients"} if self.no_sync else {"root"})
+        blocks = {"blocks"} if self.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP else set()
+        return frozenset({"root", *blocks, *(("gradients",) if self.no_sync else ())})
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return dtypes: whole gradients accumulate in that of parameters, sharded ones in theirs.
