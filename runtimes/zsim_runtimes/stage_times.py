@@ -9,8 +9,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from zsim.runtimes.runtime import StageSeconds
+from zsim.strategy.strategy import Strategy
 from zsim_runtimes.stage_actions import Awaited, Direction, Messages, StagePlace, Task
+
+StageSeconds = Callable[[int, int, bool], float]
+"""Return the seconds of a task, or of the message with its result: by the stage, the chunk, and
+whether it is a forward."""
+
+Pace = Callable[[Strategy, int, StageSeconds, StageSeconds], float]
+"""Return a lower bound of the seconds of a pipeline, from the chunks of a stage and the least
+seconds of tasks and of messages. It holds for all knobs that a search varies."""
 
 Issued = Callable[[int, Sequence[tuple[Task, bool]]], Sequence[tuple[Task, bool]]]
 """Return messages, each with whether it is sent, in the order in which a stage issues them."""

@@ -399,12 +399,10 @@ class Model:
         for unit in self.units:
             known = {parameter.name for parameter in unit.parameters}
             for segment in unit.segments:
-                if not values.keys() >= {*segment.inputs}:
-                    missing = next(name for name in segment.inputs if name not in values)
-                    raise ModelError(f"unit {unit.name}: reads {missing} before it is made")
-                if not known.issuperset(segment.parameters):
-                    missing = next(name for name in segment.parameters if name not in known)
-                    raise ModelError(f"unit {unit.name}: has no parameter {missing}")
+                if missing := [name for name in segment.inputs if name not in values]:
+                    raise ModelError(f"unit {unit.name}: reads {missing[0]} before it is made")
+                if missing := [name for name in segment.parameters if name not in known]:
+                    raise ModelError(f"unit {unit.name}: has no parameter {missing[0]}")
                 for value in segment.outputs:
                     if value.name in values:
                         raise ModelError(f"unit {unit.name}: makes {value.name} a second time")
@@ -417,8 +415,8 @@ class Model:
                     raise ModelError(f"parameter {parameter.name}: differs between units")
         frozen = frozenset(name for name, each in shapes.items() if each.frozen)
         loads = {name: each.load for name, each in shapes.items() if each.load}
-        if unmade := [name for name, load in loads.items() if load not in values]:
-            raise ModelError(f"parameter {unmade[0]}: load {loads[unmade[0]]} is no value")
+        if missing := [name for name, load in loads.items() if load not in values]:
+            raise ModelError(f"parameter {missing[0]}: load {loads[missing[0]]} is no value")
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "loads", loads)
         object.__setattr__(self, "frozen", frozen)

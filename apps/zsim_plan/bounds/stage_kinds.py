@@ -1,6 +1,7 @@
 """Kinds of units of a model and of its pipeline stages, which are kinds of the whole model."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
@@ -21,6 +22,13 @@ class _Kinds:
 
     own: tuple[int, ...]
     shared: dict[Hashable, object]
+
+
+def units_by_kind(model: Model, again: Set[str]) -> Iterator[tuple[Unit, int, bool]]:
+    """Yield a unit of each kind, the number of its kind, and whether these are among `again`."""
+    for unit, names in alike_units(model):
+        for is_again, many in Counter(name in again for name in names).items():
+            yield unit, many, is_again
 
 
 def stages_of(model: Model, strategy: Strategy) -> tuple[Stage, ...]:

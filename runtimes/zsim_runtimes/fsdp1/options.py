@@ -55,8 +55,8 @@ class FSDP1(RuntimeOptions):
     def keeps_whole(self, stage: int) -> frozenset[str]:
         """Return the root, which is never resharded, gradients that accumulate, and kept blocks."""
         del stage
-        blocks = {"blocks"} if self.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP else set()
-        return frozenset({"root", *blocks, *(("gradients",) if self.no_sync else ())})
+        stays = self.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+        return frozenset(["root"] + ["blocks"] * stays + ["gradients"] * self.no_sync)
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return dtypes: whole gradients accumulate in that of parameters, sharded ones in theirs.
