@@ -1,16 +1,24 @@
 """Least time in which the stages of a pipeline run all their tasks and exchange their messages.
 
-It follows from the actions of which schedules are written. Tasks of a stage run in sequence. A
-message starts when both stages have issued it, and with a separate stream of messages also after
-those that either stage issued before. Compute waits as the actions say.
+It follows from the actions that schedules are written from. Tasks of a stage run in sequence. A
+message starts when both stages have issued it. Messages on a separate stream also wait for earlier
+messages of either stage. Compute waits where the actions contain a wait.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from zsim.runtimes.runtime import StageSeconds
+from zsim.strategy.strategy import Strategy
 from zsim_runtimes.stage_actions import Awaited, Direction, Messages, StagePlace, Task
+
+StageSeconds = Callable[[int, int, bool], float]
+"""Return the seconds of a task, or of the message with its result: by the stage, the chunk, and
+whether it is a forward."""
+
+Pace = Callable[[Strategy, int, StageSeconds, StageSeconds], float]
+"""Return a lower bound of the seconds of a pipeline, from the chunks of a stage and the least
+seconds of tasks and of messages. It holds for all knobs that a search varies."""
 
 Issued = Callable[[int, Sequence[tuple[Task, bool]]], Sequence[tuple[Task, bool]]]
 """Return messages, each with whether it is sent, in the order in which a stage issues them."""
@@ -31,7 +39,7 @@ def least_s(
         orders: the actions of each stage; other actions than tasks, messages and waits take no
             time.
         tasks: seconds of tasks.
-        messages: seconds of messages, by the task that hands on its result.
+        messages: seconds of messages, by the task whose result they contain.
         issued: order of messages on a separate stream; None if they are on the compute stream.
     """
     known: dict[tuple[int, Task], _Message] = {}

@@ -1,6 +1,6 @@
 """Results that are computed from a model once, and kept while the model is alive."""
 
-from collections.abc import Callable, Hashable, Iterator, Set
+from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
 from weakref import finalize
 
@@ -56,14 +56,6 @@ def alike_units(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:
     A kind is its first unit and the names of all its units, in the order of the model.
     """
     return kept_by_model(model, "alike units", lambda: _grouped(model))
-
-
-def units_by_kind(model: Model, again: Set[str]) -> Iterator[tuple[Unit, int, bool]]:
-    """Yield a unit of each kind, the number of its kind, and whether these are among `again`."""
-    for unit, names in alike_units(model):
-        many = sum(name in again for name in names) if again else 0
-        counts = (many, True), (len(names) - many, False)
-        yield from ((unit, count, is_again) for count, is_again in counts if count)
 
 
 def _grouped(model: Model) -> tuple[tuple[Unit, tuple[str, ...]], ...]:

@@ -3,9 +3,10 @@
 Also keys and values of ranks that share a sequence, and their gradients.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
-from zsim.closed_form.by_model import kept_by_model, units_by_kind
+from zsim.closed_form.by_model import alike_units, kept_by_model
 from zsim.closed_form.checkpoint import moved, recomputed
 from zsim.dtype import DType
 from zsim.model.model import Model, Segment, Unit, Value
@@ -32,10 +33,8 @@ def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 def _all_reduced(model: Model, strategy: Strategy) -> int:
     """Return the bytes that a rank sends in all-reduces of a micro-batch."""
-    return sum(
-        many * _unit_all_reduce(model, unit, recomputed=is_again)
-        for unit, many, is_again in units_by_kind(model, recomputed(model, strategy))
-    )
+    again = recomputed(model, strategy)
+    return sum(_unit_all_reduce(model, unit, recomputed=unit.name in again) for unit in model.units)
 
 
 def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
@@ -81,13 +80,14 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
 def _token_shards(model: Model, strategy: Strategy) -> tuple[int, int, int]:
     """Return the gathered bytes, scattered bytes and bytes of scales of a micro-batch."""
     gathered = scattered = scales = 0
-    for unit, many, is_recomputed in units_by_kind(model, recomputed(model, strategy)):
+    again = recomputed(model, strategy)
+    alike = ((each, Counter(name in again for name in names)) for each, names in alike_units(model))
+    for unit, is_again, many in ((each, *pair) for each, own in alike for pair in own.items()):
         is_left = False
         for segment in unit.segments:
             made, read = _made(model, segment), _read(model, segment)
-            times = 0 if is_left else 1 + (is_recomputed and segment.runs_again)
-            sums = 1 + (is_recomputed and segment.sums_output(again=True))
-            scattered += many * sums * _bytes(made)
+            times = 0 if is_left else 1 + (is_again and segment.runs_again)
+            scattered += many * (1 + (is_again and segment.sums_output(again=True))) * _bytes(made)
             is_left = segment.leaves_gathered
             back = list[Value]()
             if model.runs_backward(segment):

@@ -402,12 +402,10 @@ class Model:
         for unit in self.units:
             known = {each.name for each in (*unit.parameters, *unit.biases)}
             for segment in unit.segments:
-                if not values.keys() >= {*segment.inputs}:
-                    missing = next(name for name in segment.inputs if name not in values)
-                    raise ModelError(f"unit {unit.name}: reads {missing} before it is made")
-                if not known.issuperset(segment.parameters):
-                    missing = next(name for name in segment.parameters if name not in known)
-                    raise ModelError(f"unit {unit.name}: has no parameter {missing}")
+                if missing := [name for name in segment.inputs if name not in values]:
+                    raise ModelError(f"unit {unit.name}: reads {missing[0]} before it is made")
+                if missing := [name for name in segment.parameters if name not in known]:
+                    raise ModelError(f"unit {unit.name}: has no parameter {missing[0]}")
                 for value in segment.outputs:
                     if value.name in values:
                         raise ModelError(f"unit {unit.name}: makes {value.name} a second time")

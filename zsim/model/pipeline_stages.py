@@ -16,7 +16,7 @@ which alternate with those of other stages: the layers of chunk c of stage s com
 chunk c of the stages before it (virtual stages, Narayanan et al. 2021, section 2.2.2).
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -251,16 +251,14 @@ def stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     ranks = [_rank_of(place, count, in_v=in_v) for place in found]
     tied = _tied(model, ranks, ends=runtime is not None and runtime.ties_ends)
     made: list[list[Chunk]] = [[] for _ in range(count)]
-    units: list[list[Unit]] = [[] for _ in range(found[-1] + 1)]
-    for unit, place in zip(model.units, found, strict=True):
-        units[place].append(unit)
     given: Value | None = None
-    for place, placed_here in enumerate(units):
+    for place in range(found[-1] + 1):
         own = made[_rank_of(place, count, in_v=in_v)]
-        part = _chunk_model(model, tuple(placed_here), given)
+        first, end = bisect_left(found, place), bisect_right(found, place)  # in ascending order
+        part = _chunk_model(model, model.units[first:end], given)
         sent = part.loss if place < found[-1] else None
-        first = sum(len(each.model.units) for each in own)
-        own.append(Chunk(first=first, model=part, given=given, sent=sent))
+        before = sum(len(each.model.units) for each in own)
+        own.append(Chunk(first=before, model=part, given=given, sent=sent))
         given = sent
     return tuple(
         Stage(
@@ -301,12 +299,12 @@ def _chunk_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> 
     known = {model.batch.name} | ({given.name} if given else set())
     for unit in units:
         for segment in unit.segments:
-            if not known.issuperset(segment.inputs):
-                name = next(each for each in segment.inputs if each not in known)
-                raise ModelError(
-                    f"parallel.pipeline: {unit.name} reads {name}, which the stage before it "
-                    "does not hand on"
-                )
+            for name in segment.inputs:
+                if name not in known:
+                    raise ModelError(
+                        f"parallel.pipeline: {unit.name} reads {name}, which the stage before it "
+                        "does not hand on"
+                    )
             known.update([value.name for value in segment.outputs])
     return replace(model, units=units, given=(given,) if given else ())
 

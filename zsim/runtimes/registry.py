@@ -10,7 +10,7 @@ from zsim.closed_form.zero_stages import VOLUME
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model, ModelError
 from zsim.runtimes.lookup import part, runtimes
-from zsim.runtimes.runtime import Runtime, StageSeconds
+from zsim.runtimes.runtime import Runtime
 from zsim.schedule.schedule import FileBytes, HostBytes, Schedule, WireBytes
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Strategy
@@ -102,14 +102,6 @@ def _need_groups(model: Model, strategy: Strategy) -> None:
         if not fnmatch.filter(names, pattern):
             some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise ModelError(f"train.group: {pattern!r} is no parameter; there are {some}")
-
-
-def pace(strategy: Strategy, chunks: int, tasks: StageSeconds, messages: StageSeconds) -> float:
-    """Return the least seconds of a pipeline whose stages have `chunks`; 0 if not known."""
-    found = runtime_of(strategy).pace
-    return (
-        0.0 if found is None else _part(strategy, found, "pace")(strategy, chunks, tasks, messages)
-    )
 
 
 def _volume(strategy: Strategy) -> DataVolume:

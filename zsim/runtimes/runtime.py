@@ -23,14 +23,6 @@ Volume: TypeAlias = "Callable[[Strategy], DataVolume] | str"
 Need: TypeAlias = "Callable[[Model, Strategy], None] | str | None"
 """Raises ModelError if it can tell, without building it, that a schedule cannot be written."""
 
-Pace: TypeAlias = "Callable[[Strategy, int, StageSeconds, StageSeconds], float] | str | None"
-"""Returns a lower bound of the seconds of a pipeline, from the chunks of a stage and the least
-seconds of tasks and of messages. It holds for all knobs that a search varies."""
-
-StageSeconds = Callable[[int, int, bool], float]
-"""Returns the seconds of a task, or of the message with its result: by the stage, the chunk, and
-whether it is a forward."""
-
 NO_SEARCH = SearchSpace()
 """The space of a runtime whose options a search does not vary."""
 
@@ -50,7 +42,7 @@ class Runtime:
         schedule: writes the schedule of a model with a strategy.
         volume: returns the data volumes of the schedule.
         need: checks whether the schedule can be written; None if there is no such check.
-        pace: returns the least time of a pipeline; None if it is not known.
+        pace: returns the least time of a pipeline (a `Pace` of `zsim_runtimes.stage_times`).
         search: the options that a search varies; by default none.
         config: readers and writers of configuration files; by default none.
         host_costs: the text `package:file` of a TOML file with the times that the trainer takes of
@@ -61,7 +53,7 @@ class Runtime:
     schedule: Write
     volume: Volume
     need: Need = None
-    pace: Pace = None
+    pace: "Callable[..., float] | str | None" = None
     search: SearchSpace | str = NO_SEARCH
     config: Config = NO_CONFIG
     host_costs: str | None = None

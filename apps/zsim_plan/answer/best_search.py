@@ -214,9 +214,9 @@ class _SearchRun:
             self._take_first(flying)
 
     def _fly_plain(self, executor: Executor) -> deque[_Flying]:
-        """Start to simulate plain settings, and return those that are still running.
+        """Start to simulate plain settings, and return the running simulations.
 
-        After the first has ended, those that cannot win are put off.
+        After the first has ended, plain settings that cannot win are put off.
         """
         flying: deque[_Flying] = deque()
         places = self.pool.plain()

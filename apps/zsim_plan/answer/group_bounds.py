@@ -10,7 +10,7 @@ from zsim_plan.answer.setting_trial import Bounder, SettingOutcome
 from zsim_plan.search.space import SettingGroup
 
 PARTS = 32
-"""Parts in which groups get bounds, at once if there are as many processors."""
+"""Approximate number of parts of the groups, which processes bound at the same time."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Bounds and simulations of single settings, for the search of the best setting."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import inf
@@ -37,6 +37,7 @@ from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
 from zsim.schedule.binding import Ratio
+from zsim.schedule.schedule import WireBytes
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import StepError
@@ -259,13 +260,9 @@ class Bounder:
         strategy, cluster = found.strategy, found.cluster
         need_trainable(model, strategy)
         memory = device_bytes(model, strategy, busiest=_busiest(found, model).times)
-        usable = cluster.gpu.usable_bytes(_groups(strategy))
-        if memory > usable:
-            why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
-            return SettingBound(why_not=why, is_full=True)
-        is_unsure = memory > sure_bytes(usable)
-        if is_unsure and sure_only:
-            return SettingBound(memory_bytes=memory, is_unsure=True)
+        known = _memory_bound(memory, cluster.gpu, _groups(strategy))
+        if known.is_full or (known.is_unsure and sure_only):
+            return known
         held = host_state_bytes(model, strategy) * min(cluster.gpus_per_node, strategy.ranks)
         if cluster.host is not None and held > cluster.host.memory_bytes:
             most = format_bytes(cluster.host.memory_bytes)
@@ -273,12 +270,15 @@ class Bounder:
             return SettingBound(why_not=why, is_full=True)
         if (missing := _lacking_drives(found)) is not None:
             return SettingBound(why_not=missing)
+        lines = wire_bytes(model, strategy)
+        known = _memory_bound(memory, cluster.gpu, communicators_of(lines))
+        if known.is_full or (known.is_unsure and sure_only):
+            return known
         cut = cut_of(cluster)
         files = file_bytes(model, strategy)
         updating = host_update_s(model, strategy, cut)
         updating += filed_update_s(files, strategy, cut)
         moved = offload_s(host_bytes(model, strategy), files, strategy, cut)
-        lines = wire_bytes(model, strategy)
         between = exchange_seconds(cluster, self._collective_bounds(found))
         transport = transport_of(model.architecture)
         busy = busy_time(
@@ -292,12 +292,11 @@ class Bounder:
         busy_s = updating + busy.seconds
         exchanged_s = exchange_s(lines, strategy, cut, between, transport=transport)
         seconds = max(busy_s, exchanged_s, moved)
-        return SettingBound(
+        return replace(
+            known,
             step_time_s=seconds,
             busy_s=busy_s,
             kernels_s=updating + busy.kernels_s,
-            memory_bytes=memory,
-            is_unsure=is_unsure,
             slower=slower_of(cluster, features(strategy, model, cluster)),
         )
 
@@ -306,7 +305,7 @@ class Bounder:
     ) -> SettingBound:
         """Return the bound of a group, with the waits of its pipeline stages for messages.
 
-        `tables` are those of its defaults. It takes longer to compute than the bound `default`.
+        `tables` has its default setting. The computation takes longer than that of `default`.
         """
         if group.changes["parallel.pipeline"] == 1 or group.leaner or group.gathering_less:
             return default
@@ -466,10 +465,27 @@ def exchange_seconds(cluster: Cluster, times: CollectiveBounds | None) -> Collec
     return of
 
 
+def _memory_bound(memory_bytes: int, gpu: Gpu, communicators: int) -> SettingBound:
+    """Return a bound of memory alone, for a rank with this number of communicators."""
+    usable = gpu.usable_bytes(communicators)
+    if memory_bytes > usable:
+        why = f"needs more device memory than the {format_bytes(usable)} of a GPU"
+        return SettingBound(why_not=why, is_full=True)
+    return SettingBound(memory_bytes=memory_bytes, is_unsure=memory_bytes > sure_bytes(usable))
+
+
 def _groups(strategy: Strategy) -> int:
-    """Return the minimum number of communicators of a rank."""
+    """Return the minimum number of communicators of a rank, known from its degrees."""
     parallel = strategy.parallel
     return sum(degree > 1 for degree in (parallel.data, parallel.tensor))
+
+
+def communicators_of(lines: Iterable[WireBytes]) -> int:
+    """Return the minimum number of communicators of a rank, by the groups in which it sends."""
+    by_role: dict[str, set[str]] = {}
+    for line in lines:
+        by_role.setdefault(line.role, set()).add(line.group)
+    return min(map(len, by_role.values()), default=0)
 
 
 def _lacking_drives(found: ResolvedScenario) -> str | None:

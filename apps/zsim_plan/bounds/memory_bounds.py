@@ -21,8 +21,9 @@ from zsim_plan.bounds.in_flight import moments
 from zsim_plan.bounds.stage_kinds import kept_by_kinds, stages_of
 
 COUNTED = 0.99
-"""Part of the tensors that experts save whose rows are counted, at least: numbers of rows are
-rounded, and there are counts beside them."""
+"""Minimum fraction of the bytes that experts save in proportion to their rows.
+
+Numbers of rows are rounded, and experts also save counts."""
 
 
 def device_bytes(model: Model, strategy: Strategy, *, busiest: float = 1.0) -> int:

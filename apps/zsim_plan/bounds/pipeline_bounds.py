@@ -1,16 +1,17 @@
 """Lower bound of the step time of a pipeline, from the order of its tasks and messages.
 
-It is tighter than that of `step_bounds`, and takes longer to compute: stages wait for each other's
-messages all the time, not only when a step begins and ends.
+It is tighter than the bound of `step_bounds`, and takes longer to compute. Stages wait for each
+other's messages during the whole step, not only in its first and last tasks.
 """
 
 from zsim.closed_form.by_model import kept_stages
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage
-from zsim.runtimes.registry import copied_bytes, pace
+from zsim.runtimes.lookup import part
+from zsim.runtimes.registry import copied_bytes, runtime_of
 from zsim.strategy.strategy import Strategy
 from zsim_plan.bounds.rank_speeds import RankSpeeds
-from zsim_plan.bounds.step_bounds import Clock, LinkCut
+from zsim_plan.bounds.step_bounds import LinkCut, RankClock
 
 
 def pipeline_s(
@@ -41,7 +42,7 @@ def _accumulating(strategy: Strategy, steps: int) -> Strategy:
 
 
 def _seconds(model: Model, strategy: Strategy, speeds: RankSpeeds, cut: LinkCut) -> float:
-    clock, made = Clock(strategy=strategy, speeds=speeds), kept_stages(model, strategy)
+    clock, made = RankClock(strategy=strategy, speeds=speeds), kept_stages(model, strategy)
     steps, rate = strategy.train.gradient_accumulation_steps, speeds.copied_bytes_per_s
     known: dict[tuple[int, int, bool], float] = {}
     for stage in made:
@@ -58,7 +59,10 @@ def _seconds(model: Model, strategy: Strategy, speeds: RankSpeeds, cut: LinkCut)
     def messages(stage: int, chunk: int, is_forward: bool) -> float:  # noqa: FBT001 (a key)
         return _message_s(made[stage], chunk, strategy, cut, is_forward=is_forward)
 
-    return pace(strategy, len(made[0].chunks), tasks, messages)
+    pace = runtime_of(strategy).pace
+    if pace is None:
+        return 0.0
+    return part(pace, name="pace")(strategy, len(made[0].chunks), tasks, messages)
 
 
 def _message_s(

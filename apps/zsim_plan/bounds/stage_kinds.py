@@ -1,6 +1,7 @@
 """Kinds of units of a model and of its pipeline stages, which are kinds of the whole model."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
@@ -23,6 +24,13 @@ class _Kinds:
     shared: dict[Hashable, object]
 
 
+def units_by_kind(model: Model, again: Set[str]) -> Iterator[tuple[Unit, int, bool]]:
+    """Yield a unit of each kind, the number of its kind, and whether these are among `again`."""
+    for unit, names in alike_units(model):
+        for is_again, many in Counter(name in again for name in names).items():
+            yield unit, many, is_again
+
+
 def stages_of(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     """Return the stages of a model; units of their models are not grouped by kind again."""
     made = kept_stages(model, strategy)
@@ -31,7 +39,7 @@ def stages_of(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
 
 
 def _set_kinds(model: Model, made: Sequence[Stage]) -> None:
-    """Keep the kinds of the units of all stages and chunks, which are those of `model`."""
+    """Keep the kinds of the units of all stages and chunks; they are kinds of `model`."""
     kinds = kept_by_model(model, "kind of each unit", partial(_kind_of_each, model))
     shared = kept_by_model(model, "results by kinds", dict[Hashable, object])
     for stage in made:
@@ -44,8 +52,8 @@ def _set_kinds(model: Model, made: Sequence[Stage]) -> None:
 def kept_by_kinds(model: Model, key: Hashable, compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`; parts of a model with equal kinds of units share it.
 
-    It may depend on `key`, on the kinds and on their order. Parts are those of `stages_of`; units
-    of a kind differ only in names if the model was built from an architecture.
+    It may depend on `key`, on the kinds and on their order. Parts come from `stages_of`; units of a
+    kind differ only in names if the model was built from an architecture.
     """
     known = kept_by_model(model, _KEY, lambda: None)
     if known is None:

@@ -10,7 +10,7 @@ Land and Doig 1960).
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zsim.closed_form.by_model import alike_units, kept_stages, units_by_kind
+from zsim.closed_form.by_model import alike_units, kept_stages
 from zsim.closed_form.checkpoint import recomputed
 from zsim.closed_form.data_volume import CopiedBytes
 from zsim.closed_form.offload_formulas import ADAM_TRAFFIC
@@ -31,6 +31,7 @@ from zsim_plan.bounds.rank_speeds import (
     TensorSeconds,
     tensor_s,
 )
+from zsim_plan.bounds.stage_kinds import units_by_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ ALL_TO_ALL = "all_to_all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class RankClock:
     """Times of a rank's sequential work: kernels, and collectives of the tensor axis.
 
     Runtimes run both on one stream, since the next kernel reads the result of such a collective.
@@ -226,7 +227,7 @@ def busy_time(
     last one returns, both through one chunk of each stage in between (Narayanan et al. 2021,
     section 2.2).
     """
-    clock = Clock(strategy=strategy, speeds=speeds)
+    clock = RankClock(strategy=strategy, speeds=speeds)
     times, count = strategy.train.gradient_accumulation_steps, strategy.parallel.pipeline
     if count > 1:
         made = kept_stages(model, strategy)

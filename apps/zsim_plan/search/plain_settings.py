@@ -39,17 +39,20 @@ def plain_settings(groups: Sequence[SettingGroup]) -> list[list[int]]:
     A plain setting keeps all states on the device, uses all GPUs, and has the smallest micro-batch
     and the default order of its pipeline. Each runtime has one for each of the stages 3 and 1, with
     full and with no checkpointing. The first list has as few tensor and pipeline ranks as possible,
-    the second the tensor ranks of a node, the third also pipeline stages. If the question fixes
-    other values, these are plain.
+    the second the tensor ranks of a node, the third also pipeline stages, both with the fewest
+    ranks that share a sequence. If the question fixes other values, these are plain.
     """
     alike = _smallest(groups)
+    context = min((_number(each, "parallel.context") for each in groups), default=1)
     found: list[list[int]] = [[], [], []]
     for key in sorted(alike, key=_order):
         of_degrees = alike[key]
         known: set[int] = set()
         for places, degrees in zip(found, _degrees(of_degrees.keys()), strict=False):
             place = of_degrees.get(degrees)
-            if place is not None and place not in known:
+            if place is None or (known and _number(groups[place], "parallel.context") > context):
+                continue  # its schedule takes long to simulate
+            if place not in known:
                 known.add(place)
                 places.append(place)
     return found

@@ -36,8 +36,8 @@ UNFIT_STEP = 0.05
 """Penalty of a group for each of its settings that did not fit, as a fraction."""
 
 COST_STEP = 0.01
-"""Fraction by which the expected value of a branch must be better to be worth a simulation of twice
-as many operations."""
+"""Fraction by which the expected value of a branch must be better to justify a simulation of twice
+the operations."""
 
 TIGHT = 1.25
 """Penalty factor of settings that are expected not to fit."""
@@ -58,7 +58,7 @@ class SettingBranch:
         is_unsure: True if none of them can surely fit; such a branch cannot win over an answer.
         family: key of branches whose values exceed their bounds by similar factors.
         likely: expected ratio of a value to its bound, before a branch of the family was tried.
-        cost: expected operations of a simulation, as a multiple of those of any other branch.
+        cost: expected operations of a simulation, in a unit that all branches share.
         larger: for each setting, the settings that keep at least as much memory, without the
             buffers of collectives.
     """
@@ -125,7 +125,7 @@ class Search:
         holds_back: True if there are branches to `add` in case nothing fits. Until something fits,
             only the smallest branch of each family is tried, in at most `LEAST_MOST` families.
         sharper: returns a tighter bound of a branch, which takes longer to compute; None if there
-            is none. It is asked once for each branch, before the branch is tried.
+            is none. The search calls it once for each branch, before it tries the branch.
     """
 
     branches: Sequence[SettingBranch]

@@ -199,7 +199,7 @@ class SettingGroup:
 
     @property
     def cost(self) -> float:
-        """Expected operations of a simulation, as a multiple of those of one micro-batch.
+        """Expected operations of a simulation, in multiples of one micro-batch.
 
         Of a pipeline more micro-batches are simulated, and of one with several chunks still more.
         Ranks that share a sequence exchange keys and values one by one.

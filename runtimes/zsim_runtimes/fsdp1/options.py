@@ -55,9 +55,10 @@ class FSDP1(RuntimeOptions):
     repeat_kv: Flag = False
 
     def keeps_whole(self, stage: int) -> frozenset[str]:
-        """Return the root, which is never resharded, and gradients that accumulate."""
+        """Return the root, which is never resharded, gradients that accumulate, and kept blocks."""
         del stage
-        return frozenset({"root", "gradients"} if self.no_sync else {"root"})
+        stays = self.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+        return frozenset(["root"] + ["blocks"] * stays + ["gradients"] * self.no_sync)
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return dtypes: whole gradients accumulate in that of parameters, sharded ones in theirs.

@@ -27,7 +27,6 @@ from collections.abc import Iterable, Sequence
 
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage, stages
-from zsim.runtimes.runtime import StageSeconds
 from zsim.schedule.mesh import Group, Span
 from zsim.schedule.operation import Edge
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
@@ -60,7 +59,7 @@ from zsim_runtimes.stage_actions import (
     in_flight,
 )
 from zsim_runtimes.stage_messages import offset_of
-from zsim_runtimes.stage_times import least_s
+from zsim_runtimes.stage_times import StageSeconds, least_s
 from zsim_runtimes.waiting_writer import WaitingWriter
 
 

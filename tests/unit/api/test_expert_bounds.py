@@ -8,19 +8,28 @@ from drawn_clusters import NO_MODEL
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from zsim.api.forecast import settled_source
 from zsim.api.gpu_fleet import gpu_fleet
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.host_launch import FREE
 from zsim.dtype import DType
 from zsim.files.installed import fitted_kernels, network_profile, topology
+from zsim.memory.reserved import communicators
 from zsim.model.expert_transport import ExpertChoice, ExpertTransport
+from zsim.runtimes.registry import wire_bytes
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.execution import DispatchLibrary
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim_des import SimBackend
-from zsim_plan.answer.setting_trial import Bounder, cut_of, exchange_seconds, tried
+from zsim_plan.answer.setting_trial import (
+    Bounder,
+    communicators_of,
+    cut_of,
+    exchange_seconds,
+    tried,
+)
 from zsim_plan.bounds.collective_bounds import CollectiveBounds
 from zsim_plan.bounds.step_bounds import exchange_s
 
@@ -163,6 +172,29 @@ def test_exchanges_of_experts_add_to_the_time_of_kernels_in_every_run(
     assert not outcome.refusal
     assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
     assert outcome.memory_bytes >= bound.memory_bytes
+
+
+@pytest.mark.parametrize("axes", [{"expert": 2}, {"expert": 8}, {"pipeline": 2}, {"tensor": 2}])
+@pytest.mark.parametrize("experts", [True, False])
+def test_a_bound_counts_the_communicators_of_the_schedule_or_fewer(
+    axes: dict[str, int], *, experts: bool
+) -> None:
+    tables = tables_of({}, gpus=8, expert=axes.get("expert", 1))
+    if not experts:
+        del tables["model"]["experts"]
+        tables["parallel"] = {"data": 8}
+    degrees = {key: value for key, value in axes.items() if key != "expert"}
+    tables["parallel"] |= {**degrees, "data": 8 // max(degrees.values(), default=1)}
+    tables["zero"]["megatron"] = {"sequence_parallel": "tensor" in axes}
+    if "tensor" in axes and experts:
+        tables["parallel"]["expert_tensor"] = 1
+    job = settled_source(tables).job()
+    assert job.model is not None
+    strategy = job.schedule.contract.strategy
+    assert strategy is not None
+    counted = communicators_of(wire_bytes(job.model, strategy))
+    assert counted <= min(communicators(job.schedule, each) for each in job.schedule.programs)
+    assert counted >= sum(value > 1 for value in degrees.values())
 
 
 def test_the_bound_of_a_step_with_expert_ranks_has_the_time_of_their_exchanges() -> None:

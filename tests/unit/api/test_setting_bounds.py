@@ -94,6 +94,7 @@ def need_bounded(every: list[dict[str, Any]], number: int, group: SettingGroup) 
         assert not outcome.fits
     if outcome.refusal or bound.why_not:
         return
+    assert not (bound.is_unsure and outcome.is_sure)
     bound = bounder.sharpened(bound, group, every[0])
     assert outcome.step_time_s >= bound.step_time_s * (1 - 1e-9)
     assert not outcome.fits or outcome.memory_bytes >= bound.memory_bytes
@@ -320,6 +321,63 @@ def test_no_setting_has_a_bound_below_that_of_its_group(
     if not default.why_not and not own.why_not:
         assert own.step_time_s >= least.step_time_s * (1 - 1e-3)
         assert least.step_time_s >= default.kernels_s
+
+
+@pytest.mark.one_commit_in(9)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    layers=st.sampled_from([4, 8]),
+    fleet=st.sampled_from(["8xh100", "16xa100"]),
+    name=st.sampled_from(sorted(runtimes())),
+    sequences=st.sampled_from([16, 32]),
+    data=st.data(),
+)
+def test_bounds_that_share_models_and_kinds_of_units_are_those_of_each_setting_alone(
+    *, layers: int, fleet: str, name: str, sequences: int, data: st.DataObject
+) -> None:
+    gpus, options = gpu_fleet(fleet), runtimes()[name].options
+    tables = {
+        "title": "shared",
+        "model": {
+            "architecture": "llama",
+            "layers": layers,
+            "hidden_size": 512,
+            "attention_heads": 8,
+            "sequence_length": 1024,
+            "vocab_size": 1000,
+        },
+        **gpus.tables,
+        "train": {"precision": gpus.precision},
+    }
+    space = SettingSpace(
+        runtimes=[
+            RuntimeSpace(
+                name=name,
+                stages=options.stages,
+                has_replicas=options.has_replicas,
+                has_pipeline=options.has_pipeline,
+                has_context=options.has_context,
+            )
+        ],
+        fleets=[Fleet(gpus=gpus.gpus, gpus_per_node=min(gpus.gpus, gpus.cluster.gpus_per_node))],
+        sequences=sequences,
+        sequence_length=1024,
+        layers=layers,
+        fixed={},
+    )
+    groups = [each for each in space.groups() if isinstance(each, SettingGroup)]
+    chosen = data.draw(st.lists(st.sampled_from(groups), min_size=2, max_size=6))
+    shared = Bounder()
+    for group in chosen:
+        own = changed(tables, group.setting(0))
+        one, other = shared.bound(own), Bounder().bound(own)
+        assert one.memory_bytes == other.memory_bytes
+        assert (one.why_not, one.is_unsure) == (other.why_not, other.is_unsure)
+        assert one.step_time_s == pytest.approx(other.step_time_s, rel=1e-12)
+        assert one.kernels_s == pytest.approx(other.kernels_s, rel=1e-12)
+        if not one.why_not:
+            sharp = [each.sharpened(one, group, own) for each in (shared, Bounder())]
+            assert sharp[0].step_time_s == pytest.approx(sharp[1].step_time_s, rel=1e-12)
 
 
 def with_memory(tables: dict[str, Any], size_bytes: int) -> dict[str, Any]:

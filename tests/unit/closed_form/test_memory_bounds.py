@@ -91,3 +91,36 @@ def test_the_bound_of_memory_is_at_most_the_live_bytes_and_close_to_them(
     assert strategy is not None
     bound, live = device_bytes(job.model, strategy), live_bytes(job)
     assert CLOSE[runtime] * live <= bound <= live
+
+
+@pytest.mark.parametrize("no_sync", [False, True])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_the_bound_of_fsdp1_has_the_parameters_of_all_blocks_that_it_keeps_gathered(
+    *, no_sync: bool, runs: int
+) -> None:
+    """With deep models and full checkpointing, parameters are most of the memory."""
+    options = {"sharding_strategy": "shard_grad_op", "no_sync": no_sync}
+    tables = {
+        "title": "deep",
+        "model": {
+            "architecture": "llama",
+            "layers": 12,
+            "hidden_size": 1024,
+            "attention_heads": 8,
+            "sequence_length": 512,
+            "vocab_size": 1000,
+        },
+        **gpu_fleet("8xh100").tables,
+        "train": {
+            "precision": "bf16",
+            "micro_batch_size": 1,
+            "gradient_accumulation_steps": runs,
+        },
+        "activations": {"checkpointing": "full"},
+        "parallel": {"data": 8},
+        "zero": {"stage": 3, "emulate": "fsdp1", "fsdp1": options},
+    }
+    job = settled_source(tables).job()
+    strategy = job.schedule.contract.strategy
+    assert strategy is not None
+    assert 0.9 * live_bytes(job) <= device_bytes(job.model, strategy) <= live_bytes(job)

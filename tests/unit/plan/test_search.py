@@ -204,11 +204,14 @@ def test_sharper_bounds_save_trials_and_keep_the_best(
         return sharp[place]
 
     search, picks = Search(branches, usable_bytes=100, sharper=sharper), list[tuple[int, int]]()
+    fitting: list[int] = []
     while (pick := search.next()) is not None:
         value = values[pick[0]][pick[1]]
         memory = branches[pick[0]].memory_bytes
-        best, least = search.best, search._least_memory
+        best = search.best
+        least = min((branches[place].memory_bytes for place in fitting), default=0)
         picks.append(pick)
+        fitting += [pick[0]] if value is not None else []
         search.record(*pick, Trial(value=value, is_answer=value is not None, memory_bytes=memory))
         if memory > FRONT_STEP * least:  # else it may be tried for its memory
             assert best == float("inf") or sharp[pick[0]] < best

@@ -148,15 +148,11 @@ def _routed(shape: Architecture) -> Iterator[bool]:
 
 
 def _names(size: Size, source: Value, *, routed: bool) -> list[str]:
-    """Return the names of the parameters of a block, without the block's name.
-
-    If none is frozen, blocks do not differ by them, so no name is returned.
-    """
-    if size.shape.lora is None and not size.shape.frozen:
-        return []
+    """Return names of the parameters of a block, without its name; none if none is frozen."""
+    freezes = size.shape.lora is not None or size.shape.frozen
     return [
         parameter.name.removeprefix("block0")
-        for unit in _cut(size, "block0", source, local=False, routed=routed)
+        for unit in (_cut(size, "block0", source, local=False, routed=routed) if freezes else ())
         for parameter in unit.parameters
     ]
 
