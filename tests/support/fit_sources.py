@@ -28,7 +28,8 @@ def rests_on(
         elif evidence is not None and evidence.gpu == each.gpu:
             found[f"kernels in training, {each.gpu}"] = evidence.publications
     for profiles in networks:
-        found[f"network, {profiles.gpu}"] = profiles.publications
+        if profiles.publications:
+            found[f"network, {profiles.gpu}"] = profiles.publications
     for gpu, system in IN_TRAINING:
         found[f"network in training, {gpu}/{system}"] = IN_TRAINING_REST_ON
     return found

@@ -2,9 +2,9 @@
 
 Keys, defaults and effects of options follow LitGPT 0.5.13 (`setup` of `litgpt/pretrain.py`,
 `finetune/full.py` and `finetune/lora.py`, `TrainArgs` of `args.py`, `Config` of `config.py`).
-A file does not name its command: `model_name` is that of pretraining, options of adapters are those
-of LoRA. One device trains without a wrapper, several with FSDP. The model is read by its name if it
-ships with zsim, or from `model_config`; the scenario gives the cluster.
+A file does not name its command: one with `model_name` is read as `pretrain`, one with options of
+adapters as `finetune_lora`. One device trains without a wrapper, several with FSDP. The model is
+read by its name if it ships with zsim, or from `model_config`; the scenario gives the cluster.
 """
 
 import re
@@ -44,7 +44,7 @@ WITHOUT_EFFECT = (
 
 
 class Command(StrEnum):
-    """Commands of LitGPT, each with options of its own."""
+    """Commands of LitGPT with different options."""
 
     PRETRAIN = "pretrain"
     FULL = "finetune_full"
