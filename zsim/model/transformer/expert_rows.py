@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from zsim.model.expert_transport import transport_of
 from zsim.model.kernel import Kernel, KernelKind, OperandLayout, grouped_matmul
 from zsim.model.narrow_products import Kernels, NarrowProducts
-from zsim.model.token_loads import TokenLoads
+from zsim.model.token_loads import TokenLoads, repeated
+from zsim.model.transformer.operator import Operator, Tensor
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import DispatchLibrary, Float4, Float8
 
@@ -105,6 +106,23 @@ class ExpertRows:
         made = grouped_matmul(self.padded, n, k, dtype, backward=backward, layout=layout)
         scaled = self.narrow is not None and self.narrow.recipe is Float8.BLOCKWISE
         return replace(made, block_scaled=scaled)
+
+    def cast(self, source: Tensor, target: Tensor) -> Operator:
+        """Return the cast of rows between the formats of activations and of weights."""
+        kernels = (
+            Kernel(
+                kind=KernelKind.ELEMENTWISE,
+                flops=target.elements,
+                bytes=source.size_bytes + target.size_bytes,
+                dtype=self.size.dtype,
+                shape=(target.elements // self.size.hidden, self.size.hidden),
+                backward=way,
+                loads=repeated(self.loads, target.elements // self.size.hidden // self.loads.total),
+            )
+            for way in (False, True)
+        )
+        forward, backward = kernels
+        return Operator(reads=(source,), makes=target, forward=(forward,), backward=(backward,))
 
     def _moving(self, moved: int, *, backward: bool) -> Kernel:
         return Kernel(

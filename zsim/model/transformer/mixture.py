@@ -242,7 +242,7 @@ class _ExpertSteps:
             Stretch(
                 inputs=read,
                 outputs=(value,),
-                operators=(*steps.experts(), *weighed, self._cast(made, all_rows)),
+                operators=(*steps.experts(), *weighed, self.rows.cast(made, all_rows)),
                 begins=gather_tokens(),
                 ends=sum_outputs(),
                 drops=drops,
@@ -250,28 +250,11 @@ class _ExpertSteps:
             Stretch(
                 inputs=(value.name,),
                 outputs=(back,),
-                operators=(self._cast(partial, tensor_of(back)),),
+                operators=(self.rows.cast(partial, tensor_of(back)),),
                 ends=SWAP_EXPERTS,
                 drops=drops,
             ),
         )
-
-    def _cast(self, source: Tensor, target: Tensor) -> Operator:
-        """Return the cast of rows between the formats of activations and of weights."""
-        kernels = (
-            Kernel(
-                kind=KernelKind.ELEMENTWISE,
-                flops=target.elements,
-                bytes=source.size_bytes + target.size_bytes,
-                dtype=self.size.dtype,
-                shape=(target.elements // self.size.hidden, self.size.hidden),
-                backward=way,
-                loads=repeated(self.loads, target.elements // self.size.hidden // self.copies),
-            )
-            for way in (False, True)
-        )
-        forward, backward = kernels
-        return Operator(reads=(source,), makes=target, forward=(forward,), backward=(backward,))
 
     def _of_all_parts(self) -> "_ExpertSteps":
         """Return the steps on the rows of all ranks with parts of the same experts."""
