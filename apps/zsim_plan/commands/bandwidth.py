@@ -35,7 +35,7 @@ def bandwidth(
     ] = None,
     json: Json = False,
 ) -> Code:
-    """Find the bandwidth that offloaded states need, and that a cluster has."""
+    """Find the bandwidth that offloaded states need."""
     from zsim_plan.answer.bandwidth_result import bandwidth as bandwidth_of
 
     found = bandwidth_of(

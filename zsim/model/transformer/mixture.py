@@ -36,7 +36,7 @@ from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.router import Router
 from zsim.model.transformer.router_losses import RouterLosses, are_apart, summed_map
-from zsim.model.transformer.shared_experts import SharedExperts
+from zsim.model.transformer.shared_experts import SharedExpertSteps
 from zsim.model.transformer.size import Size
 from zsim.model.transformer.source_weights import SourceWeights, value_of
 from zsim.strategy.execution import Recomputed
@@ -117,9 +117,11 @@ class _ExpertSteps:
         return (*self.router.route(), *self.losses.made_by_router())
 
     @property
-    def _all_run(self) -> SharedExperts:
+    def _all_run(self) -> SharedExpertSteps:
         """The experts that all tokens run through."""
-        return SharedExperts(size=self.size, experts=self.shape, name=self.name, source=self.source)
+        return SharedExpertSteps(
+            size=self.size, experts=self.shape, name=self.name, source=self.source
+        )
 
     @property
     def apart(self) -> bool:

@@ -13,7 +13,7 @@ from zsim.strategy.execution import Recomputed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedExperts:
+class SharedExpertSteps:
     """The shared experts of the block `name`.
 
     Attributes:
