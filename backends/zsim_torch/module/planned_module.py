@@ -222,7 +222,7 @@ class PlannedModule:
         return tree_map_only(Tensor, lambda each: each if id(each) in given else cut(each), made)
 
     def _scaled(self, name: str, scale: float) -> Tensor:
-        scaled = (self._value(name) * scale).contiguous()  # a stand-in has other strides
+        scaled = (self._value(name) * scale).contiguous()  # a probe has other strides
         return scaled.requires_grad_(name not in self._frozen)
 
     def values_of(self, unit: TorchUnit) -> list[Tensor]:
