@@ -13,6 +13,7 @@ from zsim.model.model import Model
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import (
+    Action,
     AllGather,
     AllReduce,
     AllToAll,
@@ -43,13 +44,32 @@ MATTER = COMMUNICATE | Compute | Copy | Fill | Together
 
 @cache
 def made(number: int) -> tuple[Schedule, Model, tuple[Operation, ...]]:
-    """Return a schedule, its model, and the operations of a step that compute or move data."""
+    """Return a schedule, its model, and the operations of a step that compute or move data.
+
+    The forward of an auxiliary loss is left out: nothing reads the loss itself.
+    """
     degrees, kind = PLANS[number]
     strategy = strategy_of(**degrees)
     model = model_of(strategy, KINDS[kind])
     schedule = make_schedule(model, strategy)
     (program,) = schedule.programs
-    return schedule, model, tuple(each for each in program.step if isinstance(each, MATTER))
+    losses = {
+        (unit.name, place)
+        for unit in model.units
+        for place, segment in enumerate(unit.segments)
+        if segment.loads is not None
+    }
+    found = [
+        each
+        for each in program.step
+        if isinstance(each, MATTER)
+        and not (
+            isinstance(each, Compute)
+            and each.action is Action.FORWARD
+            and (each.unit, each.segment) in losses
+        )
+    ]
+    return schedule, model, tuple(found)
 
 
 @settings(max_examples=25, deadline=None)
