@@ -5,7 +5,7 @@ from pathlib import Path
 from zsim.backend.backend import Job
 from zsim.config_error import bare
 from zsim.model.architecture import Activation, Attention, Positions, QKNorm, Transformer
-from zsim.model.experts import Experts
+from zsim.model.experts import Experts, LoadBalancing
 from zsim.model.model import Model
 from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
@@ -135,6 +135,11 @@ def _experts(job: Job, experts: Experts) -> str | None:
         return "model.experts.score_bias: true is simulated only"
     if experts.capacity_factor is not None:
         return f"model.experts.capacity_factor: {experts.capacity_factor:g} is simulated only"
+    if experts.z_loss:
+        return "model.experts.z_loss: true is simulated only"
+    if experts.auxiliary_loss and experts.load_balancing_type is not LoadBalancing.AUX_LOSS:
+        kind = experts.load_balancing_type
+        return f"model.experts.load_balancing_type: {kind} is simulated only"
     strategy = job.schedule.contract.strategy
     if strategy is None:
         return None
@@ -148,6 +153,11 @@ def _experts(job: Job, experts: Experts) -> str | None:
         degree = getattr(parallel, name)
         if degree is not None and degree > 1:
             return f"parallel.{name}: {degree} is simulated only for a model with experts; say 1"
+    if any(part.loads is not None for unit in job.model.units for part in unit.segments):
+        return (
+            "model.experts.auxiliary_loss: true is simulated only where ranks sum the loads of "
+            "experts; say false"
+        )
     return None
 
 

@@ -55,9 +55,9 @@ MIXTURES = {
 }
 
 
-def mixing(experts: Experts) -> Llama:
-    """Return a small transformer with these experts."""
-    return replace(SMALL_LLAMA, experts=experts)
+def mixing(experts: Experts, *, balanced: bool = False) -> Llama:
+    """Return a small transformer with these experts; if `balanced`, with an auxiliary loss."""
+    return replace(SMALL_LLAMA, experts=replace(experts, auxiliary_loss=balanced))
 
 
 def over(expert: int, data: int, made: Strategy = PLAIN, **changes: object) -> Strategy:

@@ -256,6 +256,7 @@ class ExpertRanks:
                 Segment(
                     inputs=whole.inputs,
                     outputs=(rows, scores, counts),
+                    routes=counts.name,
                     saved_bytes=2 * INDEX_BYTES * copies,
                     saves_input=False,
                     **flags_of(None, SWAP_EXPERTS),

@@ -64,7 +64,9 @@ FOUR_RANKS = {
         mixing(MIXTURES["sigmoids in groups, shared experts"]), over(4, 4, MEGATRON)
     ),
 }
-ONE_RANK = ExpertCase(mixing(MIXTURES["sigmoids in groups, shared experts"]), over(1, 1))
+ONE_RANK = ExpertCase(
+    mixing(MIXTURES["sigmoids in groups, shared experts"], balanced=True), over(1, 1)
+)
 
 
 def assert_as_one_process(pool: RankPool, case: ExpertCase) -> None:
