@@ -248,8 +248,8 @@ def _adapter(options: SectionOptions, given: GivenTables) -> tuple[str, ...]:
         raise options.wrong("lora_query", value=False, why="leaves no layer with an adapter")
     options.set_field("model.lora.targets", tuple(targets), "lora_query")
     name = "quantize"
-    kind = options.left.pop(name, None)
-    if kind in (None, "", False):
+    kind = options.word(name, "")
+    if not kind:
         return ()
     if kind not in FORMATS:
         raise options.wrong(name, kind, f"is not modelled, only {' and '.join(FORMATS)}")
