@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import torch
 
+import zsim
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.model.architecture import (
     GPT,
     Activation,
     Attention,
+    LoRA,
     NormPlacement,
     Positions,
 )
@@ -108,6 +110,9 @@ SIMULATED_ALONE: dict[str, dict[str, Any]] = {
     "model.activation: relu is simulated only": {"activation": Activation.RELU},
     "model.activation: geglu is simulated only": {"activation": Activation.GEGLU},
     "model.window: 1 is simulated only": {"window": 1},
+    "model.lora.targets: q, v as parts of a joined layer are simulated only; say qkv": {
+        "lora": LoRA(rank=1, targets=("q", "v"))
+    },
 }
 
 
@@ -115,6 +120,27 @@ SIMULATED_ALONE: dict[str, dict[str, Any]] = {
 def test_a_shape_without_modules_is_refused_by_the_field(line: str) -> None:
     shape = replace(SMALL, **SIMULATED_ALONE[line])
     assert why(job(gpt(shape, micro_batch_size=1))) == line
+
+
+def test_tiles_of_tensor_ranks_are_refused() -> None:
+    shape = replace(SMALL, execution=Execution(tiles=2))
+    strategy = Strategy(parallel=Parallel(tensor=2), zero=Zero(stage=3, tiles=2))
+    model = gpt(shape, micro_batch_size=1, tensor=2)
+    schedule = make_schedule(model, strategy)
+    assert why(Job(schedule=schedule, model=model, cluster=CLUSTER)) == (
+        "zero.tiles: 2 with tensor ranks is simulated only; say 1"
+    )
+
+
+def test_losses_of_routers_over_ranks_are_refused() -> None:
+    changes = {
+        "model.experts": {"count": 4, "top_k": 2, "intermediate_size": 16},
+        "parallel.expert": 2,
+    }
+    assert why(zsim.load("tiny_llama", changes).job) == (
+        "model.experts.auxiliary_loss: true is simulated only where ranks sum the loads of "
+        "experts; say false"
+    )
 
 
 def test_a_window_as_wide_as_the_sequence_is_none() -> None:
