@@ -94,9 +94,6 @@ def _model(job: Job) -> str | None:
     if shape.adapted_parts:
         found = ", ".join(shape.adapted_parts)
         return f"model.lora.targets: {found} of a joined layer are simulated only; say qkv"
-    if shape.adapted_parts:
-        parts = ", ".join(shape.adapted_parts)
-        return f"model.lora.targets: {parts} as parts of a joined layer are simulated only; say qkv"
     if shape.lora is not None and shape.lora.quantization is not None:
         found = shape.lora.quantization
         return f"model.lora.quantization: {found} is simulated only; remove it to train in 16 bits"

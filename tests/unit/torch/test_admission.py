@@ -110,7 +110,7 @@ SIMULATED_ALONE: dict[str, dict[str, Any]] = {
     "model.activation: relu is simulated only": {"activation": Activation.RELU},
     "model.activation: geglu is simulated only": {"activation": Activation.GEGLU},
     "model.window: 1 is simulated only": {"window": 1},
-    "model.lora.targets: q, v as parts of a joined layer are simulated only; say qkv": {
+    "model.lora.targets: q, v of a joined layer are simulated only; say qkv": {
         "lora": LoRA(rank=1, targets=("q", "v"))
     },
 }
