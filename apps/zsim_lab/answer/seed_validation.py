@@ -43,7 +43,7 @@ class SeedValidation(Answer):
 
     Attributes:
         papers: the papers in the order of their publication.
-        executed: small runs on real ranks by mechanism; empty if none was asked for.
+        executed: small runs on real ranks by mechanism; empty without real ranks.
     """
 
     papers: tuple[SeedPaper, ...]
@@ -70,7 +70,7 @@ class SeedValidation(Answer):
         return "\n".join([*lines, *self.counts()])
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `zsim validate seeds --json` prints."""
+        """Return the object that `zsim validate seeds --json` prints."""
         return {
             "papers": [self._paper_object(each) for each in self.papers],
             "executed": {

@@ -82,7 +82,7 @@ class ClaimVerdict:
     """A claim with its prediction.
 
     Attributes:
-        values: the predicted value, or those of a trend; empty if there is no prediction.
+        values: the predicted value, or all values of a trend; empty without a prediction.
         why_not: the reason if there is no prediction.
     """
 

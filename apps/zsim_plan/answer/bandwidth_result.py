@@ -41,7 +41,7 @@ class StateBandwidth:
         path: where its bytes come from: other GPUs, host memory or drives.
         intensity: FLOPs of a GPU per byte that it reads or writes.
         shards: GPUs that share the bytes, each with its own path.
-        bytes_per_s: bandwidth of the cluster for each GPU; None if it has no such path.
+        bytes_per_s: bandwidth of the cluster for each GPU; None without the path.
     """
 
     state: str
@@ -144,7 +144,7 @@ def bandwidth(
     peak_flops: float | None = None,
     changes: Changed = None,
 ) -> BandwidthResult:
-    """Return the bandwidth that offloaded states need on a cluster, and that it has.
+    """Return the bandwidth that offloaded states need, and that of the cluster.
 
     Parameters and optimizer states are sharded over all GPUs, so each GPU's link to the host and
     its drives carry a part. Gathered parameters and checkpoints are whole.

@@ -6,10 +6,10 @@ stage 3 gathers, uses and frees each before the next. Here layers are cut along 
 for all tokens, and the next operator joins them. So each output element is the same sum as in an
 uncut layer; the gradient of the input is a sum over tiles.
 
-With tensor ranks, each tile is a column- or row-parallel layer, as `TiledLinearReturnBias` wraps
-those of Megatron-LM (DeepSpeed 0.16): each tile of a column-parallel layer sums its input gradient
-over the ranks, each tile of a row-parallel layer its output. The residual sum adds the biases of
-the latter.
+With tensor ranks, each tile is a column- or row-parallel layer of Megatron-LM, which
+`TiledLinearReturnBias` wraps (DeepSpeed 0.16): each tile of a column-parallel layer sums its input
+gradient over the ranks, each tile of a row-parallel layer its output. The residual sum adds the
+biases of the latter.
 """
 
 from collections.abc import Mapping, Sequence
