@@ -19,7 +19,7 @@ from zsim.cluster.foreign_profile import foreign_profiles
 from zsim.files.installed import network_profiles
 from zsim.prediction.error_rule import SURE, shipped_rules
 from zsim.schedule.describe_operation import moment
-from zsim.schedule.schedule import Place
+from zsim.schedule.schedule import Discipline, Place
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.strategy import STAGES
 from zsim.trace.trace import Trace
@@ -320,7 +320,9 @@ FRAGMENTED = 0.03
 
 def _less_memory(job: Job, found: Summary) -> Iterator[str]:
     """Yield settings that reduce the memory of the run."""
-    if (found.reserved_bytes or 0) > (1 + FRAGMENTED) * found.needed_bytes:
+    pools = [each for each in job.schedule.pools if each.place is Place.DEVICE]
+    caching = any(each.discipline is Discipline.CACHING for each in pools)
+    if caching and (found.reserved_bytes or 0) > (1 + FRAGMENTED) * found.needed_bytes:
         yield "cluster.allocator=expandable"
     if (size := job.model.micro_batch_size) > 1:
         yield f"train.micro_batch_size={size // 2}"

@@ -281,6 +281,16 @@ def test_a_run_that_may_not_fit_says_what_is_left_and_what_takes_less_memory() -
     assert said == {True, False}
 
 
+def test_an_allocator_that_is_set_is_not_suggested() -> None:
+    for memory in range(10, 60):
+        changes = {"cluster.gpu_memory": f"{memory} MB", "model.layers": 12}
+        found = zsim.run("tiny", {**changes, "cluster.allocator": "expandable"}, check=False)
+        if line := dict(found.facts()).get("to be sure"):
+            assert "cluster.allocator" not in line
+            return
+    pytest.fail("no run that may not fit")
+
+
 def test_settings_that_take_less_memory_are_of_the_runtime() -> None:
     changes = {"model.layers": 12, "zero": {"stage": 0, "emulate": "megatron"}}
     for memory in range(20, 60, 2):
