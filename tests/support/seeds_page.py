@@ -30,9 +30,9 @@ def claim_cells(found: ClaimVerdict, executed: dict[str, Executed]) -> tuple[str
     return (
         claim.sentence,
         claim.source,
-        f"{sign}{number}" or claim.relation.value,
+        f"{sign}{number}" or (claim.relation.value if claim.is_trend else ""),
         ", ".join(f"{value:.3g}" for value in found.values),
-        "" if found.off is None else f"{found.off * 100:+.0f} %",
+        "" if found.off is None else f"{round(found.off * 100):+} %",
         f"{verdict}: {reason}" if reason and not found.holds else verdict,
         executed_cell(claim.executed, executed),
     )
