@@ -80,10 +80,7 @@ class GroupGathers(StepPart):
         for shard, state in zip(step.kept.all, step.states, strict=True):
             self._shards.setdefault(shard.index, []).append(state.parameter)
         placement = options.shard_placement_fn
-        self._by_second = [
-            sharded_by_second(step.model, each, step.strategy, placement)
-            for each in self.buckets.all
-        ]
+        self._by_second = sharded_by_second(step.model, self.buckets.all, step.strategy, placement)
         self._inner = step.strategy.inner
         self._pending: dict[int, str] = {}
         self._resharded: dict[int, str] = {}

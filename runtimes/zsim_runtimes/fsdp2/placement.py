@@ -50,12 +50,17 @@ def by_second(parameter: Parameter, ranks: int, placement: ShardPlacement) -> bo
 
 
 def sharded_by_second(
-    model: Model, bucket: Bucket, strategy: Strategy, placement: ShardPlacement
-) -> int:
-    """Return the number of parameters in a bucket that are sharded along their second dimension."""
-    ranks = shard_axis(bucket, strategy).ranks
-    names = {each.parameter for each in bucket.layout.pieces}
-    return sum(by_second(each, ranks, placement) for each in model.parameters if each.name in names)
+    model: Model, buckets: Sequence[Bucket], strategy: Strategy, placement: ShardPlacement
+) -> list[int]:
+    """Return the number of parameters of each bucket that are sharded by the second dimension."""
+    shapes = {each.name: each for each in model.parameters}
+    return [
+        sum(
+            by_second(shapes[name], shard_axis(bucket, strategy).ranks, placement)
+            for name in {each.parameter for each in bucket.layout.pieces}
+        )
+        for bucket in buckets
+    ]
 
 
 def padded_elements(parameter: Parameter, ranks: int, placement: ShardPlacement) -> int:

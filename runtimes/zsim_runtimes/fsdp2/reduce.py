@@ -63,11 +63,9 @@ class GroupReductions(StepPart):
         # post_backward: the last group of a module comes first
         self._first = set({each.units: each.index for each in self.buckets.all}.values())
         placement, strategy = options.shard_placement_fn, step.strategy
-        self._by_second = {
-            each.index: sharded_by_second(step.model, each, strategy, placement)
-            for each in self.buckets.all
-            if shard_axis(each, strategy).ranks > 1
-        }
+        sharded = [each for each in self.buckets.all if shard_axis(each, strategy).ranks > 1]
+        turned = sharded_by_second(step.model, sharded, strategy, placement)
+        self._by_second = {each.index: turns for each, turns in zip(sharded, turned, strict=True)}
         self._collected: dict[int, Sources] = {}
         self._copies: dict[int, Copies] = {}
         self._left: dict[tuple[int, int], str] = {}

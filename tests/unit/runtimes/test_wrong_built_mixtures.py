@@ -46,7 +46,7 @@ MATTER = COMMUNICATE | Compute | Copy | Fill | Together
 def made(number: int) -> tuple[Schedule, Model, tuple[Operation, ...]]:
     """Return a schedule, its model, and the operations of a step that compute or move data.
 
-    The forward of an auxiliary loss is left out: nothing reads the loss itself.
+    Forwards of losses are left out: no operation reads a loss, and its backward computes it again.
     """
     degrees, kind = PLANS[number]
     strategy = strategy_of(**degrees)
@@ -57,7 +57,7 @@ def made(number: int) -> tuple[Schedule, Model, tuple[Operation, ...]]:
         (unit.name, place)
         for unit in model.units
         for place, segment in enumerate(unit.segments)
-        if segment.loads is not None
+        if segment.loads is not None or model.loss in segment.outputs
     }
     found = [
         each
