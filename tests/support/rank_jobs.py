@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -40,8 +41,9 @@ def cores_of_threads() -> list[tuple[str, tuple[int, ...]]]:
     found: list[tuple[str, tuple[int, ...]]] = []
     for task in Path("/proc/self/task").iterdir():
         number = int(task.name)
-        name = "main" if number == own else (task / "comm").read_text().strip()
-        found.append((name, tuple(sorted(os.sched_getaffinity(number)))))
+        with suppress(FileNotFoundError, ProcessLookupError):  # it may have ended
+            name = "main" if number == own else (task / "comm").read_text().strip()
+            found.append((name, tuple(sorted(os.sched_getaffinity(number)))))
     return found
 
 

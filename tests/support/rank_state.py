@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -171,9 +172,16 @@ class Fresh:
                 thread.join(JOIN_S)
                 if thread.is_alive():
                     found.append(f"thread {thread.name}")
-        task = Path("/proc/self/task")
-        children = " ".join((each / "children").read_text() for each in task.iterdir())
-        return found + [f"process {child}" for child in children.split()]
+        return found + [f"process {child}" for child in _children()]
+
+
+def _children() -> list[str]:
+    """Return the children of all threads; a thread may end while they are read."""
+    found: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += (task / "children").read_text().split()
+    return found
 
 
 def _is_ours(module: ModuleType) -> bool:
