@@ -22,18 +22,14 @@ FIGURES = ("figure", "rows:", "within 15 %:", "median:", "worst row", "published
 
 def claim_cells(found: ClaimVerdict, executed: dict[str, Executed]) -> tuple[str, ...]:
     """Return the row of a claim; a trend has no published number and no error."""
-    claim = found.claim
-    number = "" if claim.published is None else f"{claim.published:g} {claim.unit}"
-    sign = {"at least": "≥ ", "at most": "≤ "}.get(claim.relation.value, "")
-    verdict = {True: "holds", False: "does not hold", None: "not predicted"}[found.holds]
-    reason = found.why_not or claim.reason
+    claim, verdict = found.claim, found.verdict_text
     return (
         claim.sentence,
         claim.source,
-        f"{sign}{number}" or (claim.relation.value if claim.is_trend else ""),
-        ", ".join(f"{value:.3g}" for value in found.values),
-        "" if found.off is None else f"{round(found.off * 100):+} %",
-        f"{verdict}: {reason}" if reason and not found.holds else verdict,
+        found.published_text,
+        found.predicted_text,
+        found.off_text,
+        f"{verdict}: {found.reason}" if found.reason and not found.holds else verdict,
         executed_cell(claim.executed, executed),
     )
 

@@ -119,6 +119,16 @@ Node = Annotated[
         help="Run on this node, with as many ranks as it has: a file that zsim measure wrote.",
     ),
 ]
+Topology = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A system or node that ships (zsim list), or a file.",
+        show_default=False,
+        autocompletion=completed("topology_names"),
+    ),
+]
+Nodes = Annotated[int, typer.Option(metavar="N", parser=at_least(1), help="Number of nodes.")]
 Tokens = Annotated[
     str | None,
     typer.Option(metavar="N", help="Tokens of a training: its days, money and energy (15T)."),

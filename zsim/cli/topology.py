@@ -5,23 +5,13 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.option import Code, Json, at_least, completed
+from zsim.cli.option import Code, Json, Nodes, Topology
 from zsim.cli.printing import answer_before, outputs, print_answer
 
 
 def topology(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="A system or node that ships (zsim list), or a file.",
-            show_default=False,
-            autocompletion=completed("topology_names"),
-        ),
-    ],
-    nodes: Annotated[
-        int, typer.Option(metavar="N", parser=at_least(1), help="Number of nodes.")
-    ] = 1,
+    name: Topology,
+    nodes: Nodes = 1,
     fabric: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Fabric that joins the nodes, where NAME is a node."),

@@ -61,7 +61,7 @@ class Executed:
         """Text of a cell: equal bits, or the largest difference."""
         if self.apart is None:
             return self.why_not
-        return "equal bits" if self.apart == 0 else f"equal to {self.apart:.0e}"
+        return "equal bits" if self.apart == 0 else f"{self.apart:.0e} apart"
 
 
 def execute(names: frozenset[str]) -> dict[str, Executed]:

@@ -8,13 +8,12 @@ from zsim.api.answer_text import table_text
 from zsim.files.shipped_files import published_papers
 from zsim_lab.answer.executed_claims import Executed, execute
 from zsim_lab.answer.paper_validation import verdicts_of
-from zsim_lab.verdict.claims import NEAR, ClaimVerdict, Relation, claim_verdicts
+from zsim_lab.verdict.claims import NEAR, ClaimVerdict, claim_verdicts
 from zsim_lab.verdict.paper_figures import Paper, PaperFigure, parse
 from zsim_lab.verdict.verdict import Verdict, VerdictRow
 
 CLAIMS = ("claim", "published", "predicted", "off", "verdict", "executed")
 FIGURES = ("figure", "row", "published", "predicted", "off")
-SIGNS: Mapping[Relation, str] = {Relation.AT_LEAST: ">= ", Relation.AT_MOST: "<= "}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +89,10 @@ class SeedValidation(Answer):
         run = self.executed[name].word if name in self.executed else ""
         return (
             f"{claim.sentence} ({claim.source})",
-            _published(found),
-            _predicted(found),
-            "" if found.off is None else f"{found.off:+.0%}",
-            _word(found),
+            found.published_text,
+            found.predicted_text,
+            found.off_text,
+            found.verdict_text,
             f"{name}: {run}" if run else "",
         )
 
@@ -185,34 +184,9 @@ def _counts_as_claim(figure: PaperFigure) -> bool:
     return not figure.again and not figure.instead
 
 
-def _published(found: ClaimVerdict) -> str:
-    claim = found.claim
-    if claim.published is None:
-        return "" if claim.not_predicted else claim.relation.value
-    return f"{SIGNS.get(claim.relation, '')}{claim.published:g} {claim.unit}"
-
-
-def _predicted(found: ClaimVerdict) -> str:
-    return ", ".join(f"{value:.3g}" for value in found.values)
-
-
-def _word(found: ClaimVerdict) -> str:
-    match found.holds:
-        case True:
-            return "holds"
-        case False:
-            return "does not hold"
-        case None:
-            return "not predicted"
-
-
 def _reasons(paper: SeedPaper) -> list[str]:
     """Return a line for each claim that is not predicted or has a known cause."""
-    return [
-        f"  {each.claim.sentence}: {each.why_not or each.claim.reason}"
-        for each in paper.claims
-        if each.why_not or each.claim.reason
-    ]
+    return [f"  {each.claim.sentence}: {each.reason}" for each in paper.claims if each.reason]
 
 
 def _figure_cells(paper: SeedPaper) -> list[tuple[str, ...]]:
@@ -244,6 +218,6 @@ def _claim_object(found: ClaimVerdict) -> dict[str, object]:
         "predicted": list(found.values),
         "error": found.off,
         "holds": found.holds,
-        "reason": found.why_not or claim.reason or None,
+        "reason": found.reason or None,
         "executed": claim.executed or None,
     }

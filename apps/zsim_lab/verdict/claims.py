@@ -37,6 +37,9 @@ class Relation(StrEnum):
     """The predicted values decrease strictly in their order."""
 
 
+SIGNS: Mapping[Relation, str] = {Relation.AT_LEAST: "≥ ", Relation.AT_MOST: "≤ "}
+
+
 class Claim(BaseModel):
     """A sentence of a paper with a number or a trend.
 
@@ -118,6 +121,34 @@ class ClaimVerdict:
     def is_near(self) -> bool:
         """True if the relative error is at most `NEAR`."""
         return self.off is not None and abs(self.off) <= NEAR
+
+    @property
+    def published_text(self) -> str:
+        """Published number with its bound and unit, or direction of a trend; empty without both."""
+        claim = self.claim
+        if claim.published is None:
+            return claim.relation.value if claim.is_trend else ""
+        return f"{SIGNS.get(claim.relation, '')}{claim.published:g} {claim.unit}"
+
+    @property
+    def predicted_text(self) -> str:
+        """Predicted values; empty without a prediction."""
+        return ", ".join(f"{value:.3g}" for value in self.values)
+
+    @property
+    def off_text(self) -> str:
+        """Relative error in percent; empty without one."""
+        return "" if self.off is None else f"{round(self.off * 100):+} %"
+
+    @property
+    def verdict_text(self) -> str:
+        """Whether the claim holds."""
+        return {True: "holds", False: "does not hold", None: "not predicted"}[self.holds]
+
+    @property
+    def reason(self) -> str:
+        """Reason why there is no prediction, or known cause of a difference."""
+        return self.why_not or self.claim.reason
 
     @property
     def _published(self) -> float:

@@ -4,23 +4,13 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.option import Code, Json, at_least, completed
+from zsim.cli.option import Code, Json, Nodes, Topology
 from zsim.cli.printing import print_answer
 
 
 def bandwidth(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="A system or node that ships (zsim list), or a file.",
-            show_default=False,
-            autocompletion=completed("topology_names"),
-        ),
-    ],
-    nodes: Annotated[
-        int, typer.Option(metavar="N", parser=at_least(1), help="Number of nodes.")
-    ] = 1,
+    name: Topology,
+    nodes: Nodes = 1,
     tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each GPU in a step.")] = 2048,
     hidden: Annotated[int, typer.Option(metavar="N", help="Width of the model.")] = 8192,
     peak: Annotated[
