@@ -149,6 +149,13 @@ def _experts(job: Job, experts: Experts) -> str | None:
             f"train.precision is {strategy.train.precision}; say bf16 or auxiliary_loss = false"
         )
     parallel = strategy.parallel
+    if parallel.expert > 1 and strategy.execution.weighs_at_source:
+        runtime = strategy.zero.emulate
+        assert runtime is not None  # zsim's own stages send weights with their rows
+        return (
+            f"zero.emulate: {runtime.table()} with parallel.expert = {parallel.expert} is "
+            "simulated only; say megatron, or none"
+        )
     for name in ("tensor", "context", "pipeline", "expert_tensor"):
         degree = getattr(parallel, name)
         if degree is not None and degree > 1:

@@ -111,7 +111,9 @@ def gpu_fleet(text: str, gpu: str | None = None) -> GpuFleet:
     tables: dict[str, dict[str, object]] = {"cluster": {"node": node, "fabric": fabric}}
     if gpu is not None:
         tables["cluster"]["gpu"] = gpu
-    for setting in (*fitted_for(cluster), *borrowed_for(cluster)):
+    with mistakes(ClusterError, prefix="--gpus: "):
+        settings = (*fitted_for(cluster), *borrowed_for(cluster))
+    for setting in settings:
         key, _, value = setting.partition("=")
         table, _, field = key.partition(".")
         tables[table] = {field: setting_value(setting, value)}

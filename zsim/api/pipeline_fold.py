@@ -68,10 +68,10 @@ class MicroBatchFold:
         """Raise UnsteadyError if a job uses files, or has more rows than declared.
 
         Raises:
-            UnsteadyError: it does.
+            UnsteadyError: the job uses files, or has more rows than declared.
         """
         if any(pool.place not in {Place.DEVICE, Place.HOST} for pool in job.schedule.pools):
-            raise UnsteadyError("files")
+            raise UnsteadyError("states in files")
         if job.excess is not None:
             raise UnsteadyError("more rows than declared")
 
@@ -122,7 +122,7 @@ class FoldedStep:
         return f"{fold.simulated} of {fold.micro_batches} simulated; {each} {period}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return the same for `zsim run --json`."""
+        """Return the numbers of micro-batches and the period for `zsim run --json`."""
         return {
             "micro_batches": self.fold.micro_batches,
             "simulated": self.fold.simulated,

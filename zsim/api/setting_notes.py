@@ -6,6 +6,7 @@ from dataclasses import replace
 from zsim.cluster.cluster import Cluster
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.strategy.activations import Checkpointing
+from zsim.strategy.execution import Recomputed
 
 
 def setting_notes(resolved: ResolvedScenario) -> Iterator[str]:
@@ -23,9 +24,12 @@ def checkpointing_notes(resolved: ResolvedScenario) -> Iterator[str]:
     kept = strategy.model_copy(update={"activations": activations})
     without = replace(resolved, strategy=kept)
     if without.make_model().units == resolved.make_model().units:
+        why = "flash attention always recomputes its scores"
+        if strategy.recomputes != (Recomputed.ATTENTION,):
+            why = f"no block has what {', '.join(strategy.recomputes)} would recompute"
         yield (
-            "activations.checkpointing: selective changes nothing: flash attention always "
-            "recomputes its scores; operations or full keep fewer activations"
+            f"activations.checkpointing: selective changes nothing: {why}; operations or full keep "
+            "fewer activations"
         )
 
 

@@ -88,7 +88,8 @@ class Gpu:
     occupies, also while it waits for its peers; 0 if not measured. With `kernels` (fitted
     constants), kernel times follow from these constants and the peaks in `rates`. With
     `measured`, all times come from measurements on such ranks. With `fp8_any_layout`, products of
-    8-bit floats with one scale need no transposed copies.
+    8-bit floats with one scale need no transposed copies. `nearest` is the kind of a measured GPU
+    with the same architecture.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Gpu:
     overheads: Overheads = Overheads()
     measured: MeasuredTimes | None = None
     fp8_any_layout: bool = False
+    nearest: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bytes_per_s", "visible_bytes"):

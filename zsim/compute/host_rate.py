@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
 
-from zsim.cluster.cluster import Cluster
+from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.host_links import HostFlow, Level, host_links, load_of, path
 from zsim.cluster.links import link_classes
 
@@ -32,6 +32,8 @@ def equal_bytes_per_s(cluster: Cluster, flows: Mapping[HostFlow, int]) -> Fracti
         for name, level in path(cluster, flow):
             for rank in range(ranks):
                 taken[name, _number(cluster, rank, level)] += load_of(cluster, flow, name)
+    if not taken:
+        raise ClusterError(f"{cluster.name}: no link between GPUs and host memory is described")
     return min(speeds[name] / total for (name, _), total in taken.items())
 
 

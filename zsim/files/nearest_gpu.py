@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import cache
 
-from zsim.cluster.cluster import Cluster
+from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part
 from zsim.cluster.files.gpu import GpuTable
 from zsim.cluster.files.table import read
@@ -32,6 +32,9 @@ def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
     GPU is one of the same name without the words of a card, as H100-SXM5 for H100-PCIe; else the
     one that its file names; else the GPU that a form selects at first. Of several profiles the
     latest counts. See `scaled_for` for a GPU with published achieved rates.
+
+    Raises:
+        ClusterError: the GPU names an unknown kind as its nearest.
     """
     has_kernels = any(each.startswith("compute.profile=") for each in fitted_for(cluster))
     if has_kernels or cluster.gpu.measured is not None or cluster.gpu.kernels is not None:
@@ -40,7 +43,7 @@ def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
     if cluster.network is not None or cluster.over_pcie:  # constants of links are shares of NVLink
         own.add("network.profile")
     gpus = [gpu for gpu in part_names(Part.GPU) if _named(gpu) == cluster.gpu.name]
-    found = dict(_profiles_of(_gpu_table(gpus[0]).nearest if gpus else None))
+    found = dict(_profiles_of(cluster.gpu.nearest))
     parts = set(cluster.gpu.name.lower().split("-"))
     every: dict[str, Iterable[str]] = {
         "compute.profile": fitted_kernels(),
@@ -56,8 +59,15 @@ def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
 
 @cache
 def _profiles_of(kind: str | None) -> tuple[tuple[str, str], ...]:
-    """Return key and name of the fitted constants of a kind of GPU; None is a form's first one."""
-    node = usual_nodes()[kind or first_gpu()][0]
+    """Return key and name of the fitted constants of a kind of GPU; None is a form's first one.
+
+    Raises:
+        ClusterError: the kind is unknown.
+    """
+    known = usual_nodes()
+    if kind is not None and kind not in known:
+        raise ClusterError(f"gpu.nearest: {one_of(kind, known)}")
+    node = known[kind or first_gpu()][0]
     settings = fitted_for(topology(node, "single_switch", 1))
     return tuple((key, name) for key, _, name in (each.partition("=") for each in settings))
 

@@ -35,9 +35,10 @@ def experts(job: Job, trace: Trace) -> Section | None:
     table = zip(ranks, received, blocks.diagonal(), near, far, strict=True)
     text = f"Rank {ranks[received.argmax()]} receives {received.max() / received.mean():.2f} x the "
     text += "mean. A rank waits at an exchange until all have arrived. Rows are those of the first "
+    layers = "all layers" if len(job.named.programs) == 1 else "the layers of the first stage"
     return Section(
         title="Experts",
-        sentences=(f"{text}group, over all layers and micro-batches of the last step.",),
+        sentences=(f"{text}group, over {layers} and micro-batches of the last step.",),
         figure=BarRows(
             series=(
                 Series(name=f"rows of {each} experts" if each > 1 else "rows", colour="#5b8bd0"),
@@ -56,7 +57,7 @@ def experts(job: Job, trace: Trace) -> Section | None:
                     words(f"rank {rank}", f"{rank:06}"),
                     number(f"{got:,}", int(got)),
                     number(_waited(waits, rank), waits[rank]),
-                    number(f"{last[rank]} times", last[rank]),
+                    number(f"{last[rank]} times" if rank in waits else "", last[rank]),
                     *(number(f"{sent:,}", int(sent)) for sent in row),
                 )
                 for rank, got, *row in table

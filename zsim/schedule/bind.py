@@ -394,8 +394,12 @@ class _Program:
         rows = self.source.by_name[buffer].rows
         return 1 if rows is None else rows.parts
 
-    def _course(self, buffer: Buffer, own: str) -> AllocationTrace | None:
-        """Return the allocations of `buffer`, now called `own`, for the present rows."""
+    def _course(self, buffer: Buffer, own: str, micro_batch: int) -> AllocationTrace | None:
+        """Return the allocations of `buffer`, now called `own`, for the present rows.
+
+        Forward allocates a workspace that recomputation also uses, with saved tensors that do not
+        exist before it: they have the rows of this `micro_batch`.
+        """
         course = buffer.course
         if course is None:
             return None
@@ -404,7 +408,7 @@ class _Program:
             name = course.name(number, buffer.name)
             rows = self.source.by_name[name].rows if name else None
             if rows is not None:
-                batch = self.batch[name]
+                batch = self.batch.get(name, micro_batch)
                 sizes[number] = self._rows(rows, batch), self.sizes.counts[rows.count].sent
         if all(rows == mean for rows, mean in sizes.values()):
             turns = course.turns
@@ -427,7 +431,7 @@ class _Program:
             name=name,
             elements=rows * buffer.rows.width * buffer.rows.parts,
             rows=None,
-            course=self._course(buffer, name),
+            course=self._course(buffer, name, micro_batch),
         )
         self.made[name] = self.now[buffer.name] = own
         count = self.sizes.counts[buffer.rows.count]
@@ -450,10 +454,11 @@ class _Program:
         if course is None or not any(name in self.batch for name in course.buffers):
             return allocate
         name = buffer.name
+        micro_batch = max(self.batch.get(each, 0) for each in course.buffers)
         if any(each in self.varying for each in course.buffers):
-            name += f"/mb{max(self.batch.get(each, 0) for each in course.buffers)}"
+            name += f"/mb{micro_batch}"
         self.resized.add(buffer.name)
-        own = changed(buffer, name=name, course=self._course(buffer, name))
+        own = changed(buffer, name=name, course=self._course(buffer, name, micro_batch))
         self.made[name] = self.now[buffer.name] = own
         return changed(allocate, buffer=name)
 

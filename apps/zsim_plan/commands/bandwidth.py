@@ -20,7 +20,9 @@ def bandwidth(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change it: cluster.drives, nics_per_node."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change it: cluster.drives=8, cluster.nics_per_node=4.",
         ),
     ] = None,
     json: Json = False,

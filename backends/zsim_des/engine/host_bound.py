@@ -32,7 +32,7 @@ def host_bound_ps(program: Program, instances: Sequence[ProgramRun], steps: int)
 
 
 def host_bound_in_ps(program: Program, run: ProgramRun, window: tuple[int, int]) -> int:
-    """Return the same for the part of one step in `window`."""
+    """Return the time in `window` in which the compute stream waits for a host that issues."""
     busy = [span for span in run.issuing if span[0] < span[1]]
     late = run.late.get(_computes_on(program) or "", ())
     clipped = [(max(begin, window[0]), min(end, window[1])) for begin, end in late]

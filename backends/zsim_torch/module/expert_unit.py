@@ -220,8 +220,10 @@ class ExpertRanks:
         )
         sent = {self._sizes(name).copies for name in self.experts}
         if len(sent) > 1:
+            rows = " and ".join(f"{each:,}" for each in sorted(sent))
             raise RefusedError(
-                "parallel.expert: blocks of the module send different numbers of rows"
+                f"parallel.expert: {self.ranks} needs blocks that choose equally many experts for "
+                f"all tokens, those of the module choose {rows}; say 1"
             )
         routing = Routing(
             experts=self.count,

@@ -86,7 +86,7 @@ def read(given: GivenTables, text: str) -> ReadTables:
     """
     sections = yaml_sections(FIELD, text)
     options = SectionOptions(FIELD, sections)
-    command = _command(options)
+    command = _command(options, sections)
     tables = given.copied("model", "parallel", "zero", "activations", "train")
     devices, machines = _devices(options, command)
     is_alone = devices == 1 and machines == 1
@@ -96,6 +96,8 @@ def read(given: GivenTables, text: str) -> ReadTables:
     _precision(options, command, is_alone=is_alone)
     _train(options, command, sections)
     assumed = (*_lengths(options, given, command), *adapted)
+    if command is Command.FULL:
+        assumed = (*assumed, f"command: {command} (a file does not name its command)")
     if devices is None:
         assumed = (*assumed, "devices: auto (more than one GPU)")
     put_all(tables, options.origins.items(), source=FIELD)
@@ -116,15 +118,22 @@ def read(given: GivenTables, text: str) -> ReadTables:
 OFF: tuple[object, ...] = (False, "", [], 0)
 
 
-def _command(options: SectionOptions) -> Command:
-    """Return the command that takes the options of the file."""
+def _command(options: SectionOptions, sections: Mapping[str, object]) -> Command:
+    """Return the command that takes the options of the file.
+
+    `quantize` without options of LoRA may be of `finetune_adapter`, whose files have it, too.
+    """
     if "model_name" in options.left:
         return Command.PRETRAIN
     if "checkpoint_dir" not in options.left:
         why = "model_name or checkpoint_dir: missing; one is in every file of LitGPT"
         raise TrainerFileError(f"{FIELD}: {why}")
-    has_adapter = any(name.startswith(("lora_", "quantize")) for name in options.left)
-    return Command.LORA if has_adapter else Command.FULL
+    if any(name.startswith("lora_") for name in sections):
+        return Command.LORA
+    if "quantize" in sections:
+        why = "needs lora_r, if the file is of finetune_lora; finetune_adapter is not modelled"
+        raise options.wrong("quantize", sections["quantize"], why)
+    return Command.FULL
 
 
 def _devices(options: SectionOptions, command: Command) -> tuple[int | None, int]:
@@ -245,7 +254,8 @@ def _adapter(options: SectionOptions, given: GivenTables) -> tuple[str, ...]:
         targets += ["gate", "up", "down"] if _is_gated(options, given) else ["up", "down"]
     targets += ["head"] if options.flag("lora_head") else []
     if not targets:
-        raise options.wrong("lora_query", value=False, why="leaves no layer with an adapter")
+        why = "leaves no layer with an adapter; set one of lora_query, lora_value, lora_mlp"
+        raise options.wrong("lora_query", value=False, why=why)
     options.set_field("model.lora.targets", tuple(targets), "lora_query")
     name = "quantize"
     kind = options.word(name, "")
@@ -326,7 +336,8 @@ def _train(options: SectionOptions, command: Command, sections: Mapping[str, obj
     }
     for key, default in sizes.items():
         options.set_field(f"train.{key}", options.whole(f"train.{key}", default), f"train.{key}")
-    # `lm_head_chunk_size=128`; `convert_output` of Fabric's precision casts logits to fp32
+    # With adapters, `lm_head_chunk_size=128`. The other commands also chunk the loss, but of whole
+    # logits, which `convert_output` of Fabric's precision has cast to fp32.
     loss = Loss.CAST_CHUNKED if command is Command.LORA else Loss.TORCH
     options.set_field("train.loss", loss, "precision")
     options.set_field("train.holds_logits", value=True, option="precision")  # `logits` in `fit`
@@ -336,7 +347,11 @@ def _train(options: SectionOptions, command: Command, sections: Mapping[str, obj
         options.set_field("train.norms", Norms.COMPOSED, "checkpoint_dir")  # RMSNorm of LitGPT
     name = "train.max_norm"
     train = sections.get("train")
-    is_said = isinstance(train, dict) and "max_norm" in train
+    said = train if isinstance(train, dict) else {}
+    is_said = "max_norm" in said
+    if pretrains and is_said and not options.left.get(name):
+        why = "is refused by pretrain of LitGPT; give a number"
+        raise options.wrong(name, said["max_norm"], why)
     norm = options.number(name, 0.0 if is_said or not pretrains else 1.0)
     if norm and not pretrains:
         raise options.wrong(name, norm, f"is refused by {command} of LitGPT")

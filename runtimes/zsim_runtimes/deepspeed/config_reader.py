@@ -78,18 +78,27 @@ OF_EXPERTS: Mapping[str, object] = {
     "expert_tensor_parallel_size": 1,
     "score_apply": "post",
     "combine_impl": "weighted_sum",
+    "comm_backend": "comm",
+    "gate_up_impl": "separate",
+    "row_weighting_impl": "auto",
+    "async_split_plan": False,
+    "disable_triton_grouped_mm": False,
     **dict.fromkeys(
         (
-            *("preset_model", "moe_layer_pattern", "expert_pattern", "router_pattern"),
-            *("expert_w1", "expert_w2", "expert_w3", "num_experts_attr", "top_k_attr"),
-            *("has_shared_experts", "shared_experts_pattern", "shared_experts_gate_pattern"),
-            *("validate_folding_routing", "disable_triton_grouped_mm", "num_expert_groups"),
-            *("num_limited_groups", "score_func", "top_k", "route_norm", "route_scale"),
-            "routed_scaling_factor",
-        )
+            *("top_k", "score_func", "route_norm", "route_scale", "routed_scaling_factor"),
+            *("num_expert_groups", "num_limited_groups", "has_shared_experts"),
+        ),
+        "auto",
     ),
 }
-"""Options of AutoEP with the value that is modelled; None for names and shapes of the model."""
+"""Options of AutoEP with the value that is modelled; "auto" takes the number of the model."""
+
+NAMES_OF_EXPERTS = (
+    *("preset_model", "moe_layer_pattern", "expert_pattern", "router_pattern", "expert_w1"),
+    *("expert_w2", "expert_w3", "num_experts_attr", "top_k_attr", "shared_experts_pattern"),
+    *("shared_experts_gate_pattern", "validate_folding_routing"),
+)
+"""Options of AutoEP that only find the experts of a module, or check them."""
 
 
 def read(given: GivenTables, text: str) -> ReadTables:
@@ -273,8 +282,10 @@ def _experts(options: Options, said: dict[str, FileOption]) -> None:
     grouped = _take(options, f"{EXPERTS}.use_grouped_mm", read_flag)
     if grouped is not None and not grouped.value:
         raise TrainerFileError(f"{FIELD}: {grouped.option}: false is not modelled; remove it")
-    for name, default in OF_EXPERTS.items():
-        if options.get(f"{EXPERTS}.{name}") == default or default is None:
+    for name in NAMES_OF_EXPERTS:
+        options.pop(f"{EXPERTS}.{name}", None)
+    for name, modelled in OF_EXPERTS.items():
+        if options.get(f"{EXPERTS}.{name}") == modelled:
             options.pop(f"{EXPERTS}.{name}", None)
 
 

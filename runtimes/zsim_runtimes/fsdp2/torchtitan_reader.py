@@ -107,6 +107,9 @@ WITHOUT_EFFECT = (
 Options of other formats have no effect, since these features are refused.
 """
 
+OF_EXPERTS_IN_8_BITS = ("float8.moe_fqns_prototype", "mx.moe_fqns_prototype")
+"""Options that convert layers of experts to 8 bits, in torchtitan 0.1 and 0.2."""
+
 OF_EXPERTS = "parallelism.expert_"
 """Prefix of options that have no effect in models without experts."""
 
@@ -355,6 +358,10 @@ def _compile(options: SectionOptions) -> None:
     others = [each for each in converters if each not in (*IN_FLOAT8, *IN_MX)]
     if others:
         raise options.wrong("model.converters", others[0], "is not modelled, only float8 and mx")
+    for name in OF_EXPERTS_IN_8_BITS if converters else ():
+        if value := options.left.get(name):
+            why = "is not modelled: experts multiply in the format of the model; remove it"
+            raise options.wrong(name, value, why)
     if any(each in IN_MX for each in converters):
         _mx(options, converters)
         return

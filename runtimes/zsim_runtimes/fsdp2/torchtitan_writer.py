@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from zsim.mistake import MistakeError
 from zsim.runtimes.config import ConfigQuestion
+from zsim_runtimes.fsdp2.options import FSDP2
 from zsim_runtimes.fsdp2.torchtitan_reader import FLAVORS, ROTATES
 
 MODES: Mapping[str, tuple[str, ...]] = {
@@ -70,6 +71,7 @@ def write(asked: ConfigQuestion) -> str:
     _need_its_own_plan(asked)
     offloads = options.get("offload_policy", "none") == "cpu"
     context, experts = asked.number("parallel.context"), asked.number("parallel.expert")
+    ahead = FSDP2().gathered_ahead(expert_order=experts > 1)  # what torchtitan does itself
     checkpoints = MODES.get(asked.checkpointing)
     if checkpoints is None:
         raise MistakeError(f"--config: torchtitan has no checkpointing {asked.checkpointing}")
@@ -79,7 +81,11 @@ def write(asked: ConfigQuestion) -> str:
     # a pipeline cuts the batch of a rank into its micro-batches
     local = micro * (asked.number("train.gradient_accumulation_steps") if stages > 1 else 1)
     lines = [
-        *(f"# torchtitan does not set {UNSAID[name]}" for name in options if name in UNSAID),
+        *(
+            f"# torchtitan does not set {UNSAID[name]}"
+            for name, value in options.items()
+            if name in UNSAID and not (name == "forward_prefetch" and value == ahead)
+        ),
         *_model(asked),
         "",
         "[training]",

@@ -90,10 +90,12 @@ def write(asked: ConfigQuestion) -> str:
             "--recompute-method uniform",
             "--recompute-num-layers 1",
         ]
-    modules = asked.options.get("recompute_modules")
-    if asked.checkpointing == "selective" and isinstance(modules, Sequence):
-        listed = modules if isinstance(modules, str) else " ".join(map(str, modules))
-        found += ["--recompute-granularity selective", f"--recompute-modules {listed}"]
+    if asked.checkpointing == "selective":
+        found.append("--recompute-granularity selective")
+        modules = asked.options.get("recompute_modules")
+        if isinstance(modules, Sequence):
+            listed = modules if isinstance(modules, str) else " ".join(map(str, modules))
+            found.append(f"--recompute-modules {listed}")
     return " \\\n".join(found) + "\n"
 
 

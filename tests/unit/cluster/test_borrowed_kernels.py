@@ -25,6 +25,7 @@ from zsim.files.installed import (
     topology,
 )
 from zsim.files.nearest_gpu import borrowed_for, kernel_profile
+from zsim.mistake import MistakeError
 from zsim.model.kernel import Kernel, KernelKind
 from zsim_plan.answer.best_question import question_of
 
@@ -145,6 +146,16 @@ def test_six_numbers_of_a_gpu_have_the_kernel_times_of_a_measured_one(tmp_path: 
 def test_the_nearest_measured_gpu_gives_its_constants(gpus: str, profiles: dict[str, str]) -> None:
     found = given_by_best(gpus)
     assert {key: each for key, each in found.items() if key.endswith("profile")} == profiles
+
+
+def test_a_file_names_the_nearest_measured_gpu(tmp_path: Path) -> None:
+    path = Path(sheet(tmp_path))
+    text = path.read_text("utf-8")
+    path.write_text(text.replace('name = "Copy"', 'name = "Copy"\nnearest = "a100"'), "utf-8")
+    assert given_by_best("8xh100", str(path))["compute.profile"] == "a100"
+    path.write_text(text.replace('name = "Copy"', 'name = "Copy"\nnearest = "a1000"'), "utf-8")
+    with pytest.raises(MistakeError, match=r"--gpus: gpu\.nearest: 'a1000' .*a100"):
+        gpu_fleet("8xh100", str(path))
 
 
 def test_a_gpu_with_fitted_kernels_borrows_nothing() -> None:

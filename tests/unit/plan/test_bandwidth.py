@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cli.main import answer
+from zsim.cluster.files import Part
+from zsim.files.installed import part_names
 from zsim_plan.answer.bandwidth_result import BandwidthResult, StateBandwidth, bandwidth
 
 V100 = 70e12
@@ -66,6 +68,13 @@ def test_a_node_without_drives_has_no_bandwidth_to_them(
     assert len(of_drives) == 3
     assert {(each["bytes_per_s"], each["share_of_peak"]) for each in of_drives} == {(None, None)}
     assert told["peak_flops"] == 989.4e12
+
+
+@pytest.mark.parametrize("node", part_names(Part.NODE))
+def test_every_node_that_ships_has_an_answer(node: str) -> None:
+    found = bandwidth(node)
+    assert found.text()
+    assert {each.path for each in found.states} == {"other GPUs", "host memory", "drives"}
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,10 @@ def test_a_full_fine_tuning_on_several_devices_is_fsdp1_of_a_bf16_model() -> Non
     assert (found.model.layers, found.model.sequence_length) == (16, 512)
     assert (found.model.joined_qkv, found.model.tied_embeddings) == (True, False)
     assert told.ignored == ()
-    assert told.assumed == ("train.max_seq_length (every sample counts as that long)",)
+    assert told.assumed == (
+        "train.max_seq_length (every sample counts as that long)",
+        "command: finetune_full (a file does not name its command)",
+    )
 
 
 def test_adapters_on_one_device_have_no_wrapper_and_parts_of_the_joined_layer() -> None:
@@ -158,8 +161,8 @@ def test_pretraining_shards_in_a_machine_and_replicates_over_machines() -> None:
     assert (model.key_value_heads, model.intermediate_size, model.vocab_size) == (3, 768, 32000)
     assert (model.norm, model.activation, model.bias) == ("rms", "swiglu", False)
     assert (model.sequence_length, model.tied_embeddings) == (256, True)
-    plain = PRETRAIN.replace("tie_embeddings: true", "max_norm: null, max_seq_length: 128")
-    assert read(plain, "cluster.nodes=2").train.clip_norm is None
+    plain = PRETRAIN.replace("tie_embeddings: true", "max_norm: 0.5, max_seq_length: 128")
+    assert read(plain, "cluster.nodes=2").train.clip_norm == 0.5
     assert read(plain, "cluster.nodes=2").model.sequence_length == 128
 
 
@@ -182,6 +185,10 @@ def test_the_defaults_of_a_shape_are_those_of_litgpt() -> None:
         (FULL, "meta-llama/Llama-3.2-1B", "me/mine", "does not ship with zsim; give its shape"),
         (FULL, "devices: 4", "devices: 0", "must be a whole number from 1"),
         (FULL, "max_norm:", "max_norm: 1.0", "train.max_norm: 1.0 is refused by finetune_full"),
+        (FULL, "seed: 1337", "quantize:", "finetune_adapter is not modelled"),
+        (FULL, "seed: 1337", "quantize: bnb.nf4", "finetune_adapter is not modelled"),
+        (PRETRAIN, "tie_embeddings: true", "max_norm: null", "max_norm: null is refused by pretr"),
+        (PRETRAIN, "tie_embeddings: true", "max_norm: 0", "max_norm: 0 is refused by pretrain"),
         (FULL, "tie_embeddings:", "tie_embeddings: true", "is refused by finetune_full of LitGPT"),
         (FULL, "max_seq_length: 512", "max_seq_length:", "train.max_seq_length: missing; give it"),
         (FULL, "bf16-true", "16-true", "is not modelled, only bf16-true, bf16-mixed"),

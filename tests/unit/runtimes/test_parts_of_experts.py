@@ -310,8 +310,16 @@ def test_a_library_does_not_exchange_parts() -> None:
         model_of(strategy)
 
 
-def test_default_ranks_of_parts_are_simulated_and_proved_from_a_scenario() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_default_ranks_of_parts_are_simulated_and_proved_from_a_scenario(
+    checkpointing: str, compiled: bool
+) -> None:
     settings_ = {
+        "activations.checkpointing": checkpointing,
+        "train.compile": compiled,
+        "cluster.nodes": 1,
+        "train.gradient_accumulation_steps": 2,
         "model.experts.count": 4,
         "model.experts.top_k": 2,
         "model.experts.intermediate_size": 48,
@@ -324,6 +332,7 @@ def test_default_ranks_of_parts_are_simulated_and_proved_from_a_scenario() -> No
     }
     loaded = zsim.load("tiny_llama", settings_)
     assert not zsim.check(loaded).findings
+    assert zsim.run(loaded, check=False).step_time_s > 0
     with pytest.raises(MistakeError) as caught:
         zsim.run(zsim.load("tiny_llama", settings_ | {"experts.busiest": 1.5, "experts.seed": 1}))
     assert "experts.seed: counts that differ between groups" in str(caught.value)

@@ -106,6 +106,20 @@ def test_an_mlp_runs_again_before_its_backward(*, compiled: bool) -> None:
     assert again[0].backward_workspace_bytes > plain[0].backward_workspace_bytes
 
 
+def test_an_mlp_beside_attention_runs_again_as_well() -> None:
+    made = [strategy_of(modules, data=4) for modules in (None, "mlp")]
+    plain, again = (
+        fitting(
+            replace(SHAPE, parallel_residual=True, experts=None, execution=each.execution), each
+        )
+        .units[1]
+        .segments
+        for each in made
+    )
+    assert saved(again) < saved(plain)
+    assert work(again, backward=True) > work(plain, backward=True)
+
+
 @pytest.mark.parametrize("modules", ["moe_act", "moe_act,shared_experts", ["core_attn"], "mlp"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_steps_with_recomputed_modules_are_proved(modules: object, *, compiled: bool) -> None:

@@ -20,6 +20,9 @@ def test_ranks_of_experts_are_those_of_auto_ep() -> None:
     assert found.parallel.expert == 4
     assert emulated(found.zero) == DeepSpeed(expert_layer=ExpertLayer.AUTO_EP)
     assert not named(config(preset_model="mixtral", expert_w3=None))
+    said = {"comm_backend": "comm", "gate_up_impl": "separate", "row_weighting_impl": "auto"}
+    more = {"top_k": "auto", "score_func": "auto", "num_expert_groups": None}
+    assert read(config(**said, **more, async_split_plan=False)) == read(config())
 
 
 def test_a_section_that_is_not_enabled_has_no_effect() -> None:
@@ -37,6 +40,9 @@ def test_a_section_that_is_not_enabled_has_no_effect() -> None:
         ("score_apply", "pre"),
         ("combine_impl", "legacy_bmm"),
         ("load_balance_coeff", 0.1),
+        ("top_k", 1),
+        ("num_limited_groups", 2),
+        ("disable_triton_grouped_mm", True),
         ("unheard_of", 1),
     ],
 )

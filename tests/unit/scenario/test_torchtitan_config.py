@@ -441,3 +441,14 @@ def test_expert_ranks_have_no_effect_without_experts() -> None:
 )
 def test_options_of_experts_that_are_not_modelled_are_refused(line: str, why: str) -> None:
     assert why in refusal(f"{QWEN3_30B}{line}\n")
+
+
+@pytest.mark.parametrize("converter", ["float8", "mx"])
+def test_experts_in_8_bits_are_refused_and_have_no_effect_without_a_converter(
+    converter: str,
+) -> None:
+    section = f'\n[{converter}]\nmoe_fqns_prototype = ["experts"]\n'
+    assert read(QWEN3_30B + section) == read(QWEN3_30B)
+    converted = QWEN3_30B.replace("[model]", f'[model]\nconverters = ["{converter}"]')
+    assert converted != QWEN3_30B
+    assert f"{converter}.moe_fqns_prototype" in refusal(converted + section)

@@ -147,6 +147,22 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         "model.experts.auxiliary_loss: true needs a loss that is not scaled, and train.precision "
         "is fp16; say bf16 or auxiliary_loss = false",
     ),
+    "expert ranks of FSDP2": (
+        {
+            "model.experts": TABLE,
+            "parallel.expert": 2,
+            "zero": {"stage": 3, "emulate": "fsdp2"},
+        },
+        "zero.emulate: fsdp2 with parallel.expert = 2 is simulated only; say megatron, or none",
+    ),
+    "expert ranks of DeepSpeed": (
+        {
+            "model.experts": TABLE,
+            "parallel.expert": 2,
+            "zero": {"stage": 1, "emulate": "deepspeed"},
+        },
+        "zero.emulate: deepspeed with parallel.expert = 2 is simulated only; say megatron, or none",
+    ),
     "tensor ranks": (
         {
             "model.experts": TABLE,

@@ -132,6 +132,7 @@ class GpuTable(FileTable):
             collective_share=self.collective_share,
             visible_bytes=self.visible_memory,
             fp8_any_layout=self.fp8_any_layout,
+            nearest=self.nearest,
             overheads=self._overheads(is_measured=is_measured),
         )
 

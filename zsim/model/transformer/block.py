@@ -97,7 +97,7 @@ def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple
         norm(size, source, normed, f"{name}.ln1"),
         *overlapped(size, attention(size, normed, attended, name, local=local), "qkv", "proj"),
         *(() if shared else (norm(size, source, normed2, f"{name}.ln2"),)),
-        *overlapped(size, perceptron(size, read, transformed, name), "fc1", "fc2"),
+        *_feed_forward(size, read, transformed, name),
         add(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
     )
 
@@ -117,11 +117,7 @@ def one_after_the_other(
 
         last = mixture(size, read2, transformed, name)
     else:
-        last = overlapped(size, perceptron(size, read2, transformed, name), "fc1", "fc2")
-        if Recomputed.MLP in size.shape.execution.recomputes:
-            from zsim.model.transformer.recomputed_parts import rerun  # noqa: PLC0415 (rare)
-
-            last = tuple(rerun(each) for each in last)
+        last = _feed_forward(size, read2, transformed, name)
     return (
         *before,
         *overlapped(size, attention(size, read, attended, name, local=local), "qkv", "proj"),
@@ -132,6 +128,16 @@ def one_after_the_other(
         *after2,
         add(size, (middle, added2), output, (f"{name}.down",)),
     )
+
+
+def _feed_forward(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
+    """Return the MLP of the block `name`, which may run again in backward."""
+    made = overlapped(size, perceptron(size, source, target, name), "fc1", "fc2")
+    if Recomputed.MLP not in size.shape.execution.recomputes:
+        return made
+    from zsim.model.transformer.recomputed_parts import rerun  # noqa: PLC0415 (rare)
+
+    return tuple(rerun(each) for each in made)
 
 
 def _before(size: Size, source: Value, name: str) -> tuple[tuple[Stretch, ...], Value]:

@@ -161,9 +161,9 @@ def with_gradients(stretches: Iterable[Stretch], given: Iterable[Value]) -> froz
 def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch:
     """Join stretches without a collective between them; values between them become internal.
 
-    Outputs are the values read `later`, or else the outputs of the last stretch, and loads of
-    biases of experts. An input that the
-    first stretch gathers stays the last input.
+    Outputs are the values read `later`, or else the outputs of the last stretch. Loads of experts,
+    which their biases need at the end of a step, are outputs as well. An input that the first
+    stretch gathers stays the last input.
     """
     made = {value.name: value for stretch in stretches for value in stretch.outputs}
     read = dict.fromkeys(name for stretch in stretches for name in stretch.inputs)
