@@ -154,7 +154,7 @@ def _experts(job: Job, experts: Experts) -> str | None:
         assert runtime is not None  # zsim's own stages send weights with their rows
         return (
             f"zero.emulate: {runtime.table()} with parallel.expert = {parallel.expert} is "
-            "simulated only; say megatron, or none"
+            "simulated only; remove emulate, or say parallel.expert 1"
         )
     for name in ("tensor", "context", "pipeline", "expert_tensor"):
         degree = getattr(parallel, name)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from zsim.strategy.strategy import Strategy
 from zsim_runtimes.stage_actions import Awaited, Direction, Messages, StagePlace, Task
 
+ENDS = 2
+"""Stages of a message: its sender and its receiver."""
+
 StageSeconds = Callable[[int, int, bool], float]
 """Return the seconds of a task, or of the message with its result: by the stage, the chunk, and
 whether it is a forward."""
@@ -134,7 +137,7 @@ class _StageRun:
     def _join(self, message: _Message, ready_s: float) -> None:
         """Be ready for a message; it ends after the time it takes, once both stages are."""
         message.ready_s.setdefault(self.place.index, ready_s)
-        if len(message.ready_s) == len(("sender", "receiver")) and message.end_s is None:
+        if len(message.ready_s) == ENDS and message.end_s is None:
             message.end_s = max(message.ready_s.values()) + message.seconds
 
     def _message(self, task: Task, *, is_sent: bool) -> _Message:

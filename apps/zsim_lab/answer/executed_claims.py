@@ -39,7 +39,7 @@ DELAYED = "delayed update"
 """Its second step computes with the initial parameters, as a run without updates does."""
 
 UNCHANGED: tuple[tuple[str, ...], int] = (("zero.stage=0", "train.learning_rate=0"), 2)
-"""Settings of plain training without updates, and its steps that a delayed update equals."""
+"""Settings of training without updates, and the first steps whose losses a delayed update has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +50,19 @@ class Executed:
         steps: number of optimizer steps.
         apart: largest relative difference of a loss from plain training; None if the run failed.
         why_not: the reason why the run failed or could not start.
+        is_reference: True for the run that all others are compared with.
     """
 
     steps: int = 0
     apart: float | None = None
     why_not: str = ""
+    is_reference: bool = False
 
     @property
     def word(self) -> str:
         """Text of a cell: equal bits, or the largest difference."""
-        if self.apart is None:
-            return self.why_not
+        if self.apart is None or self.is_reference:
+            return self.why_not or "reference"
         return "equal bits" if self.apart == 0 else f"{self.apart:.0e} apart"
 
 
@@ -100,4 +102,4 @@ def _compared(name: str, plain: tuple[float, ...] | str) -> Executed:
     if name == DELAYED:
         own, plain = own[: UNCHANGED[1]], plain[: UNCHANGED[1]]
     apart = max(abs(each - given) / given for each, given in zip(own, plain, strict=True))
-    return Executed(steps=len(own), apart=apart)
+    return Executed(steps=len(own), apart=apart, is_reference=name == REFERENCE)

@@ -186,9 +186,7 @@ def _names(figures: Mapping[str, Verdict]) -> Mapping[str, Callable[..., object]
         return _predicted(_figure(figures, figure), label)
 
     def rows(figure: str) -> tuple[float, ...]:
-        found = _figure(figures, figure)
-        labels = [row.name for row in found.rows] + [row.name for row in found.unjudged]
-        return tuple(_predicted(found, label) for label in labels)
+        return tuple(_figure(figures, figure).predicted.values())
 
     return {"row": row, "rows": rows, "mean": _mean, "min": min, "max": max}
 
@@ -213,10 +211,8 @@ def _predicted(figure: Verdict, label: str) -> float:
         NotModelledError: the row has no prediction.
         ExpressionError: there is no such row.
     """
-    predicted = {row.name: row.predicted for row in figure.rows}
-    predicted |= {row.name: row.predicted for row in figure.unjudged}
-    if label in predicted:
-        return predicted[label]
+    if label in figure.predicted:
+        return figure.predicted[label]
     for place, why in figure.unmodelled:
         if place == label:
             raise NotModelledError(f"{figure.name}, {label}: {why}")

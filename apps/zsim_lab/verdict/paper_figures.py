@@ -225,6 +225,7 @@ def parse(text: str) -> Paper:
             *(_figure(each, file.base) for each in file.figure),
             *(_second(each, file) for each in file.again),
         )
+        _need_known_figures(figures)
     except (tomllib.TOMLDecodeError, ScenarioError) as error:
         raise PaperError(str(error)) from None
     except ValidationError as error:
@@ -237,6 +238,14 @@ def parse(text: str) -> Paper:
         seed=file.seed,
         claims=file.claim,
     )
+
+
+def _need_known_figures(figures: Sequence[PaperFigure]) -> None:
+    """Raise PaperError unless the figures that count instead of others exist."""
+    names = {each.name for each in figures}
+    for each in figures:
+        if each.instead and each.instead not in names:
+            raise PaperError(f"{each.name}: instead: no figure is named {each.instead}")
 
 
 def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
@@ -344,7 +353,6 @@ def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> 
         shown=partial(shown, quantity=figure.quantity),
         unmodelled=tuple(left),
         unjudged=tuple(unjudged),
-        without=len(unjudged),
         facts=(
             Fact(name="source", value=figure.source),
             *([_order(found)] if figure.ordered else []),

@@ -83,8 +83,8 @@ class Verdict:
         rows: every row that is predicted.
         shown: writes a value in its unit.
         unmodelled: places of the rows that are not predicted, each with the reason.
-        without: rows without a result that are predicted.
-        unjudged: predictions of such rows, if they are used elsewhere.
+        unjudged: predictions of rows without a published value, which claims use.
+        without: number of other predicted rows without a result.
         facts: further results.
     """
 
@@ -105,7 +105,13 @@ class Verdict:
     @property
     def modelled(self) -> int:
         """Number of rows that are predicted."""
-        return len(self.rows) + self.without
+        return len(self.rows) + len(self.unjudged) + self.without
+
+    @property
+    def predicted(self) -> dict[str, float]:
+        """Predicted values by the name of their row."""
+        every = (*((row.name, row.predicted) for row in self.rows),)
+        return dict((*every, *((row.name, row.predicted) for row in self.unjudged)))
 
     @property
     def all(self) -> Errors | None:

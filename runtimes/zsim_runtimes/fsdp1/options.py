@@ -36,7 +36,7 @@ class FSDP1(RuntimeOptions):
         offload_wrapper: with full checkpointing, `offload_wrapper(checkpoint_wrapper(block))`
             (`torch.distributed.algorithms._checkpoint.checkpoint_wrapper`): inputs of checkpointed
             blocks are in pinned host memory until recompute.
-        repeat_kv: as of DDP (`CausalSelfAttention` of LitGPT).
+        repeat_kv: keys and values are copied for each of the heads that share them (`zero.ddp`).
     """
 
     stages = (3,)

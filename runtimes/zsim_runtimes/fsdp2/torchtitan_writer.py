@@ -4,7 +4,7 @@ Settings without an option in torchtitan become comments.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from zsim.mistake import MistakeError
 from zsim.runtimes.config import ConfigQuestion
@@ -29,6 +29,14 @@ UNSAID = {
     "offload_wrapper": "checkpoints in host memory",
 }
 """FSDP2 options that torchtitan does not set."""
+
+
+def _unsaid(asked: ConfigQuestion) -> Iterator[str]:
+    """Yield a comment for each option that torchtitan does not set, unless it does so itself."""
+    ahead = FSDP2().gathered_ahead(expert_order=asked.number("parallel.expert") > 1)
+    for name, value in asked.options.items():
+        if name in UNSAID and not (name == "forward_prefetch" and value == ahead):
+            yield f"# torchtitan does not set {UNSAID[name]}"
 
 
 def _rotated(asked: ConfigQuestion) -> list[str]:
@@ -71,7 +79,6 @@ def write(asked: ConfigQuestion) -> str:
     _need_its_own_plan(asked)
     offloads = options.get("offload_policy", "none") == "cpu"
     context, experts = asked.number("parallel.context"), asked.number("parallel.expert")
-    ahead = FSDP2().gathered_ahead(expert_order=experts > 1)  # what torchtitan does itself
     checkpoints = MODES.get(asked.checkpointing)
     if checkpoints is None:
         raise MistakeError(f"--config: torchtitan has no checkpointing {asked.checkpointing}")
@@ -81,11 +88,7 @@ def write(asked: ConfigQuestion) -> str:
     # a pipeline cuts the batch of a rank into its micro-batches
     local = micro * (asked.number("train.gradient_accumulation_steps") if stages > 1 else 1)
     lines = [
-        *(
-            f"# torchtitan does not set {UNSAID[name]}"
-            for name, value in options.items()
-            if name in UNSAID and not (name == "forward_prefetch" and value == ahead)
-        ),
+        *_unsaid(asked),
         *_model(asked),
         "",
         "[training]",

@@ -84,19 +84,26 @@ def write(asked: ConfigQuestion) -> str:
         for name, value in asked.options.items()
         if value is True and name not in UNSAID
     ]
+    found += _recomputed(asked)
+    return " \\\n".join(found) + "\n"
+
+
+def _recomputed(asked: ConfigQuestion) -> list[str]:
+    """Return the arguments of recomputation."""
     if asked.checkpointing == "full":
-        found += [
+        return [
             "--recompute-granularity full",
             "--recompute-method uniform",
             "--recompute-num-layers 1",
         ]
-    if asked.checkpointing == "selective":
-        found.append("--recompute-granularity selective")
-        modules = asked.options.get("recompute_modules")
-        if isinstance(modules, Sequence):
-            listed = modules if isinstance(modules, str) else " ".join(map(str, modules))
-            found.append(f"--recompute-modules {listed}")
-    return " \\\n".join(found) + "\n"
+    if asked.checkpointing != "selective":
+        return []
+    modules = asked.options.get("recompute_modules")
+    granularity = "--recompute-granularity selective"
+    if not isinstance(modules, Sequence):
+        return [granularity]
+    listed = modules if isinstance(modules, str) else " ".join(map(str, modules))
+    return [granularity, f"--recompute-modules {listed}"]
 
 
 def _experts(asked: ConfigQuestion) -> list[str]:

@@ -18,7 +18,7 @@ def need(model: Model, strategy: Strategy) -> None:
     """Raise ModelError unless the modules can be recomputed.
 
     Raises:
-        ModelError: they cannot, as upstream, or that is not modelled.
+        ModelError: Megatron-LM refuses a module for this model, or zsim does not model it.
     """
     modules = strategy.options(Megatron).recompute_modules
     if modules is None:

@@ -123,6 +123,28 @@ def test_how_megatron_splits_layers_is_read_back(
     assert load(read).strategy.zero == load(model).strategy.zero
 
 
+@pytest.mark.parametrize("modules", [None, "core_attn", "mlp,core_attn"])
+def test_selective_recomputation_of_megatron_is_read_back(
+    modules: str | None, tmp_path: Path
+) -> None:
+    changes: dict[str, object] = {
+        "parallel.data": 16,
+        "zero.emulate": "megatron",
+        "zero.stage": 1,
+        "train.micro_batch_size": 1,
+        "train.gradient_accumulation_steps": SEQUENCES // 16,
+        "activations.checkpointing": "selective",
+    }
+    if modules is not None:
+        changes["zero.megatron.recompute_modules"] = modules
+    path = tmp_path / "arguments.txt"
+    path.write_text(config_text(asked(changes)), "utf-8")
+    read = load(changed({**TABLES, "train": {}, "zero": {"megatron_arguments": str(path)}}, {}))
+    wanted = load(changed(TABLES, changes))
+    assert read.strategy.activations == wanted.strategy.activations
+    assert read.strategy.recomputes == wanted.strategy.recomputes
+
+
 @pytest.mark.one_commit_in(6)
 def test_a_deepspeed_configuration_is_read_back_as_the_same_strategy(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"

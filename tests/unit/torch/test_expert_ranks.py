@@ -153,7 +153,8 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
             "parallel.expert": 2,
             "zero": {"stage": 3, "emulate": "fsdp2"},
         },
-        "zero.emulate: fsdp2 with parallel.expert = 2 is simulated only; say megatron, or none",
+        "zero.emulate: fsdp2 with parallel.expert = 2 is simulated only; remove "
+        "emulate, or say parallel.expert 1",
     ),
     "expert ranks of DeepSpeed": (
         {
@@ -161,7 +162,8 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
             "parallel.expert": 2,
             "zero": {"stage": 1, "emulate": "deepspeed"},
         },
-        "zero.emulate: deepspeed with parallel.expert = 2 is simulated only; say megatron, or none",
+        "zero.emulate: deepspeed with parallel.expert = 2 is simulated only; remove "
+        "emulate, or say parallel.expert 1",
     ),
     "tensor ranks": (
         {
