@@ -102,7 +102,7 @@ def _recomputed(asked: ConfigQuestion) -> list[str]:
     granularity = "--recompute-granularity selective"
     if not isinstance(modules, Sequence):
         return [granularity]
-    listed = modules if isinstance(modules, str) else " ".join(map(str, modules))
+    listed = modules.replace(",", " ") if isinstance(modules, str) else " ".join(map(str, modules))
     return [granularity, f"--recompute-modules {listed}"]
 
 

@@ -137,9 +137,11 @@ def test_selective_recomputation_of_megatron_is_read_back(
     }
     if modules is not None:
         changes["zero.megatron.recompute_modules"] = modules
-    path = tmp_path / "arguments.txt"
+    path, degrees = tmp_path / "arguments.txt", {"parallel.data": 16}
     path.write_text(config_text(asked(changes)), "utf-8")
-    read = load(changed({**TABLES, "train": {}, "zero": {"megatron_arguments": str(path)}}, {}))
+    read = load(
+        changed({**TABLES, "train": {}, "zero": {"megatron_arguments": str(path)}}, degrees)
+    )
     wanted = load(changed(TABLES, changes))
     assert read.strategy.activations == wanted.strategy.activations
     assert read.strategy.recomputes == wanted.strategy.recomputes
