@@ -223,7 +223,7 @@ class ExpertRanks:
             rows = " and ".join(f"{each:,}" for each in sorted(sent))
             raise RefusedError(
                 f"parallel.expert: {self.ranks} needs blocks that choose equally many experts for "
-                f"all tokens, those of the module choose {rows}; say 1"
+                f"all tokens, the blocks of the module choose {rows}; say 1"
             )
         routing = Routing(
             experts=self.count,
