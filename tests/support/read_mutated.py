@@ -16,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Final
 
+from memory_peak import peak_bytes
 from mutated_files import Case, case
 
 from zsim.cli.main import answer
@@ -64,7 +65,7 @@ def main(first: int, count: int) -> None:
             wrong = fault(found, Path(folder))
         say(f"{wrong or RIGHT}\n")
     signal.setitimer(signal.ITIMER_PROF, 0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes()
     if peak > LARGEST_BYTES:
         say(f"the largest of them took {peak} bytes\n")
 

@@ -1,8 +1,9 @@
 """80 layers of width 8,192 on rank 5 of 1,024, recorded; prints what it took as JSON."""
 
 import json
-import resource
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from zsim_record import recording
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from memory_peak import peak_bytes
 
 WIDTH, HEADS, LAYERS = 8192, 64, 80
 
@@ -62,7 +67,7 @@ print(
             "findings": len(tape.findings),
             "operations": tape.operation_count,
             "cpu_s": time.process_time(),
-            "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "resident_bytes": peak_bytes(),
         }
     )
 )

@@ -63,6 +63,15 @@ def test_broken_files_are_read_or_refused_in_one_line() -> None:
     assert faults(0, 200) == []
 
 
+def test_a_reader_that_a_large_process_starts_is_not_charged_for_its_memory() -> None:
+    """A test worker may hold more than a reader may."""
+    reader = [sys.executable, str(READER), "0", "1"]
+    held = 2**30 + 2**27
+    start = f"import subprocess; held = bytearray({held}); subprocess.run({reader}, check=True)"
+    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 1, done.stdout
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_ten_thousand_broken_files_are_read_or_refused_in_one_line() -> None:
