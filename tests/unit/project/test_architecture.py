@@ -31,6 +31,7 @@ FOLDERS = {
     "zsim_des": ROOT / "backends" / "zsim_des",
     "zsim_torch": ROOT / "backends" / "zsim_torch",
     "zsim_null": ROOT / "backends" / "zsim_null",
+    "zsim_explain": ROOT / "apps" / "zsim_explain",
     "zsim_lab": ROOT / "apps" / "zsim_lab",
     "zsim_plan": ROOT / "apps" / "zsim_plan",
     "zsim_record": ROOT / "apps" / "zsim_record",

@@ -21,6 +21,7 @@ PACKAGES = {
     "zsim_null",
     "zsim_des",
     "zsim_torch",
+    "zsim_explain",
     "zsim_record",
     "zsim_lab",
     "zsim_plan",

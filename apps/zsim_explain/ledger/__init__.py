@@ -1,0 +1,1 @@
+"""Ledgers of steps, and their differences."""
