@@ -155,7 +155,8 @@ def read_topology(
     settings = as_settings(changes)
     with mistakes(TopologyError, ClusterError, ScenarioError):
         table = _changed(settings)
-        cluster = topology(name, fabric, table.nodes or nodes, table.gpu)
+        used = table.nodes_per_domain
+        cluster = topology(name, fabric, table.nodes or nodes, table.gpu, nodes_per_domain=used)
         changed = with_overrides(ClusterTable().model_copy(update=dict(table)), cluster)
     cluster = replace(changed, name=title_of(cluster.name, {}, settings))
     return TopologyResult(title=cluster.name, cluster=cluster, cuts=cuts(cluster))
@@ -168,6 +169,7 @@ class _ClusterSettings(Table):
     gpu: str | None = None
     gpu_memory: Size | None = None
     nics_per_node: Repeat | None = None
+    nodes_per_domain: Count | None = None
     drives: Repeat | None = None
     oversubscription: Ratio | None = None
 

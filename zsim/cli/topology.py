@@ -25,7 +25,10 @@ def topology(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change it: cluster.oversubscription=2, gpu_memory, nics_per_node, drives, nodes.",
+            help=(
+                "Change it: cluster.oversubscription=2, gpu_memory, nics_per_node, "
+                "nodes_per_domain, drives, nodes."
+            ),
         ),
     ] = None,
     json: Json = False,

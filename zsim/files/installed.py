@@ -187,19 +187,28 @@ def find(part: Part, name: str) -> dict[str, Any]:
             raise UnknownTopologyError(one_of(name, part_names(part)), part)
 
 
-def topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
+def topology(
+    name: str,
+    fabric: str | None,
+    nodes: int,
+    gpu: str | None = None,
+    *,
+    nodes_per_domain: int | None = None,
+) -> Cluster:
     """Return `nodes` nodes of the system `name`, or of the node `name` on `fabric`.
 
-    `gpu` names another GPU in place of the node's.
+    `gpu` names another GPU in place of the node's. `nodes_per_domain` is the number of nodes that
+    the job uses of each NVSwitch domain.
 
     Raises:
         TopologyError: there is none, or it cannot be read; the message lists the installed names.
         ClusterError: the parts do not fit each other.
     """
     if fabric is None:
-        return cluster_of(name, find(Part.SYSTEM, name), nodes, find, gpu=gpu)
-    full_name = f"{name} on {fabric}"
-    return cluster_of(full_name, {"node": name, "fabric": fabric}, nodes, find, gpu=gpu)
+        title, table = name, find(Part.SYSTEM, name)
+    else:
+        title, table = f"{name} on {fabric}", {"node": name, "fabric": fabric}
+    return cluster_of(title, table, nodes, find, gpu=gpu, nodes_per_domain=nodes_per_domain)
 
 
 @cache

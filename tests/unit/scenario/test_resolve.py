@@ -65,8 +65,16 @@ BOX = Cluster(
 TREE = Fabric(kind=FAT_TREE, tiers=(Tier(name="leaf", nodes_below=4),))
 
 
-def boxes(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
-    assert gpu is None
+def boxes(
+    name: str,
+    fabric: str | None,
+    nodes: int,
+    gpu: str | None,
+    /,
+    *,
+    nodes_per_domain: int | None,
+) -> Cluster:
+    assert (gpu, nodes_per_domain) == (None, None)
     if fabric is None:
         if name != "boxes":
             raise UnknownTopologyError(f"{name!r} must be boxes")
