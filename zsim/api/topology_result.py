@@ -17,10 +17,12 @@ from zsim.api.scenario import Changed, as_settings
 from zsim.cluster.bisection import Cut, cuts, narrowest
 from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part, TopologyError
+from zsim.cluster.files.edges_csv import edges_text
 from zsim.cluster.links import LinkClass, link_classes, summed_up
 from zsim.config_error import line
 from zsim.dtype import BlockFormat
 from zsim.files.installed import part_names, topology, usual_nodes
+from zsim.files.output_file import write
 from zsim.files.picture import need_format, write_picture
 from zsim.mistake import MistakeError, mistakes
 from zsim.report.svg.cluster_drawing import draw
@@ -72,6 +74,21 @@ class TopologyResult(AnswerInFacts):
             need_format("picture", Path(path))
             write_picture("picture", Path(path), drawn)
         return Picture(drawn)
+
+    def save_links(self, path: str | PathLike[str]) -> None:
+        """Write the links between nodes and switches to `path`, as CSV that a fabric may be.
+
+        Raises:
+            MistakeError: the fabric has tiers of switches, or one switch, and no list of links.
+            UnwrittenError: the file cannot be written.
+        """
+        fabric = self.cluster.fabric
+        if not fabric.edges:
+            raise MistakeError(
+                f"--links: {fabric.kind} has no list of links; a torus, a dragonfly and a CSV "
+                "have one"
+            )
+        write(Path(path), edges_text(fabric.edges))
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `zsim topology --json` prints."""

@@ -186,12 +186,14 @@ class Tier:
 class FabricEdge:
     """One bidirectional link of an explicit fabric, by the names of its ends.
 
-    `node3` is node 3 with all its NICs; every other name is a switch.
+    `node3` is node 3 with all its NICs; every other name is a switch. Routes take the fewest hops,
+    for which this link counts `hops`.
     """
 
     source: str
     target: str
     link: Link
+    hops: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from zsim.bounded_text import bounded_toml
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.cluster.files.edges_csv import fabric_from_edges
+from zsim.cluster.files.fabric import table_of_line
 from zsim.cluster.files.lone_gpu import is_gpu, node_of_gpu
 from zsim.cluster.foreign_profile import foreign_profiles, is_for
 from zsim.cluster.profile.files import Profiles, parse
@@ -178,6 +179,8 @@ def find(part: Part, name: str) -> dict[str, Any]:
             return node_from_nccl(name, _file_text(name), _gpu_by_device)
         case ".csv", Part.FABRIC:
             return fabric_from_edges(name, _file_text(name))
+        case _ if part is Part.FABRIC and (given := table_of_line(name)) is not None:
+            return given
         case _ if part is Part.GPU and _is_unknown_device(name):
             why = (
                 "no GPU that ships; name one with cluster.gpu, or a file (zsim show gpu --template)"

@@ -1,9 +1,13 @@
-"""Routes through a fabric given edge by edge: fewest hops, split evenly between equal routes."""
+"""Routes through a fabric given edge by edge: fewest hops, split evenly between equal routes.
 
+A link may count as several hops (`FabricEdge.hops`).
+"""
+
+import heapq
 import re
-from collections import deque
 from collections.abc import Collection, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +17,15 @@ from zsim_des.network.communicator_placement import Ints
 
 class CutError(ValueError):
     """No route is left between ranks that have to exchange bytes; the message names the cut."""
+
+
+class _Way(NamedTuple):
+    """One direction of a link, away from where it is listed."""
+
+    target: str
+    link: int
+    latency_ps: int
+    hops: int
 
 
 class EdgeRoutes:
@@ -27,7 +40,7 @@ class EdgeRoutes:
     ) -> None:
         ends = {end for edge in edges for end in (edge.source, edge.target)}
         self._nodes = {end for end in ends if re.fullmatch(r"node\d+", end)}
-        self._next: dict[str, list[tuple[str, int, int]]] = {}
+        self._next: dict[str, list[_Way]] = {}
         self._distances: dict[str, dict[str, int]] = {}
         self._paths: dict[tuple[int, int], tuple[list[tuple[int, int]], int]] = {}
         for index, edge in enumerate(edges):
@@ -35,7 +48,8 @@ class EdgeRoutes:
             if pair in dead or pair[::-1] in dead:
                 continue
             for number, (source, target) in enumerate((pair, pair[::-1]), first + 2 * index):
-                self._next.setdefault(source, []).append((target, number, edge.link.latency_ps))
+                way = _Way(target, number, edge.link.latency_ps, edge.hops)
+                self._next.setdefault(source, []).append(way)
 
     def links(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints]:
         """Return for each pair of nodes the links of its routes, the pair's index and the divisor.
@@ -69,18 +83,23 @@ class EdgeRoutes:
             raise CutError(f"fabric: no way leads from {source} to {target}: {self._cut(distance)}")
         found: list[tuple[int, int]] = []
         shares, latest = {source: Fraction(1)}, {source: 0}
-        while target not in shares:
-            beyond: dict[str, Fraction] = {}
-            for here, share in shares.items():
-                nearer = [
-                    each for each in self._next[here] if distance.get(each[0]) == distance[here] - 1
-                ]
-                part = share / len(nearer)
-                for there, number, latency_ps in nearer:
-                    found += [(number, part.denominator)] * part.numerator
-                    beyond[there] = beyond.get(there, Fraction(0)) + part
-                    latest[there] = max(latest.get(there, 0), latest[here] + latency_ps)
-            shares = beyond
+        farthest = [(-distance[source], source)]  # all that arrives at an end is known at its turn
+        while farthest:
+            away, here = heapq.heappop(farthest)
+            if here == target:
+                break
+            nearer = [
+                way for way in self._next[here] if distance.get(way.target) == -away - way.hops
+            ]
+            part = shares[here] / len(nearer)
+            for way in nearer:
+                found += [(way.link, part.denominator)] * part.numerator
+                if way.target not in shares:
+                    shares[way.target] = Fraction(0)
+                    heapq.heappush(farthest, (-distance[way.target], way.target))
+                shares[way.target] += part
+                after = latest[here] + way.latency_ps
+                latest[way.target] = max(latest.get(way.target, 0), after)
         return found, latest[target]
 
     def _cut(self, reached: Collection[str]) -> str:
@@ -95,12 +114,14 @@ class EdgeRoutes:
         """Return the hops to `target` from every node that reaches it."""
         found = self._distances.get(target)
         if found is None:
-            found = self._distances[target] = {target: 0}
-            waiting = deque([target])
-            while waiting:
-                here = waiting.popleft()
-                for there, _, _ in self._next.get(here, ()):
-                    if there not in found:
-                        found[there] = found[here] + 1
-                        waiting.append(there)
+            found = self._distances[target] = {}
+            nearest = [(0, target)]
+            while nearest:
+                hops, here = heapq.heappop(nearest)
+                if here in found:
+                    continue
+                found[here] = hops
+                for way in self._next.get(here, ()):
+                    if way.target not in found:
+                        heapq.heappush(nearest, (hops + way.hops, way.target))
         return found
