@@ -1,6 +1,7 @@
 """A cluster: GPUs, the links between them, and their numbers. It is a value, not a graph."""
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
 
@@ -196,6 +197,13 @@ class FabricEdge:
     hops: int = 1
 
 
+class Routing(StrEnum):
+    """How a fabric that lists its links chooses among routes."""
+
+    MINIMAL = "minimal"
+    ADAPTIVE = "adaptive"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The fabric between NICs. The top (core, spine, or the single switch) limits nothing.
@@ -203,11 +211,13 @@ class Fabric:
     Attributes:
         tiers: tiers below the top, from the nodes up; empty for a single switch.
         edges: all links of an explicit fabric.
+        routing: routes through `edges`: the shortest, or also longer ones where these are full.
     """
 
     kind: FabricKind = SINGLE_SWITCH
     tiers: tuple[Tier, ...] = ()
     edges: tuple[FabricEdge, ...] = ()
+    routing: Routing = Routing.MINIMAL
 
     def __post_init__(self) -> None:
         kind = self.kind

@@ -8,6 +8,7 @@
     routers = 4                     # of a group
     nodes = 2                       # of a router, each with all its NICs
     global = 2                      # links of a router to other groups
+    routing = "adaptive"            # also through other groups where the direct way is full
 
 A node of a torus divides its NICs evenly among its neighbours. Links of a dragonfly are as fast as
 all NICs of a node together. `bandwidth_per_direction`, `global_bandwidth_per_direction` and
@@ -22,7 +23,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Link
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Link, Routing
 from zsim.cluster.fabric_kind import DRAGONFLY, TORUS
 from zsim.cluster.files.fabric_reader import FabricReader, FabricTable
 from zsim.cluster.files.table import Bandwidth, Count, Time, TopologyError, read
@@ -97,6 +98,7 @@ class _DragonflyFile(FabricTable):
     bandwidth_per_direction: Bandwidth | None = None
     global_bandwidth_per_direction: Bandwidth | None = None
     latency: Time = HOP_PS
+    routing: Routing = Routing.MINIMAL
 
 
 def _dragonfly(name: str, table: dict[str, Any], node: Cluster) -> Fabric:
@@ -137,7 +139,7 @@ def _dragonfly(name: str, table: dict[str, Any], node: Cluster) -> Fabric:
         )
         for (source, target), count in Counter(_global_links(file)).items()
     ]
-    return Fabric(kind=DRAGONFLY, edges=tuple(edges))
+    return Fabric(kind=DRAGONFLY, edges=tuple(edges), routing=file.routing)
 
 
 def _router(group: int, number: int) -> str:
