@@ -183,7 +183,10 @@ class EdgeRoutes:
             if here == target:
                 break
             nearer = [
-                way for way in self._next[here] if distance.get(way.target) == -away - way.hops
+                way
+                for way in self._next[here]
+                if distance.get(way.target) == -away - way.hops
+                and (way.target == target or way.target not in self._hosts)
             ]
             part = shares[here] / len(nearer)
             for way in nearer:

@@ -360,14 +360,14 @@ FABRIC_WRONG: dict[str, tuple[str, object, str]] = {
         "kind",
         ["fat_tree"],
         "wrong: fabric: kind: \"['fat_tree']\": did you mean fat_tree? It must be one of "
-        "single_switch, fat_tree, rail_optimized, rail_only, explicit",
+        "single_switch, fat_tree, rail_optimized, rail_only, explicit, torus, dragonfly",
     ),
     "a spine without leaves": ("leaf", None, "wrong: fabric: leaf: missing below spine"),
     "a kind that does not exist": (
         "kind",
-        "torus",
-        "wrong: fabric: kind: 'torus' must be one of single_switch, fat_tree, rail_optimized, "
-        "rail_only, explicit",
+        "hypercube",
+        "wrong: fabric: kind: 'hypercube' must be one of single_switch, fat_tree, rail_optimized, "
+        "rail_only, explicit, torus, dragonfly",
     ),
     "tiers on one switch": (
         "kind",

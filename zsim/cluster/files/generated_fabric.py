@@ -42,7 +42,9 @@ Two global links count 6, one with a local link at each end 5 (minimal routing o
 
 
 def _sizes(value: object) -> object:
-    """Return "4x4x2" as a list of numbers; other values as they are."""
+    """Return "4x4x2" as a list of numbers, and a number as a list of one; others as they are."""
+    if isinstance(value, int):
+        return [value]
     if isinstance(value, str) and all(part.isdecimal() for part in value.lower().split("x")):
         return [int(part) for part in value.lower().split("x")]
     return value
