@@ -17,7 +17,7 @@ class Detour:
         link: the link, by its ends.
         bytes: bytes of a step that cross it, in both directions, while it works.
         busiest: the link of the fabric with the highest use while this one is dead.
-        use: that use: bytes of a step over those that the link could carry in its time.
+        use: its use: bytes of a step, divided by the bytes that the link could carry in the step.
     """
 
     link: str

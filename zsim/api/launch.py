@@ -199,7 +199,7 @@ class _Launch:
 
 
 def _detours(source: Source, job: Job, ran: _Ran) -> "tuple[Detour, ...]":
-    """Return what becomes of the bytes of dead links of the fabric."""
+    """Return the ways around dead links of the fabric."""
     if ran.healthy is None or not job.cluster.fabric.edges:
         return ()
     from zsim.analysis.detour import detours

@@ -249,7 +249,7 @@ def _disturbance_cost(outcome: RunOutcome) -> list[tuple[str, str]]:
 
 
 def _detour(found: "Detour") -> tuple[str, str]:
-    """Return what becomes of the bytes of a dead link."""
+    """Describe the way around a dead link."""
     if not found.bytes:
         return "dead link", f"{found.link} carries nothing of this run while it works"
     ways = (

@@ -24,7 +24,7 @@ class CutError(ValueError):
 
 
 class _Way(NamedTuple):
-    """One direction of a link, away from where it is listed."""
+    """One direction of a link."""
 
     target: str
     link: int
@@ -96,7 +96,7 @@ class EdgeRoutes:
         return np.array([path.latency_ps for path in self._chosen(source, target)], np.int64)
 
     def _chosen(self, source: Ints, target: Ints) -> list[_Path]:
-        """Return the routes of each pair of nodes, all of which exchange bytes at a time."""
+        """Return the routes of each pair of nodes; all pairs exchange bytes at the same time."""
         pairs = list(zip(source.tolist(), target.tolist(), strict=True))
         direct = [self._path(pair) for pair in pairs]
         if not self._is_adaptive:
@@ -108,7 +108,7 @@ class EdgeRoutes:
         return [_mixed(one, other, least) for one, other in zip(direct, longer, strict=True)]
 
     def _loads(self, paths: Iterable[_Path]) -> dict[int, Fraction]:
-        """Return the time that each link takes if all paths carry as many bytes."""
+        """Return the time that each link takes for one byte of each path."""
         found: dict[int, Fraction] = {}
         for path in paths:
             for link, divisor in path.parts:
@@ -177,7 +177,7 @@ class EdgeRoutes:
             raise CutError(f"fabric: no way leads from {source} to {target}: {self._cut(distance)}")
         found: list[tuple[int, int]] = []
         shares, latest = {source: Fraction(1)}, {source: 0}
-        farthest = [(-distance[source], source)]  # all that arrives at an end is known at its turn
+        farthest = [(-distance[source], source)]  # farther ends first: their bytes arrive here
         while farthest:
             away, here = heapq.heappop(farthest)
             if here == target:
@@ -239,7 +239,7 @@ def _fullest(loads: Sequence[dict[int, Fraction]], share: Fraction) -> Fraction:
 
 
 def _mixed(direct: _Path, longer: _Path, share: Fraction) -> _Path:
-    """Return routes of which `longer` carries `share` of the bytes."""
+    """Return routes that carry `share` of the bytes on `longer`, and the rest on `direct`."""
     if not share or longer is direct:
         return direct
     parts = [

@@ -1,6 +1,6 @@
 """A torus and a dragonfly from a few numbers, as files and as one line."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from math import prod
 from pathlib import Path
 
@@ -117,14 +117,14 @@ def busiest(
     """Return the time of the fullest link; what enters and leaves each end is checked."""
     source, target = np.array(pairs).T
     link, which, divisor = routes.links(source, target)
-    kept: Counter[tuple[int, str]] = Counter()
-    loads: Counter[int] = Counter()
+    kept: defaultdict[tuple[int, str], float] = defaultdict(float)
+    loads: defaultdict[int, float] = defaultdict(float)
     for number, pair, part in zip(link.tolist(), which.tolist(), divisor.tolist(), strict=True):
         ends = edges[number // 2].source, edges[number // 2].target
         here, there = ends if number % 2 == 0 else ends[::-1]
-        kept[pair, here] -= 1 / part  # type: ignore[assignment]
-        kept[pair, there] += 1 / part  # type: ignore[assignment]
-        loads[number] += 1 / part / edges[number // 2].link.bytes_per_s  # type: ignore[assignment]
+        kept[pair, here] -= 1 / part
+        kept[pair, there] += 1 / part
+        loads[number] += 1 / part / edges[number // 2].link.bytes_per_s
     for (pair, end), left in kept.items():
         one, other = (f"node{each}" for each in pairs[pair])
         assert left == pytest.approx({one: -1, other: 1}.get(end, 0), abs=1e-9)

@@ -4,7 +4,7 @@
     kind = "fat_tree"
     source = "..."
 
-All other keys depend on the kind. Where a fabric is named, one line can stand for the file:
+All other keys depend on the kind. One line can replace the file:
 `torus:sizes=4x4x4`, or `dragonfly:groups=9,routers=4,nodes=2,global=2`. A package registers a kind
 as an entry point of the group "zsim.fabrics": its name, and a `FabricReader`.
 """
@@ -32,7 +32,7 @@ def readers() -> Mapping[str, FabricReader]:
 
 
 def table_of_line(text: str) -> dict[str, Any] | None:
-    """Return the table that one line such as `torus:sizes=4x4x4` stands for; None for other texts.
+    """Return the table of a fabric from a line such as `torus:sizes=4x4x4`; None for other texts.
 
     Raises:
         TopologyError: a part is not KEY=VALUE.

@@ -32,7 +32,7 @@ MOST_LINKS: Final = 65_536
 """Links of a generated fabric, so that a number with a digit too many ends at once."""
 
 HOP_PS: Final = 130_000
-"""NVIDIA, Quantum QM8700 datasheet (HDR): sub-130 ns from port to port; cables left out."""
+"""NVIDIA, Quantum QM8700 datasheet (HDR): sub-130 ns from port to port, without cables."""
 
 GLOBAL_HOPS: Final = 3
 """Hops that a global link counts for, so that the shortest way between groups takes only one.
