@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 from zsim.cluster.cluster import Cluster, ClusterError, Overheads
 from zsim.cluster.files import TopologyError, UnknownTopologyError
+from zsim.cluster.files.node import PCIE_LATENCY_PS
 from zsim.config_error import shown
 from zsim.scenario.missing_keys import need_cluster_keys
 from zsim.scenario.tables import ClusterTable, ParallelTable, Scenario, ScenarioError
@@ -111,7 +112,16 @@ def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
         cluster = replace(cluster, nics_per_node=table.nics_per_node)
     if not table.nvlink:
         slot = _known(cluster.pcie_link, "nvlink: false", "PCIe slots", cluster)
-        cluster = replace(cluster, switch_link=slot, nodes_per_domain=1, board_link=None)
+        # a hop over PCIe to another GPU; a copy to the host starts with the latency of the slot
+        slot = replace(slot, latency_ps=max(slot.latency_ps, PCIE_LATENCY_PS))
+        cluster = replace(
+            cluster,
+            switch_link=slot,
+            nodes_per_domain=1,
+            board_link=None,
+            has_switch=True,
+            over_pcie=True,
+        )
     if (memory := table.host_memory) is not None:
         given = f"host_memory: {format_bytes(memory)}"
         host = _known(cluster.host, given, "host memory", cluster)
