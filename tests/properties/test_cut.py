@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zsim.cluster.bisection import bisection, carried, cuts, narrowest
 from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Gpu, Link, Tier
-from zsim.cluster.fabric_kind import EXPLICIT, RAIL_ONLY, RAIL_OPTIMIZED, SHIPPED, SINGLE_SWITCH
+from zsim.cluster.fabric_kind import RAIL_ONLY, RAIL_OPTIMIZED, SHIPPED, SINGLE_SWITCH
 
 Graph = nx.Graph
 RATIOS = st.fractions(min_value=Fraction(1, 2), max_value=4, max_denominator=3)
@@ -23,7 +23,7 @@ def fabrics(draw: st.DrawFn, nodes: int, domain: int) -> Fabric:
     kind = draw(st.sampled_from(SHIPPED))
     if kind == SINGLE_SWITCH:
         return Fabric()
-    if kind == EXPLICIT:
+    if kind.has_edges:
         switches = draw(st.integers(1, 3))
         tree = [(f"s{each}", f"s{draw(st.integers(0, each - 1))}") for each in range(1, switches)]
         joined = [(f"node{node}", f"s{node % switches}") for node in range(nodes)]
@@ -110,7 +110,7 @@ def whole(cluster: Cluster) -> "Graph[Any]":
 
 def plug(fabric: Fabric, node: int, nic: int) -> object:
     """What a NIC is plugged into."""
-    if fabric.kind == EXPLICIT:
+    if fabric.kind.has_edges:
         return f"node{node}"
     if not fabric.tiers:
         return rail_switch(fabric, 0, 0, nic)

@@ -293,8 +293,16 @@ def _model(found: ResolvedScenario) -> Model:
 
 
 @cache
-def _topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
-    return topology(name, fabric, nodes, gpu)
+def _topology(
+    name: str,
+    fabric: str | None,
+    nodes: int,
+    gpu: str | None,
+    /,
+    *,
+    nodes_per_domain: int | None,
+) -> Cluster:
+    return topology(name, fabric, nodes, gpu, nodes_per_domain=nodes_per_domain)
 
 
 def _no_profile(name: str) -> NetworkProfile:

@@ -36,6 +36,7 @@ from zsim.trace.trace import Trace
 from zsim.workers.memory_bound import unbounded_memory
 
 if TYPE_CHECKING:
+    from zsim.analysis.detour import Detour
     from zsim.analysis.remedies import Remedy
     from zsim.api.imbalance import Imbalance
     from zsim.api.pipeline_fold import FoldedStep, MicroBatchFold
@@ -192,8 +193,18 @@ class _Launch:
             look_for_band=lambda: how.band_s(source, job, fold),
             look_for_imbalance=lambda: how.imbalance(source, job, fold),
             folded=ran.folded,
+            detours=_detours(source, job, ran),
             write_out=lambda: self.result(loaded, source if loaded is None else loaded.source),
         )
+
+
+def _detours(source: Source, job: Job, ran: _Ran) -> "tuple[Detour, ...]":
+    """Return the ways around dead links of the fabric."""
+    if ran.healthy is None or not job.cluster.fabric.edges:
+        return ()
+    from zsim.analysis.detour import detours
+
+    return detours(source.faults, job, ran.healthy, ran.trace)
 
 
 def _settings(asked: Mapping[str, object]) -> dict[str, object]:

@@ -26,6 +26,7 @@ from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from zsim.analysis.detour import Detour
     from zsim.analysis.remedies import Remedy
     from zsim.api.imbalance import Imbalance
     from zsim.api.pipeline_fold import FoldedStep
@@ -45,7 +46,8 @@ class RunOutcome:
 
     `remedies` are the changes that make it fit; None if they were not searched. `fitted` are
     settings that replace data-sheet rates by measurements. `training` is the budget of a whole
-    training. `flaky` is the probability of the only fault, if not all steps have it.
+    training. `flaky` is the probability of the only fault, if not all steps have it. `detours` are
+    the ways around dead links.
     """
 
     title: str
@@ -62,6 +64,7 @@ class RunOutcome:
     flaky: Flaky | None = None
     imbalance: "Imbalance | None" = None
     folded: "FoldedStep | None" = None
+    detours: "tuple[Detour, ...]" = ()
 
 
 def run_object(outcome: RunOutcome) -> dict[str, object]:
@@ -242,7 +245,18 @@ def _disturbance_cost(outcome: RunOutcome) -> list[tuple[str, str]]:
     lost = f"{'+' if lost_s >= 0 else '-'}{format_seconds(abs(lost_s))}" if lost_s else "nothing"
     without = f"{format_seconds(healthy_s)} without"
     lines = [("faults and neighbours", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
-    return [*lines, *_flaky(outcome, healthy_s)]
+    return [*lines, *map(_detour, outcome.detours), *_flaky(outcome, healthy_s)]
+
+
+def _detour(found: "Detour") -> tuple[str, str]:
+    """Describe the way around a dead link."""
+    if not found.bytes:
+        return "dead link", f"{found.link} carries nothing of this run while it works"
+    ways = (
+        "no other link is in use" if not found.use else f"{found.busiest} is {found.use:.0%} busy"
+    )
+    moved = f"{format_bytes(found.bytes)} a step of {found.link} take other ways"
+    return "dead link", f"{moved}; of the fabric's links, {ways} at most"
 
 
 def _flaky(outcome: RunOutcome, healthy_s: float) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ from zsim.units import PICOSECONDS_PER_SECOND
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from zsim.analysis.detour import Detour
     from zsim.analysis.remedies import Remedy
     from zsim.api.imbalance import Imbalance
     from zsim.api.pipeline_fold import FoldedStep
@@ -63,6 +64,7 @@ class RunResult(AnswerInFacts):
         folded: the micro-batches of a pipeline that were simulated, and the period that the others
             repeat; None if all were simulated. With it, `job` and `recorded` have the simulated
             ones alone; figures are of the whole step.
+        detours: ways around dead links of the fabric.
         write_out: function that runs every micro-batch.
     """
 
@@ -77,6 +79,7 @@ class RunResult(AnswerInFacts):
     training: TrainingBudget | None = None
     look_for_imbalance: "Callable[[], Imbalance | None]" = lambda: None
     folded: "FoldedStep | None" = None
+    detours: "tuple[Detour, ...]" = ()
     write_out: "Callable[[], RunResult] | None" = None
 
     @cached_property
@@ -330,6 +333,7 @@ class RunResult(AnswerInFacts):
             training=self.training,
             imbalance=self.imbalance,
             folded=self.folded,
+            detours=self.detours,
         )
 
     def facts(self) -> list[tuple[str, str]]:

@@ -17,10 +17,12 @@ from zsim.api.scenario import Changed, as_settings
 from zsim.cluster.bisection import Cut, cuts, narrowest
 from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part, TopologyError
+from zsim.cluster.files.edges_csv import edges_text
 from zsim.cluster.links import LinkClass, link_classes, summed_up
 from zsim.config_error import line
 from zsim.dtype import BlockFormat
 from zsim.files.installed import part_names, topology, usual_nodes
+from zsim.files.output_file import write
 from zsim.files.picture import need_format, write_picture
 from zsim.mistake import MistakeError, mistakes
 from zsim.report.svg.cluster_drawing import draw
@@ -72,6 +74,21 @@ class TopologyResult(AnswerInFacts):
             need_format("picture", Path(path))
             write_picture("picture", Path(path), drawn)
         return Picture(drawn)
+
+    def save_links(self, path: str | PathLike[str]) -> None:
+        """Write the links between nodes and switches to `path`, as CSV that a fabric may be.
+
+        Raises:
+            MistakeError: the fabric has tiers of switches, or one switch, and no list of links.
+            UnwrittenError: the file cannot be written.
+        """
+        fabric = self.cluster.fabric
+        if not fabric.edges:
+            raise MistakeError(
+                f"--links: {fabric.kind} has no list of links; a torus, a dragonfly and a CSV "
+                "have one"
+            )
+        write(Path(path), edges_text(fabric.edges))
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `zsim topology --json` prints."""
@@ -155,7 +172,8 @@ def read_topology(
     settings = as_settings(changes)
     with mistakes(TopologyError, ClusterError, ScenarioError):
         table = _changed(settings)
-        cluster = topology(name, fabric, table.nodes or nodes, table.gpu)
+        used = table.nodes_per_domain
+        cluster = topology(name, fabric, table.nodes or nodes, table.gpu, nodes_per_domain=used)
         changed = with_overrides(ClusterTable().model_copy(update=dict(table)), cluster)
     cluster = replace(changed, name=title_of(cluster.name, {}, settings))
     return TopologyResult(title=cluster.name, cluster=cluster, cuts=cuts(cluster))
@@ -168,6 +186,7 @@ class _ClusterSettings(Table):
     gpu: str | None = None
     gpu_memory: Size | None = None
     nics_per_node: Repeat | None = None
+    nodes_per_domain: Count | None = None
     drives: Repeat | None = None
     oversubscription: Ratio | None = None
 

@@ -1,6 +1,7 @@
 """A cluster: GPUs, the links between them, and their numbers. It is a value, not a graph."""
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
 
@@ -186,12 +187,21 @@ class Tier:
 class FabricEdge:
     """One bidirectional link of an explicit fabric, by the names of its ends.
 
-    `node3` is node 3 with all its NICs; every other name is a switch.
+    `node3` is node 3 with all its NICs; every other name is a switch. Routes take the fewest hops,
+    for which this link counts `hops`.
     """
 
     source: str
     target: str
     link: Link
+    hops: int = 1
+
+
+class Routing(StrEnum):
+    """How a fabric that lists its links chooses among routes."""
+
+    MINIMAL = "minimal"
+    ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,11 +211,13 @@ class Fabric:
     Attributes:
         tiers: tiers below the top, from the nodes up; empty for a single switch.
         edges: all links of an explicit fabric.
+        routing: routes through `edges`: the shortest, or also longer ones where these are full.
     """
 
     kind: FabricKind = SINGLE_SWITCH
     tiers: tuple[Tier, ...] = ()
     edges: tuple[FabricEdge, ...] = ()
+    routing: Routing = Routing.MINIMAL
 
     def __post_init__(self) -> None:
         kind = self.kind

@@ -86,4 +86,12 @@ EXPLICIT = FabricKind(
 )
 """The switches and links that a file lists."""
 
-SHIPPED = (SINGLE_SWITCH, FAT_TREE, RAIL_OPTIMIZED, RAIL_ONLY, EXPLICIT)
+TORUS = FabricKind(name="torus", has_edges=True, above_nics="torus", summary="torus, {edges} links")
+"""Nodes in rings along each dimension, without switches."""
+
+DRAGONFLY = FabricKind(
+    name="dragonfly", has_edges=True, above_nics="router", summary="dragonfly, {edges} links"
+)
+"""Groups of routers; the routers of a group, and all groups, are joined pairwise."""
+
+SHIPPED = (SINGLE_SWITCH, FAT_TREE, RAIL_OPTIMIZED, RAIL_ONLY, EXPLICIT, TORUS, DRAGONFLY)

@@ -160,12 +160,32 @@ def rail_count(cluster: Cluster) -> int:
 
 
 def edges_in_use(cluster: Cluster) -> list[FabricEdge]:
-    """Return the edges of the fabric, except edges of nodes beyond the cluster."""
+    """Return the edges of the fabric, except edges of nodes beyond the cluster.
+
+    Nodes that pass on bytes for others (`forwarding`) stay.
+    """
+    edges = cluster.fabric.edges
+    relays = forwarding(edges)
     return [
         edge
-        for edge in cluster.fabric.edges
+        for edge in edges
         if not any(
-            (found := _NODE.fullmatch(end)) and int(found.group(1)) >= cluster.nodes
+            (found := _NODE.fullmatch(end))
+            and int(found.group(1)) >= cluster.nodes
+            and end not in relays
             for end in (edge.source, edge.target)
         )
     ]
+
+
+def forwarding(edges: Iterable[FabricEdge]) -> set[str]:
+    """Return the nodes that pass on bytes for others: those joined to other nodes, as in a torus.
+
+    A node with links to switches alone is a host, which does not.
+    """
+    return {
+        end
+        for edge in edges
+        if _NODE.fullmatch(edge.source) and _NODE.fullmatch(edge.target)
+        for end in (edge.source, edge.target)
+    }

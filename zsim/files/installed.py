@@ -14,6 +14,7 @@ from zsim.bounded_text import bounded_toml
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.cluster.files.edges_csv import fabric_from_edges
+from zsim.cluster.files.fabric import table_of_line
 from zsim.cluster.files.lone_gpu import is_gpu, node_of_gpu
 from zsim.cluster.foreign_profile import foreign_profiles, is_for
 from zsim.cluster.profile.files import Profiles, parse
@@ -178,6 +179,8 @@ def find(part: Part, name: str) -> dict[str, Any]:
             return node_from_nccl(name, _file_text(name), _gpu_by_device)
         case ".csv", Part.FABRIC:
             return fabric_from_edges(name, _file_text(name))
+        case _ if part is Part.FABRIC and (given := table_of_line(name)) is not None:
+            return given
         case _ if part is Part.GPU and _is_unknown_device(name):
             why = (
                 "no GPU that ships; name one with cluster.gpu, or a file (zsim show gpu --template)"
@@ -187,19 +190,28 @@ def find(part: Part, name: str) -> dict[str, Any]:
             raise UnknownTopologyError(one_of(name, part_names(part)), part)
 
 
-def topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
+def topology(
+    name: str,
+    fabric: str | None,
+    nodes: int,
+    gpu: str | None = None,
+    *,
+    nodes_per_domain: int | None = None,
+) -> Cluster:
     """Return `nodes` nodes of the system `name`, or of the node `name` on `fabric`.
 
-    `gpu` names another GPU in place of the node's.
+    `gpu` names another GPU in place of the node's. `nodes_per_domain` is the number of nodes that
+    the job uses of each NVSwitch domain.
 
     Raises:
         TopologyError: there is none, or it cannot be read; the message lists the installed names.
         ClusterError: the parts do not fit each other.
     """
     if fabric is None:
-        return cluster_of(name, find(Part.SYSTEM, name), nodes, find, gpu=gpu)
-    full_name = f"{name} on {fabric}"
-    return cluster_of(full_name, {"node": name, "fabric": fabric}, nodes, find, gpu=gpu)
+        title, table = name, find(Part.SYSTEM, name)
+    else:
+        title, table = f"{name} on {fabric}", {"node": name, "fabric": fabric}
+    return cluster_of(title, table, nodes, find, gpu=gpu, nodes_per_domain=nodes_per_domain)
 
 
 @cache

@@ -1,22 +1,36 @@
 """The cluster of a scenario: its hardware, with the number of nodes that the axes need."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from zsim.cluster.cluster import Cluster, ClusterError, Overheads
 from zsim.cluster.files import TopologyError, UnknownTopologyError
+from zsim.cluster.files.node import PCIE_LATENCY_PS
 from zsim.config_error import shown
 from zsim.scenario.missing_keys import need_cluster_keys
 from zsim.scenario.tables import ClusterTable, ParallelTable, Scenario, ScenarioError
 from zsim.units import format_bytes
 
-Topology = Callable[[str, str | None, int, str | None], Cluster]
-"""Returns the cluster of a topology by name, or of a node on a fabric, with a number of nodes.
 
-Arguments: the name of the topology or node, the fabric, the number of nodes, another GPU or None.
-"""
+class Topology(Protocol):
+    """Returns the cluster of a topology by name, or of a node on a fabric."""
+
+    def __call__(
+        self,
+        name: str,
+        fabric: str | None,
+        nodes: int,
+        gpu: str | None,
+        /,
+        *,
+        nodes_per_domain: int | None,
+    ) -> Cluster:
+        """Return `nodes` nodes, with `gpu` in place of theirs if given.
+
+        `nodes_per_domain` is the number of nodes that the job uses of each NVSwitch domain.
+        """
+        ...
 
 
 def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
@@ -98,7 +112,16 @@ def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
         cluster = replace(cluster, nics_per_node=table.nics_per_node)
     if not table.nvlink:
         slot = _known(cluster.pcie_link, "nvlink: false", "PCIe slots", cluster)
-        cluster = replace(cluster, switch_link=slot, nodes_per_domain=1, board_link=None)
+        # a hop over PCIe to another GPU; a copy to the host starts with the latency of the slot
+        slot = replace(slot, latency_ps=max(slot.latency_ps, PCIE_LATENCY_PS))
+        cluster = replace(
+            cluster,
+            switch_link=slot,
+            nodes_per_domain=1,
+            board_link=None,
+            has_switch=True,
+            over_pcie=True,
+        )
     if (memory := table.host_memory) is not None:
         given = f"host_memory: {format_bytes(memory)}"
         host = _known(cluster.host, given, "host memory", cluster)
@@ -146,7 +169,7 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
             f"cluster.{missing}: missing, cluster.{other} needs one (zsim list {missing}s)"
         )
     try:
-        return topology(name, fabric, nodes, table.gpu)
+        return topology(name, fabric, nodes, table.gpu, nodes_per_domain=table.nodes_per_domain)
     except UnknownTopologyError as error:
         raise ScenarioError(f"cluster.{error.part}: {error}") from None
     except (TopologyError, ClusterError) as error:

@@ -168,8 +168,10 @@ class ClusterTable(Table):
 
     Without `nodes`, there are as many as `[parallel]` needs. `gpu` replaces the node's GPU, but not
     its links. `gpu_memory`, `nics_per_node`, `host_memory` and `drives` (of a node) and
-    `oversubscription` (of the leaves) replace values of the topology. Without `nvlink`, GPUs of a
-    node communicate over their PCIe slots. `allocator` selects the device memory allocator.
+    `oversubscription` (of the leaves) replace values of the topology. `nodes_per_domain` is the
+    number of nodes that the job uses of each NVSwitch domain, `--segment` of Slurm. Without
+    `nvlink`, GPUs of a node communicate over their PCIe slots. `allocator` selects the device
+    memory allocator.
     """
 
     topology: str | None = None
@@ -180,6 +182,7 @@ class ClusterTable(Table):
     gpu_memory: Size | None = None
     allocator: Discipline = Discipline.CACHING
     nics_per_node: Repeat | None = None
+    nodes_per_domain: Count | None = None
     nvlink: Flag = True
     host_memory: Size | None = None
     drives: Repeat | None = None

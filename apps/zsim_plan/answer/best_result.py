@@ -16,6 +16,7 @@ from zsim.api.goodput_answer import Goodput
 from zsim.api.notebook import facts_html
 from zsim.api.scenario import scenario_text
 from zsim.api.training_budget import Price, TrainingBudget
+from zsim.cluster.files.domain import domain_share
 from zsim.cluster.foreign_profile import efficiency_words
 from zsim.files.output_file import need_folder, write
 from zsim.files.source import settled
@@ -90,6 +91,7 @@ class BestResult(BestPages, AnswerInFacts):
         sequences: sequences of a step, each of `sequence_length` tokens.
         gpu, power_w: name and power limit of the GPU.
         gpus_per_node: GPUs of a node.
+        nodes_per_domain: nodes that share an NVSwitch.
         tokens: tokens of the whole training; None if not given.
         price: price of a GPU; None if unknown.
         bounded_s: lower bound of the step time of all settings that may fit.
@@ -115,6 +117,7 @@ class BestResult(BestPages, AnswerInFacts):
     sequence_length: int
     gpu: str
     gpus_per_node: int
+    nodes_per_domain: int
     tokens: int | None = None
     price: Price | None = None
     power_w: int | None = None
@@ -246,11 +249,14 @@ class BestResult(BestPages, AnswerInFacts):
     def launch(self, setting: TriedSetting) -> SettingLaunch:
         """Return the values from which a start script is written."""
         cluster = self.tables.get("cluster", {})
+        nodes = -(-setting.gpus // self.gpus_per_node)
+        share = domain_share(nodes, self.nodes_per_domain)
         return SettingLaunch(
             name=setting.name(),
             runtime=str(setting.changes["zero.emulate"]),
             gpus=setting.gpus,
             gpus_per_node=self.gpus_per_node,
+            nodes_per_domain=cluster.get("nodes_per_domain", share),
             is_expandable=cluster.get("allocator") == Discipline.EXPANDABLE,
         )
 

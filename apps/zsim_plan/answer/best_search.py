@@ -531,6 +531,7 @@ def _result(hunt: _SearchRun) -> BestResult:
         sequence_length=question.sequence_length,
         gpu=question.fleet.cluster.gpu.name,
         gpus_per_node=question.fleet.cluster.gpus_per_node,
+        nodes_per_domain=question.fleet.cluster.nodes_per_domain,
         tokens=question.tokens,
         price=question.price,
         power_w=question.power_w,

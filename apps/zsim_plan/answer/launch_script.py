@@ -25,6 +25,7 @@ class SettingLaunch:
         runtime: name of its runtime.
         gpus: number of GPUs.
         gpus_per_node: GPUs of a node.
+        nodes_per_domain: nodes that the job uses of each NVSwitch domain.
         is_expandable: True if the allocator has expandable segments.
     """
 
@@ -32,6 +33,7 @@ class SettingLaunch:
     runtime: str
     gpus: int
     gpus_per_node: int
+    nodes_per_domain: int = 1
     is_expandable: bool = False
 
     @property
@@ -55,12 +57,15 @@ def launch_script(asked: SettingLaunch, config: Path) -> str:
     before, start = start_of(asked.runtime, suffix=config.suffix)
     file = shlex.quote(config.name)
     per_node = min(asked.gpus, asked.gpus_per_node)
+    segment = min(asked.nodes, asked.nodes_per_domain)
     lines = ["#!/bin/bash"]
     if asked.nodes > 1:
         lines += [
             f"#SBATCH --nodes={asked.nodes}",
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={per_node}",
+            # nodes of one block of Slurm's topology/block plugin
+            *[f"#SBATCH --segment={segment}"] * (segment > 1),
             "#SBATCH --exclusive",
             "#SBATCH --requeue",
         ]

@@ -71,7 +71,8 @@ class Wiring:
         """Return routes through an explicit fabric without `dead` edges; None for other fabrics."""
         if not self.cluster.fabric.edges:
             return None
-        return EdgeRoutes(edges_in_use(self.cluster), self.firsts[self._edges], dead)
+        edges, routing = edges_in_use(self.cluster), self.cluster.fabric.routing
+        return EdgeRoutes(edges, self.firsts[self._edges], dead, routing)
 
     def gpu_links(self, rank: int) -> tuple[int, int]:
         """Return both directions of the link between a rank and its switch."""

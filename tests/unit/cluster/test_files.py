@@ -7,12 +7,15 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import zsim_topologies
 from zsim.api.gpu_fleet import gpu_power_w
 from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.fabric_kind import RAIL_OPTIMIZED
 from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
+from zsim.cluster.files.domain import domain_share
 from zsim.cluster.files.gpu import GpuTable
 from zsim.cluster.foreign_profile import is_for
 from zsim.dtype import BlockFormat, DType
@@ -172,6 +175,43 @@ def test_a_rack_is_one_domain_of_72_and_a_dgx_2_two_boards() -> None:
     assert boards.bytes_per_s == 8 * 150 * 10**9  # 8 GPUs to 8 GPUs, none narrowed
 
 
+@given(nodes=st.integers(1, 600), most=st.integers(1, 36))
+def test_a_job_takes_as_many_nodes_of_each_domain_where_that_fills_half_of_them(
+    nodes: int, most: int
+) -> None:
+    share = domain_share(nodes, most)
+    even = [count for count in range(1, most + 1) if nodes % count == 0 and 2 * count >= most]
+    if nodes <= most or not even:
+        assert share == most
+    else:
+        assert share == max(even)
+
+
+@pytest.mark.parametrize(("gpus", "each"), [(72, 72), (128, 64), (144, 72), (512, 64), (576, 72)])
+def test_jobs_of_racks_use_as_many_gpus_of_each(gpus: int, each: int) -> None:
+    rack = composed("gb200_nvl72", "rail_optimized", nodes=gpus // 4)
+    assert rack.nodes_per_domain * rack.gpus_per_node == each
+    assert rack.domains * each == gpus
+    assert ("nodes_per_domain" in dict(rack.cites)) == (each < 72)
+
+
+def test_leaves_nest_with_the_used_part_of_a_rack() -> None:
+    tree = composed("gb200_nvl72", "fat_tree_3", nodes=128)
+    assert [tier.nodes_below for tier in tree.fabric.tiers] == [8, 256]
+
+
+@pytest.mark.parametrize(("node", "given"), [("gb200_nvl72", 19), ("dgx_h100", 2)])
+def test_a_domain_has_no_more_nodes_than_its_switch_joins(node: str, given: int) -> None:
+    with pytest.raises(ClusterError, match=rf"^nodes_per_domain: {given} must be at most "):
+        cluster_of(
+            node,
+            {"node": node, "fabric": "single_switch"},
+            40,
+            zsim_topologies.table,
+            nodes_per_domain=given,
+        )
+
+
 @pytest.mark.parametrize(
     ("node", "fabric", "nodes_below"),
     [
@@ -320,14 +360,14 @@ FABRIC_WRONG: dict[str, tuple[str, object, str]] = {
         "kind",
         ["fat_tree"],
         "wrong: fabric: kind: \"['fat_tree']\": did you mean fat_tree? It must be one of "
-        "single_switch, fat_tree, rail_optimized, rail_only, explicit",
+        "single_switch, fat_tree, rail_optimized, rail_only, explicit, torus, dragonfly",
     ),
     "a spine without leaves": ("leaf", None, "wrong: fabric: leaf: missing below spine"),
     "a kind that does not exist": (
         "kind",
-        "torus",
-        "wrong: fabric: kind: 'torus' must be one of single_switch, fat_tree, rail_optimized, "
-        "rail_only, explicit",
+        "hypercube",
+        "wrong: fabric: kind: 'hypercube' must be one of single_switch, fat_tree, rail_optimized, "
+        "rail_only, explicit, torus, dragonfly",
     ),
     "tiers on one switch": (
         "kind",

@@ -113,6 +113,15 @@ def test_a_script_never_replaces_its_configuration(tmp_path: Path) -> None:
             assert launch("fsdp2", gpus).path(tmp_path / name) != tmp_path / name
 
 
+def test_a_job_on_several_racks_asks_slurm_for_equal_segments(tmp_path: Path) -> None:
+    """Else Slurm may take 18 trays of one rack and 14 of the next."""
+    racks = SettingLaunch(
+        name="racks", runtime="fsdp2", gpus=128, gpus_per_node=4, nodes_per_domain=16
+    )
+    assert "#SBATCH --segment=16" in launch_script(racks, tmp_path / "plan.py")
+    assert "--segment" not in launch_script(launch("fsdp2", 16), tmp_path / "plan.py")
+
+
 def test_segments_that_expand_are_asked_of_the_allocator(tmp_path: Path) -> None:
     config = tmp_path / "plan.py"
     plain = SettingLaunch(name="plain", runtime="fsdp2", gpus=8, gpus_per_node=8)

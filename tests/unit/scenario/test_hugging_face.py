@@ -37,7 +37,7 @@ def model_of(config: Config, *settings: str) -> Model:
 def resolved(scenario: Scenario) -> Model:
     return resolve(
         scenario,
-        lambda name, _, nodes, __: replace(zsim_topologies.load(name), nodes=nodes),
+        lambda name, _, nodes, __, /, **___: replace(zsim_topologies.load(name), nodes=nodes),
         lambda name: (_ for _ in ()).throw(LookupError(name)),
     ).make_model()
 

@@ -65,8 +65,16 @@ BOX = Cluster(
 TREE = Fabric(kind=FAT_TREE, tiers=(Tier(name="leaf", nodes_below=4),))
 
 
-def boxes(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
-    assert gpu is None
+def boxes(
+    name: str,
+    fabric: str | None,
+    nodes: int,
+    gpu: str | None,
+    /,
+    *,
+    nodes_per_domain: int | None,
+) -> Cluster:
+    assert (gpu, nodes_per_domain) == (None, None)
     if fabric is None:
         if name != "boxes":
             raise UnknownTopologyError(f"{name!r} must be boxes")
@@ -177,7 +185,11 @@ def test_a_node_has_as_many_drives_as_the_scenario_says_where_what_one_does_is_k
 def test_gpus_without_nvlink_meet_over_their_pcie_slots() -> None:
     slot = Link(bytes_per_s=63 * 10**9)
     known = replace(BOX, pcie_link=slot)
-    assert with_overrides(ClusterTable(nvlink=False), known).switch_link == slot
+    without = with_overrides(ClusterTable(nvlink=False), known)
+    assert without.switch_link == replace(slot, latency_ps=2_850_000)  # half of NCCL's ring step
+    assert without.over_pcie
+    direct = replace(known, has_switch=False)
+    assert with_overrides(ClusterTable(nvlink=False), direct) == without
     assert with_overrides(ClusterTable(), known).switch_link == BOX.switch_link
     with pytest.raises(ScenarioError, match=r"nvlink: false: .* does not describe its PCIe"):
         with_overrides(ClusterTable(nvlink=False), replace(BOX, pcie_link=None))

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.cluster.cluster import Cluster, ClusterError
+from zsim.cluster.files.domain import in_domains
 from zsim.cluster.files.fabric import fabric_of
 from zsim.cluster.files.node import node_of
 from zsim.cluster.files.table import Part, TopologyError, UnknownTopologyError, cites
@@ -39,14 +40,17 @@ def cluster_of(
     find: Find = nothing_ships,
     *,
     gpu: str | None = None,
+    nodes_per_domain: int | None = None,
 ) -> Cluster:
     """Return `nodes` nodes of the system in `table`, read from TOML; `find` looks up its parts.
 
-    `gpu` names a GPU that replaces that of the node.
+    `gpu` names a GPU that replaces that of the node. `nodes_per_domain` is the number of nodes that
+    the job uses of each NVSwitch domain (default `domain_share`).
 
     Raises:
         TopologyError: a key is unknown, missing or has a wrong value; one line.
-        ClusterError: `nodes` is less than 1, or the fabric does not fit them.
+        ClusterError: `nodes` is less than 1, the fabric does not fit them, or a domain has fewer
+            nodes than `nodes_per_domain`.
     """
     rest = dict(table)
     fabric = rest.pop("fabric", None)
@@ -63,6 +67,7 @@ def cluster_of(
     most = limits().ranks // node.gpus_per_node
     if nodes > most:
         raise ClusterError(f"nodes: {nodes} must be at most {most:,}, with the GPUs that each has")
+    node = in_domains(node, nodes, nodes_per_domain)
     if fabric is None:
         return replace(node, nodes=nodes)
     described = find(Part.FABRIC, fabric) if isinstance(fabric, str) else fabric

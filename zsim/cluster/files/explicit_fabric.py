@@ -16,7 +16,7 @@ from pydantic import Field
 from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Link
 from zsim.cluster.fabric_kind import EXPLICIT
 from zsim.cluster.files.fabric_reader import FabricReader, FabricTable
-from zsim.cluster.files.table import Bandwidth, Plain, Time, TopologyError, read
+from zsim.cluster.files.table import Bandwidth, Count, Plain, Time, TopologyError, read
 
 Name = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 """Name of a switch or node: one word."""
@@ -29,6 +29,7 @@ class EdgeTable(Plain):
     target: Name
     bandwidth_per_direction: Bandwidth
     latency: Time
+    hops: Count = 1
 
 
 class _ExplicitFile(FabricTable):
@@ -59,6 +60,7 @@ def _read(name: str, table: dict[str, Any], node: Cluster) -> Fabric:
             source=edge.source,
             target=edge.target,
             link=Link(bytes_per_s=edge.bandwidth_per_direction, latency_ps=edge.latency),
+            hops=edge.hops,
         )
         for edge in tables
     )

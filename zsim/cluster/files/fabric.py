@@ -4,8 +4,9 @@
     kind = "fat_tree"
     source = "..."
 
-All other keys depend on the kind. A package registers a kind as an entry point of the group
-"zsim.fabrics": its name, and a `FabricReader`.
+All other keys depend on the kind. One line can replace the file:
+`torus:sizes=4x4x4`, or `dragonfly:groups=9,routers=4,nodes=2,global=2`. A package registers a kind
+as an entry point of the group "zsim.fabrics": its name, and a `FabricReader`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from functools import cache
 from typing import Any, cast
 
 from zsim.cluster.cluster import Cluster, ClusterError, Fabric
-from zsim.cluster.files import explicit_fabric, tiered_fabric
+from zsim.cluster.files import explicit_fabric, generated_fabric, tiered_fabric
 from zsim.cluster.files.fabric_reader import FabricReader
 from zsim.cluster.files.table import TopologyError
 from zsim.config_error import shown
@@ -21,13 +22,33 @@ from zsim.entry_point import registered
 from zsim.suggestion import one_of
 
 GROUP = "zsim.fabrics"
-SHIPPED = (*tiered_fabric.READERS, explicit_fabric.READER)
+SHIPPED = (*tiered_fabric.READERS, explicit_fabric.READER, *generated_fabric.READERS)
 
 
 @cache
 def readers() -> Mapping[str, FabricReader]:
     """Return the readers of all installed kinds of fabric, by name."""
     return registered(GROUP, FabricReader, {each.kind.name: each for each in SHIPPED})
+
+
+def table_of_line(text: str) -> dict[str, Any] | None:
+    """Return the table of a fabric from a line such as `torus:sizes=4x4x4`; None for other texts.
+
+    Raises:
+        TopologyError: a part is not KEY=VALUE.
+    """
+    kind, colon, rest = text.partition(":")
+    if not colon or kind not in readers() or "/" in kind:
+        return None
+    table: dict[str, Any] = {"title": text, "kind": kind, "source": "as given"}
+    for part in rest.split(","):
+        key, equals, value = (each.strip() for each in part.partition("="))
+        if not equals or not key or key in table:
+            raise TopologyError(f"{text}: {part!r} must be KEY=VALUE, each key once")
+        table[key] = (
+            int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else value
+        )
+    return table
 
 
 def fabric_of(name: str, table: object, node: Cluster) -> Fabric:
