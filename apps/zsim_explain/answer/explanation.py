@@ -13,15 +13,15 @@ from zsim.api.scenario import Changed
 from zsim.mistake import MistakeError
 from zsim.trace.kineto import kineto
 from zsim.units import format_seconds
-from zsim_explain.ledger.difference import (
-    Difference,
+from zsim_explain.ledger.step_difference import (
     MeanStep,
+    StepDifference,
     critical,
     difference,
     late_rank,
     mean_step,
 )
-from zsim_explain.ledger.ledger import Cause, Part
+from zsim_explain.ledger.step_ledger import StepPart, TimeCause
 from zsim_explain.ledger.waits import Pairing, with_waits
 from zsim_explain.trace.profiler_file import read_profile
 from zsim_explain.trace.recorded_rank import RecordedRank, recorded_ranks
@@ -51,7 +51,7 @@ class Explanation(AnswerInFacts):
     title: str
     pairing: Pairing = field(repr=False)
     steps: Sequence[MeanStep] = field(repr=False)
-    difference: Difference | None
+    difference: StepDifference | None
     expectation: str = ""
 
     @property
@@ -68,7 +68,7 @@ class Explanation(AnswerInFacts):
     def explained(self) -> float:
         """Share of the step that has a cause."""
         spent = self.shown.ledger.spent
-        unknown = sum(us for cause, us in spent.items() if cause.part is Part.UNKNOWN)
+        unknown = sum(us for cause, us in spent.items() if cause.part is StepPart.UNKNOWN)
         return 1 - unknown / self.shown.took
 
     def facts(self) -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ class Explanation(AnswerInFacts):
 
     def _parts(self) -> list[tuple[str, str]]:
         step = self.shown
-        parts: defaultdict[Part, dict[Cause, float]] = defaultdict(dict)
+        parts: defaultdict[StepPart, dict[TimeCause, float]] = defaultdict(dict)
         for cause, us in step.ledger.spent.items():
             parts[cause.part][cause] = us
         ordered = sorted(parts, key=lambda part: -sum(parts[part].values()))
@@ -101,7 +101,7 @@ class Explanation(AnswerInFacts):
             lines.append(("hidden communication", f"{_time(hidden)} beside kernels"))
         return lines
 
-    def _part(self, causes: Mapping[Cause, float]) -> str:
+    def _part(self, causes: Mapping[TimeCause, float]) -> str:
         took = self.shown.took
         total = sum(causes.values())
         each = [
@@ -115,7 +115,7 @@ class Explanation(AnswerInFacts):
         """Describe the waits of ranks for each other."""
         pairing = self.pairing
         if len(pairing.ranks) == 1:
-            if any(cause.part is Part.EXPOSED for cause in self.shown.ledger.spent):
+            if any(cause.part is StepPart.EXPOSED for cause in self.shown.ledger.spent):
                 why = "unknown: with files of more ranks, waits are told from slow collectives"
                 return [("waits for others", why)]
             return []
@@ -262,7 +262,7 @@ def _simulated(scenario: str | PathLike[str], changes: Changed) -> list[MeanStep
     ]
 
 
-def _objects(amounts: Mapping[Cause, float]) -> list[dict[str, object]]:
+def _objects(amounts: Mapping[TimeCause, float]) -> list[dict[str, object]]:
     return [
         {"part": str(cause.part), "what": cause.what, "group": cause.group or None, "s": us / 1e6}
         for cause, us in sorted(amounts.items(), key=lambda pair: (-pair[1], pair[0]))

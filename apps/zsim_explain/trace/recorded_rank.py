@@ -35,7 +35,7 @@ TIMES_MEDIAN: Final = 4
 """Ordinary launches take up to this many times the median of the trace."""
 
 
-class Collective(NamedTuple):
+class RecordedCollective(NamedTuple):
     """A collective: its kind, and the group by its description, number or stream."""
 
     kind: str
@@ -51,7 +51,7 @@ class DeviceWork(NamedTuple):
     what: str
     """Its class: of kernels, `copy to GPU`, `copy to host`, `copy`, `fill` or `communication`."""
     correlation: int | str | None
-    collective: Collective | None
+    collective: RecordedCollective | None
     pairing: tuple[str, ...]
     """Equal on all ranks of a collective: ranks of the group and number of elements."""
     waits_for: int | None = None
@@ -66,7 +66,7 @@ class HostCall(NamedTuple):
     what: str
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """A step on the GPU: from the end of what the host launched before it."""
 
     start: float
@@ -105,7 +105,7 @@ class RecordedRank:
     launches: Mapping[int | str | None, float] = field(repr=False)
     calls: Sequence[HostCall] = field(repr=False)
     longest_call: float
-    steps: Sequence[Step]
+    steps: Sequence[RecordedStep]
     marked_by: str
     latency: float
     skipped: int
@@ -122,7 +122,7 @@ class _Events(NamedTuple):
     work: list[tuple[object, DeviceWork]]
     launches: dict[int | str | None, float]
     calls: list[HostCall]
-    marks: list[Step]
+    marks: list[RecordedStep]
     updates: list[float]
     skipped: int
 
@@ -220,7 +220,7 @@ def _note(
         elif ALLOCATING.match(name):
             found.calls.append(HostCall(start, end, ALLOCATE))
     elif name.startswith("ProfilerStep") and kind != "gpu_user_annotation":
-        found.marks.append(Step(start, end, name))
+        found.marks.append(RecordedStep(start, end, name))
     elif LOADING.search(name):
         found.calls.append(HostCall(start, end, LOAD))
     elif name.startswith("Optimizer.step#") and kind in ("user_annotation", "cpu_op", "operator"):
@@ -230,7 +230,7 @@ def _note(
 def _work(kind: str, name: str, when: tuple[float, float], event: Mapping[str, Any]) -> DeviceWork:
     """Return a piece of work of the GPU."""
     args = _table(event.get("args"))
-    collective: Collective | None = None
+    collective: RecordedCollective | None = None
     if "memcpy" in kind:
         direction = {"htod": "copy to GPU", "dtoh": "copy to host"}
         what = next((text for key, text in direction.items() if key in name.lower()), "copy")
@@ -239,7 +239,9 @@ def _work(kind: str, name: str, when: tuple[float, float], event: Mapping[str, A
     elif (told := args.get("Collective name")) is not None or is_network(name):
         what = "communication"
         stream = args.get("stream", str(event.get("tid")).removeprefix("stream "))
-        collective = Collective(collective_kind(f"{told or ''} {name}"), _group(args, stream))
+        collective = RecordedCollective(
+            collective_kind(f"{told or ''} {name}"), _group(args, stream)
+        )
     else:
         what = kernel_class(name)
     pairing = (
@@ -259,7 +261,7 @@ def _group(args: Mapping[str, Any], stream: object) -> str:
     return f"stream {stream}" if number in (None, "") else f"group {number}"
 
 
-def _marks(path: Path, found: _Events) -> tuple[list[Step], str]:
+def _marks(path: Path, found: _Events) -> tuple[list[RecordedStep], str]:
     """Return the steps as the host marks them, and what marks them.
 
     Raises:
@@ -269,7 +271,9 @@ def _marks(path: Path, found: _Events) -> tuple[list[Step], str]:
         return sorted(found.marks), "ProfilerStep"
     ends = sorted(found.updates)
     if len(ends) > 1:
-        steps = [Step(*pair, f"step {number}") for number, pair in enumerate(pairwise(ends), 1)]
+        steps = [
+            RecordedStep(*pair, f"step {number}") for number, pair in enumerate(pairwise(ends), 1)
+        ]
         return steps, "ends of Optimizer.step"
     raise MistakeError(
         f"{path}: no marks of steps: call step() of the profiler after each step, so that "
@@ -278,8 +282,10 @@ def _marks(path: Path, found: _Events) -> tuple[list[Step], str]:
 
 
 def _windows(
-    marks: Sequence[Step], work: Sequence[DeviceWork], launches: Mapping[int | str | None, float]
-) -> Iterable[Step]:
+    marks: Sequence[RecordedStep],
+    work: Sequence[DeviceWork],
+    launches: Mapping[int | str | None, float],
+) -> Iterable[RecordedStep]:
     """Yield the steps of the GPU: each begins when all that was launched before it has ended.
 
     The host runs ahead of the GPU, so its own marks are too early. Steps leave no gaps.
@@ -293,7 +299,7 @@ def _windows(
     ]
     for mark, (start, end) in zip(marks, pairwise(cuts), strict=True):
         if end > start:
-            yield Step(start, end, mark.name)
+            yield RecordedStep(start, end, mark.name)
 
 
 def _ordinary_latency(

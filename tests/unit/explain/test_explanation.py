@@ -14,7 +14,7 @@ from profiles import Recorder, busy, written
 import zsim
 from zsim.mistake import MistakeError
 from zsim_explain.answer.explanation import Explanation, explain
-from zsim_explain.ledger.ledger import Part, ledger
+from zsim_explain.ledger.step_ledger import StepPart, ledger
 from zsim_explain.trace.recorded_rank import recorded_ranks
 
 Plant = Callable[[Recorder], object]
@@ -200,7 +200,7 @@ def test_missing_records_are_named(tmp_path: Path) -> None:
     found = answer(tmp_path, profile)
     assert found.explained < 0.95
     assert "records of kernels or events are missing" in found.text()
-    assert seconds(found, str(Part.UNKNOWN)) > 0.0005
+    assert seconds(found, str(StepPart.UNKNOWN)) > 0.0005
 
 
 def test_ends_of_the_optimizer_mark_steps_where_nothing_else_does(tmp_path: Path) -> None:

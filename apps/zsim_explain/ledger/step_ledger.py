@@ -18,11 +18,11 @@ from zsim_explain.trace.recorded_rank import (
     DeviceWork,
     HostCall,
     RecordedRank,
-    Step,
+    RecordedStep,
 )
 
 
-class Part(StrEnum):
+class StepPart(StrEnum):
     """Part of a step."""
 
     COMPUTE = "compute"
@@ -33,10 +33,10 @@ class Part(StrEnum):
     LATE = "late rank"
 
 
-class Cause(NamedTuple):
+class TimeCause(NamedTuple):
     """Why time passed: part, kind, and the group of a collective."""
 
-    part: Part
+    part: StepPart
     what: str
     group: str = ""
 
@@ -44,11 +44,11 @@ class Cause(NamedTuple):
         return f"{self.what} of {self.group}" if self.group else self.what
 
 
-LAUNCHES: Final = Cause(Part.HOST, "late launches")
-LATENCY: Final = Cause(Part.HOST, "launch latency")
-LOADING: Final = Cause(Part.HOST, LOAD)
-QUEUED: Final = Cause(Part.UNKNOWN, "launched, but not started")
-NO_LAUNCH: Final = Cause(Part.UNKNOWN, "launches are not recorded")
+LAUNCHES: Final = TimeCause(StepPart.HOST, "late launches")
+LATENCY: Final = TimeCause(StepPart.HOST, "launch latency")
+LOADING: Final = TimeCause(StepPart.HOST, LOAD)
+QUEUED: Final = TimeCause(StepPart.UNKNOWN, "launched, but not started")
+NO_LAUNCH: Final = TimeCause(StepPart.UNKNOWN, "launches are not recorded")
 
 DRAINED_US: Final = 5.0
 """A synchronisation that begins up to this long after the GPU is idle has drained its queue."""
@@ -56,11 +56,11 @@ DRAINED_US: Final = 5.0
 COPIES: Final = ("copy to GPU", "copy to host", "copy", "fill")
 
 
-class Ledger(NamedTuple):
+class StepLedger(NamedTuple):
     """Microseconds of a step by cause, which add up to it; and communication that was hidden."""
 
-    spent: defaultdict[Cause, float]
-    hidden: defaultdict[Cause, float]
+    spent: defaultdict[TimeCause, float]
+    hidden: defaultdict[TimeCause, float]
 
     @property
     def total(self) -> float:
@@ -68,15 +68,15 @@ class Ledger(NamedTuple):
         return sum(self.spent.values())
 
 
-def ledger(rank: RecordedRank, step: Step) -> Ledger:
+def ledger(rank: RecordedRank, step: RecordedStep) -> StepLedger:
     """Return the ledger of `step` of `rank`."""
     inside = [each for each in rank.work if each.end > step.start and each.start < step.end]
-    found = Ledger(defaultdict(float), defaultdict(float))
+    found = StepLedger(defaultdict(float), defaultdict(float))
     starts = [each.start for each in inside]
     for start, end, busy in _intervals(inside, step):
         took = end - start
-        computing = [each for each in busy if each.part is Part.COMPUTE]
-        moving = [each for each in busy if each.part in (Part.EXPOSED, Part.LATE)]
+        computing = [each for each in busy if each.part is StepPart.COMPUTE]
+        moving = [each for each in busy if each.part in (StepPart.EXPOSED, StepPart.LATE)]
         if computing:
             found.spent[min(computing)] += took
             if moving:
@@ -95,24 +95,24 @@ def ledger(rank: RecordedRank, step: Step) -> Ledger:
     return found
 
 
-def _cause(work: DeviceWork) -> Cause:
+def _cause(work: DeviceWork) -> TimeCause:
     if work.waits_for is not None:
-        return Cause(Part.LATE, f"waits for rank {work.waits_for}")
+        return TimeCause(StepPart.LATE, f"waits for rank {work.waits_for}")
     if work.collective is not None:
-        return Cause(Part.EXPOSED, work.collective.kind, work.collective.group)
-    return Cause(Part.COPY if work.what in COPIES else Part.COMPUTE, work.what)
+        return TimeCause(StepPart.EXPOSED, work.collective.kind, work.collective.group)
+    return TimeCause(StepPart.COPY if work.what in COPIES else StepPart.COMPUTE, work.what)
 
 
 def _intervals(
-    inside: Iterable[DeviceWork], step: Step
-) -> Iterator[tuple[float, float, list[Cause]]]:
+    inside: Iterable[DeviceWork], step: RecordedStep
+) -> Iterator[tuple[float, float, list[TimeCause]]]:
     """Yield the intervals of a step in which the same causes are at work, with these."""
-    edges: list[tuple[float, int, Cause]] = []
+    edges: list[tuple[float, int, TimeCause]] = []
     for each in inside:
         cause = _cause(each)
         edges += [(max(each.start, step.start), 1, cause), (min(each.end, step.end), -1, cause)]
     edges.sort(key=lambda edge: edge[:2])
-    live: defaultdict[Cause, float] = defaultdict(float)
+    live: defaultdict[TimeCause, float] = defaultdict(float)
     last = step.start
     for at, change, cause in edges:
         if at > last:
@@ -125,7 +125,7 @@ def _intervals(
 
 def _idle(
     rank: RecordedRank, gap: tuple[float, float], following: DeviceWork | None
-) -> Iterator[tuple[Cause, float]]:
+) -> Iterator[tuple[TimeCause, float]]:
     """Yield why the GPU was idle in `gap`, before the work `following` started.
 
     Until its launch the host was late; after it, the work waited.
@@ -141,7 +141,7 @@ def _idle(
     for what in (LOAD, ALLOCATE, WAIT):
         taken = min(left, _covered(calls, what, start, issued))
         if taken:
-            yield Cause(Part.HOST, what), taken
+            yield TimeCause(StepPart.HOST, what), taken
             left -= taken
     if left:
         drained = any(
@@ -150,11 +150,11 @@ def _idle(
             and each.end - each.start > DRAINED_US
             for each in calls
         )
-        yield (Cause(Part.HOST, WAIT) if drained else LAUNCHES), left
+        yield (TimeCause(StepPart.HOST, WAIT) if drained else LAUNCHES), left
     waited = end - issued
     taken = min(waited, _covered(calls, ALLOCATE, issued, end))
     if taken:
-        yield Cause(Part.HOST, ALLOCATE), taken
+        yield TimeCause(StepPart.HOST, ALLOCATE), taken
         waited -= taken
     if waited:
         yield (LATENCY if waited <= rank.latency else QUEUED), waited

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from zsim_explain.ledger.ledger import Cause, Ledger, Part, ledger
+from zsim_explain.ledger.step_ledger import StepLedger, StepPart, TimeCause, ledger
 from zsim_explain.trace.recorded_rank import RecordedRank
 
 MOST: Final = 8
@@ -24,23 +24,23 @@ class MeanStep(NamedTuple):
         spread: median absolute deviation of the durations of steps.
     """
 
-    ledger: Ledger
+    ledger: StepLedger
     took: float
     spread: float
 
     @property
     def own(self) -> float:
         """Time that depends on this rank alone: neither communication nor waits."""
-        apart = Part.EXPOSED, Part.LATE
+        apart = StepPart.EXPOSED, StepPart.LATE
         return sum(us for cause, us in self.ledger.spent.items() if cause.part not in apart)
 
     @property
     def waited(self) -> float:
         """Exposed waits for other ranks."""
-        return sum(us for cause, us in self.ledger.spent.items() if cause.part is Part.LATE)
+        return sum(us for cause, us in self.ledger.spent.items() if cause.part is StepPart.LATE)
 
 
-class Difference(NamedTuple):
+class StepDifference(NamedTuple):
     """Measured minus expected, in microseconds, by cause; largest first."""
 
     measured: float
@@ -51,7 +51,7 @@ class Difference(NamedTuple):
 def mean_step(rank: RecordedRank) -> MeanStep:
     """Return the mean of the steps of `rank`."""
     count = len(rank.steps)
-    mean = Ledger(defaultdict(float), defaultdict(float))
+    mean = StepLedger(defaultdict(float), defaultdict(float))
     for step in rank.steps:
         for target, source in zip(mean, ledger(rank, step), strict=True):
             for cause, us in source.items():
@@ -80,7 +80,7 @@ def difference(
     expected: Sequence[MeanStep],
     *,
     by_class: bool,
-) -> Difference:
+) -> StepDifference:
     """Return why the steps of some ranks took longer than expected.
 
     What the median rank takes more is a cause that ranks share. What the critical rank takes more
@@ -99,12 +99,12 @@ def difference(
     found: defaultdict[str, float] = defaultdict(float)
     for cause in real.spent.keys() | shared.spent.keys() | plan.spent.keys():
         change = real.spent[cause] - plan.spent[cause]
-        if cause.part is Part.EXPOSED:
+        if cause.part is StepPart.EXPOSED:
             grew = change + real.hidden[cause] - plan.hidden[cause]
             slower = max(0.0, min(grew, change)) if change > 0 else change
             found[f"slower {cause}"] += slower
             found["lost overlap"] += change - slower
-        elif cause.part is Part.LATE:
+        elif cause.part is StepPart.LATE:
             found["late ranks, now one, now another"] += change
         else:
             found[late] += real.spent[cause] - shared.spent[cause]
@@ -113,20 +113,20 @@ def difference(
     ordered = [(cause, float(us)) for cause, us in ordered if abs(us) > 1e-9]
     rest = sum(us for _, us in ordered[MOST:])
     causes = (*ordered[:MOST], *([("all other causes", rest)] if ordered[MOST:] else []))
-    return Difference(least.took, model.took, causes)
+    return StepDifference(least.took, model.took, causes)
 
 
-def _merged(found: Ledger, *, by_class: bool) -> Ledger:
+def _merged(found: StepLedger, *, by_class: bool) -> StepLedger:
     """Return a ledger of which two can be compared: collectives without their groups.
 
     Two programs give the groups other names. Kernels become one cause unless `by_class`.
     """
     spent, hidden = (
-        defaultdict[Cause, float](float),
-        defaultdict[Cause, float](float),
+        defaultdict[TimeCause, float](float),
+        defaultdict[TimeCause, float](float),
     )
     for target, source in ((spent, found.spent), (hidden, found.hidden)):
         for cause, us in source.items():
-            what = "kernels" if cause.part is Part.COMPUTE and not by_class else cause.what
-            target[Cause(cause.part, what)] += us
-    return Ledger(spent, hidden)
+            what = "kernels" if cause.part is StepPart.COMPUTE and not by_class else cause.what
+            target[TimeCause(cause.part, what)] += us
+    return StepLedger(spent, hidden)
