@@ -197,7 +197,7 @@ class FabricEdge:
     hops: int = 1
 
 
-class Routing(StrEnum):
+class FabricRouting(StrEnum):
     """How a fabric that lists its links chooses among routes."""
 
     MINIMAL = "minimal"
@@ -217,7 +217,7 @@ class Fabric:
     kind: FabricKind = SINGLE_SWITCH
     tiers: tuple[Tier, ...] = ()
     edges: tuple[FabricEdge, ...] = ()
-    routing: Routing = Routing.MINIMAL
+    routing: FabricRouting = FabricRouting.MINIMAL
 
     def __post_init__(self) -> None:
         kind = self.kind

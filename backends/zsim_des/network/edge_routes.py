@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zsim.cluster.cluster import FabricEdge, Routing
+from zsim.cluster.cluster import FabricEdge, FabricRouting
 from zsim.cluster.links import forwarding
 from zsim_des.network.communicator_placement import Ints
 
@@ -58,7 +58,7 @@ class EdgeRoutes:
         edges: Sequence[FabricEdge],
         first: int,
         dead: Collection[tuple[str, str]] = (),
-        routing: Routing = Routing.MINIMAL,
+        routing: FabricRouting = FabricRouting.MINIMAL,
     ) -> None:
         ends = {end for edge in edges for end in (edge.source, edge.target)}
         self._nodes = {end for end in ends if re.fullmatch(r"node\d+", end)}
@@ -76,7 +76,7 @@ class EdgeRoutes:
                 way = _Way(target, number, edge.link.latency_ps, edge.hops)
                 self._next.setdefault(source, []).append(way)
                 self._bytes_per_s[number] = edge.link.bytes_per_s
-        self._is_adaptive = routing is Routing.ADAPTIVE
+        self._is_adaptive = routing is FabricRouting.ADAPTIVE
         self._group = self._groups() if self._is_adaptive else {}
 
     def links(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import zsim
 from zsim.api.topology_result import read_topology
-from zsim.cluster.cluster import Cluster, FabricEdge, Link, Routing
+from zsim.cluster.cluster import Cluster, FabricEdge, FabricRouting, Link
 from zsim.cluster.files import TopologyError
 from zsim.cluster.links import edges_in_use
 from zsim.files.installed import topology
@@ -107,7 +107,9 @@ def test_adaptive_routes_fill_no_link_more_than_minimal_ones(
     pairs = [pair for pair in zip(nodes, targets, strict=True) if pair[0] != pair[1]]
     if not pairs:
         return
-    fullest = [busiest(edges, EdgeRoutes(edges, 0, routing=routing), pairs) for routing in Routing]
+    fullest = [
+        busiest(edges, EdgeRoutes(edges, 0, routing=routing), pairs) for routing in FabricRouting
+    ]
     assert fullest[1] <= fullest[0] * (1 + 1e-9)
 
 
@@ -138,7 +140,7 @@ def test_neighbouring_groups_fill_their_link_and_adaptive_routes_relieve_it() ->
     nodes = nodes_of(edges)
     pairs = [(each, (each + 8) % len(nodes)) for each in nodes]
     minimal, adaptive = (
-        busiest(edges, EdgeRoutes(edges, 0, routing=routing), pairs) for routing in Routing
+        busiest(edges, EdgeRoutes(edges, 0, routing=routing), pairs) for routing in FabricRouting
     )
     assert minimal * NODE_BYTES_PER_S == pytest.approx(8)  # eight nodes share one link
     assert adaptive < minimal / 3

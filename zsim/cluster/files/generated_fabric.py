@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Link, Routing
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, FabricRouting, Link
 from zsim.cluster.fabric_kind import DRAGONFLY, TORUS
 from zsim.cluster.files.fabric_reader import FabricReader, FabricTable
 from zsim.cluster.files.table import Bandwidth, Count, Time, TopologyError, read
@@ -100,7 +100,7 @@ class _DragonflyFile(FabricTable):
     bandwidth_per_direction: Bandwidth | None = None
     global_bandwidth_per_direction: Bandwidth | None = None
     latency: Time = HOP_PS
-    routing: Routing = Routing.MINIMAL
+    routing: FabricRouting = FabricRouting.MINIMAL
 
 
 def _dragonfly(name: str, table: dict[str, Any], node: Cluster) -> Fabric:
