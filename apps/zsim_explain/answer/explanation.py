@@ -21,7 +21,7 @@ from zsim_explain.ledger.step_difference import (
     late_rank,
     mean_step,
 )
-from zsim_explain.ledger.step_ledger import StepPart, TimeCause
+from zsim_explain.ledger.step_ledger import LedgerPart, TimeCause
 from zsim_explain.ledger.waits import Pairing, with_waits
 from zsim_explain.trace.profiler_file import read_profile
 from zsim_explain.trace.recorded_rank import RecordedRank, recorded_ranks
@@ -68,7 +68,7 @@ class Explanation(AnswerInFacts):
     def explained(self) -> float:
         """Share of the step that has a cause."""
         spent = self.shown.ledger.spent
-        unknown = sum(us for cause, us in spent.items() if cause.part is StepPart.UNKNOWN)
+        unknown = sum(us for cause, us in spent.items() if cause.part is LedgerPart.UNKNOWN)
         return 1 - unknown / self.shown.took
 
     def facts(self) -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ class Explanation(AnswerInFacts):
 
     def _parts(self) -> list[tuple[str, str]]:
         step = self.shown
-        parts: defaultdict[StepPart, dict[TimeCause, float]] = defaultdict(dict)
+        parts: defaultdict[LedgerPart, dict[TimeCause, float]] = defaultdict(dict)
         for cause, us in step.ledger.spent.items():
             parts[cause.part][cause] = us
         ordered = sorted(parts, key=lambda part: -sum(parts[part].values()))
@@ -115,7 +115,7 @@ class Explanation(AnswerInFacts):
         """Describe the waits of ranks for each other."""
         pairing = self.pairing
         if len(pairing.ranks) == 1:
-            if any(cause.part is StepPart.EXPOSED for cause in self.shown.ledger.spent):
+            if any(cause.part is LedgerPart.EXPOSED for cause in self.shown.ledger.spent):
                 why = "unknown: with files of more ranks, waits are told from slow collectives"
                 return [("waits for others", why)]
             return []

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from zsim_explain.ledger.step_ledger import StepLedger, StepPart, TimeCause, ledger
+from zsim_explain.ledger.step_ledger import LedgerPart, StepLedger, TimeCause, ledger
 from zsim_explain.trace.recorded_rank import RecordedRank
 
 MOST: Final = 8
@@ -31,13 +31,13 @@ class MeanStep(NamedTuple):
     @property
     def own(self) -> float:
         """Time that depends on this rank alone: neither communication nor waits."""
-        apart = StepPart.EXPOSED, StepPart.LATE
+        apart = LedgerPart.EXPOSED, LedgerPart.LATE
         return sum(us for cause, us in self.ledger.spent.items() if cause.part not in apart)
 
     @property
     def waited(self) -> float:
         """Exposed waits for other ranks."""
-        return sum(us for cause, us in self.ledger.spent.items() if cause.part is StepPart.LATE)
+        return sum(us for cause, us in self.ledger.spent.items() if cause.part is LedgerPart.LATE)
 
 
 class StepDifference(NamedTuple):
@@ -99,12 +99,12 @@ def difference(
     found: defaultdict[str, float] = defaultdict(float)
     for cause in real.spent.keys() | shared.spent.keys() | plan.spent.keys():
         change = real.spent[cause] - plan.spent[cause]
-        if cause.part is StepPart.EXPOSED:
+        if cause.part is LedgerPart.EXPOSED:
             grew = change + real.hidden[cause] - plan.hidden[cause]
             slower = max(0.0, min(grew, change)) if change > 0 else change
             found[f"slower {cause}"] += slower
             found["lost overlap"] += change - slower
-        elif cause.part is StepPart.LATE:
+        elif cause.part is LedgerPart.LATE:
             found["late ranks, now one, now another"] += change
         else:
             found[late] += real.spent[cause] - shared.spent[cause]
@@ -127,6 +127,6 @@ def _merged(found: StepLedger, *, by_class: bool) -> StepLedger:
     )
     for target, source in ((spent, found.spent), (hidden, found.hidden)):
         for cause, us in source.items():
-            what = "kernels" if cause.part is StepPart.COMPUTE and not by_class else cause.what
+            what = "kernels" if cause.part is LedgerPart.COMPUTE and not by_class else cause.what
             target[TimeCause(cause.part, what)] += us
     return StepLedger(spent, hidden)

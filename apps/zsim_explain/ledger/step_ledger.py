@@ -22,7 +22,7 @@ from zsim_explain.trace.recorded_rank import (
 )
 
 
-class StepPart(StrEnum):
+class LedgerPart(StrEnum):
     """Part of a step."""
 
     COMPUTE = "compute"
@@ -36,7 +36,7 @@ class StepPart(StrEnum):
 class TimeCause(NamedTuple):
     """Why time passed: part, kind, and the group of a collective."""
 
-    part: StepPart
+    part: LedgerPart
     what: str
     group: str = ""
 
@@ -44,11 +44,11 @@ class TimeCause(NamedTuple):
         return f"{self.what} of {self.group}" if self.group else self.what
 
 
-LAUNCHES: Final = TimeCause(StepPart.HOST, "late launches")
-LATENCY: Final = TimeCause(StepPart.HOST, "launch latency")
-LOADING: Final = TimeCause(StepPart.HOST, LOAD)
-QUEUED: Final = TimeCause(StepPart.UNKNOWN, "launched, but not started")
-NO_LAUNCH: Final = TimeCause(StepPart.UNKNOWN, "launches are not recorded")
+LAUNCHES: Final = TimeCause(LedgerPart.HOST, "late launches")
+LATENCY: Final = TimeCause(LedgerPart.HOST, "launch latency")
+LOADING: Final = TimeCause(LedgerPart.HOST, LOAD)
+QUEUED: Final = TimeCause(LedgerPart.UNKNOWN, "launched, but not started")
+NO_LAUNCH: Final = TimeCause(LedgerPart.UNKNOWN, "launches are not recorded")
 
 DRAINED_US: Final = 5.0
 """A synchronisation that begins up to this long after the GPU is idle has drained its queue."""
@@ -75,8 +75,8 @@ def ledger(rank: RecordedRank, step: RecordedStep) -> StepLedger:
     starts = [each.start for each in inside]
     for start, end, busy in _intervals(inside, step):
         took = end - start
-        computing = [each for each in busy if each.part is StepPart.COMPUTE]
-        moving = [each for each in busy if each.part in (StepPart.EXPOSED, StepPart.LATE)]
+        computing = [each for each in busy if each.part is LedgerPart.COMPUTE]
+        moving = [each for each in busy if each.part in (LedgerPart.EXPOSED, LedgerPart.LATE)]
         if computing:
             found.spent[min(computing)] += took
             if moving:
@@ -97,10 +97,10 @@ def ledger(rank: RecordedRank, step: RecordedStep) -> StepLedger:
 
 def _cause(work: DeviceWork) -> TimeCause:
     if work.waits_for is not None:
-        return TimeCause(StepPart.LATE, f"waits for rank {work.waits_for}")
+        return TimeCause(LedgerPart.LATE, f"waits for rank {work.waits_for}")
     if work.collective is not None:
-        return TimeCause(StepPart.EXPOSED, work.collective.kind, work.collective.group)
-    return TimeCause(StepPart.COPY if work.what in COPIES else StepPart.COMPUTE, work.what)
+        return TimeCause(LedgerPart.EXPOSED, work.collective.kind, work.collective.group)
+    return TimeCause(LedgerPart.COPY if work.what in COPIES else LedgerPart.COMPUTE, work.what)
 
 
 def _intervals(
@@ -141,7 +141,7 @@ def _idle(
     for what in (LOAD, ALLOCATE, WAIT):
         taken = min(left, _covered(calls, what, start, issued))
         if taken:
-            yield TimeCause(StepPart.HOST, what), taken
+            yield TimeCause(LedgerPart.HOST, what), taken
             left -= taken
     if left:
         drained = any(
@@ -150,11 +150,11 @@ def _idle(
             and each.end - each.start > DRAINED_US
             for each in calls
         )
-        yield (TimeCause(StepPart.HOST, WAIT) if drained else LAUNCHES), left
+        yield (TimeCause(LedgerPart.HOST, WAIT) if drained else LAUNCHES), left
     waited = end - issued
     taken = min(waited, _covered(calls, ALLOCATE, issued, end))
     if taken:
-        yield TimeCause(StepPart.HOST, ALLOCATE), taken
+        yield TimeCause(LedgerPart.HOST, ALLOCATE), taken
         waited -= taken
     if waited:
         yield (LATENCY if waited <= rank.latency else QUEUED), waited

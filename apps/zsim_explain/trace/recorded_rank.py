@@ -35,7 +35,7 @@ TIMES_MEDIAN: Final = 4
 """Ordinary launches take up to this many times the median of the trace."""
 
 
-class RecordedCollective(NamedTuple):
+class TracedCollective(NamedTuple):
     """A collective: its kind, and the group by its description, number or stream."""
 
     kind: str
@@ -51,7 +51,7 @@ class DeviceWork(NamedTuple):
     what: str
     """Its class: of kernels, `copy to GPU`, `copy to host`, `copy`, `fill` or `communication`."""
     correlation: int | str | None
-    collective: RecordedCollective | None
+    collective: TracedCollective | None
     pairing: tuple[str, ...]
     """Equal on all ranks of a collective: ranks of the group and number of elements."""
     waits_for: int | None = None
@@ -230,7 +230,7 @@ def _note(
 def _work(kind: str, name: str, when: tuple[float, float], event: Mapping[str, Any]) -> DeviceWork:
     """Return a piece of work of the GPU."""
     args = _table(event.get("args"))
-    collective: RecordedCollective | None = None
+    collective: TracedCollective | None = None
     if "memcpy" in kind:
         direction = {"htod": "copy to GPU", "dtoh": "copy to host"}
         what = next((text for key, text in direction.items() if key in name.lower()), "copy")
@@ -239,9 +239,7 @@ def _work(kind: str, name: str, when: tuple[float, float], event: Mapping[str, A
     elif (told := args.get("Collective name")) is not None or is_network(name):
         what = "communication"
         stream = args.get("stream", str(event.get("tid")).removeprefix("stream "))
-        collective = RecordedCollective(
-            collective_kind(f"{told or ''} {name}"), _group(args, stream)
-        )
+        collective = TracedCollective(collective_kind(f"{told or ''} {name}"), _group(args, stream))
     else:
         what = kernel_class(name)
     pairing = (

@@ -14,7 +14,7 @@ from profiles import Recorder, busy, written
 import zsim
 from zsim.mistake import MistakeError
 from zsim_explain.answer.explanation import Explanation, explain
-from zsim_explain.ledger.step_ledger import StepPart, ledger
+from zsim_explain.ledger.step_ledger import LedgerPart, ledger
 from zsim_explain.trace.recorded_rank import recorded_ranks
 
 Plant = Callable[[Recorder], object]
@@ -63,6 +63,16 @@ def seconds(found: Explanation, part: str, what: str | None = None) -> float:
     return sum(each["s"] for each in parts if each["part"] == part and what in (None, each["what"]))
 
 
+def loaded(recorder: Recorder) -> None:
+    recorder.wait()
+    recorder.call("enumerate(DataLoader)#X", 5000, kind="user_annotation")
+
+
+def allocated(recorder: Recorder) -> None:
+    recorder.wait()
+    recorder.call("cudaMalloc", 5000)
+
+
 def drained(recorder: Recorder) -> None:
     recorder.wait()
     recorder.host += 5000.0
@@ -70,15 +80,12 @@ def drained(recorder: Recorder) -> None:
 
 PLANTS: dict[str, tuple[Plant, str, float]] = {
     "a data loader": (
-        lambda each: (
-            each.wait(),
-            each.call("enumerate(DataLoader)#X", 5000, kind="user_annotation"),
-        ),
+        loaded,
         "data loading",
         5000,
     ),
     "an allocation": (
-        lambda each: (each.wait(), each.call("cudaMalloc", 5000)),
+        allocated,
         "memory allocation",
         5000,
     ),
@@ -200,7 +207,7 @@ def test_missing_records_are_named(tmp_path: Path) -> None:
     found = answer(tmp_path, profile)
     assert found.explained < 0.95
     assert "records of kernels or events are missing" in found.text()
-    assert seconds(found, str(StepPart.UNKNOWN)) > 0.0005
+    assert seconds(found, str(LedgerPart.UNKNOWN)) > 0.0005
 
 
 def test_ends_of_the_optimizer_mark_steps_where_nothing_else_does(tmp_path: Path) -> None:
