@@ -1,1 +1,1 @@
-"""What is said of a trace."""
+"""Explanations of traces."""

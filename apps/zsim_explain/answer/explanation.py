@@ -1,4 +1,4 @@
-"""`zsim explain`: where the time of recorded steps goes, and why it is more than expected."""
+"""`zsim explain`: causes of the time of recorded steps, and of its difference from another run."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Explanation(AnswerInFacts):
         pairing: the ranks, and their waits for each other.
         steps: the mean step of each rank.
         difference: measured minus expected; None if nothing was expected.
-        expectation: what is expected, in words.
+        expectation: description of the run that is compared.
     """
 
     title: str
@@ -116,7 +116,7 @@ class Explanation(AnswerInFacts):
         pairing = self.pairing
         if len(pairing.ranks) == 1:
             if any(cause.part is LedgerPart.EXPOSED for cause in self.shown.ledger.spent):
-                why = "unknown: with files of more ranks, waits are told from slow collectives"
+                why = "unknown: with files of more ranks, waits for a slow rank can be separated"
                 return [("waits for others", why)]
             return []
         if pairing.refused:
@@ -199,7 +199,7 @@ def explain(
     scenario: str | PathLike[str] | None = None,
     changes: Changed = None,
 ) -> Explanation:
-    """Return where the time of the steps in `traces` goes, a file for each rank.
+    """Explain the time of the steps in `traces`, a file for each rank.
 
     Args:
         traces: files of PyTorch's profiler.

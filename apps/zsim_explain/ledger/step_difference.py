@@ -117,7 +117,7 @@ def difference(
 
 
 def _merged(found: StepLedger, *, by_class: bool) -> StepLedger:
-    """Return a ledger of which two can be compared: collectives without their groups.
+    """Return a ledger for comparisons: collectives without their groups.
 
     Two programs give the groups other names. Kernels become one cause unless `by_class`.
     """

@@ -1,7 +1,7 @@
 """Where the time of a step goes: every moment of it belongs to one cause.
 
 In this order: the GPU computes; it communicates, and does not compute; it copies alone; it is idle.
-Communication beside computation is hidden, and counted apart.
+Communication during computation is hidden, and counted separately.
 """
 
 from bisect import bisect_left
@@ -51,7 +51,7 @@ QUEUED: Final = TimeCause(LedgerPart.UNKNOWN, "launched, but not started")
 NO_LAUNCH: Final = TimeCause(LedgerPart.UNKNOWN, "launches are not recorded")
 
 DRAINED_US: Final = 5.0
-"""A synchronisation that begins up to this long after the GPU is idle has drained its queue."""
+"""A synchronisation has drained the queue if it starts at most this long after the GPU is idle."""
 
 COPIES: Final = ("copy to GPU", "copy to host", "copy", "fill")
 

@@ -1,6 +1,6 @@
 """Classes of kernels by their names, and kinds of collectives.
 
-Names are those of PyTorch, cuBLAS, cuDNN, CUTLASS, Triton, ROCm and FlashAttention; the first
+The names come from PyTorch, cuBLAS, cuDNN, CUTLASS, Triton, ROCm and FlashAttention; the first
 pattern that fits decides. Attention comes before matrix products, whose names it contains.
 """
 

@@ -88,7 +88,7 @@ class RecordedRank:
         world: number of ranks; None if the file does not say.
         gpu: name of the GPU; empty if the file does not say.
         work: all work of the GPU, by start.
-        launches: start of the call that launched each piece of work, by correlation.
+        launches: start of the launch of each piece of work, by correlation.
         calls: host calls that may hold up launches, by start.
         steps: steps that can be judged; the first recorded one only if it is the only one.
         marked_by: what marks the steps.
@@ -284,7 +284,7 @@ def _windows(
     work: Sequence[DeviceWork],
     launches: Mapping[int | str | None, float],
 ) -> Iterable[RecordedStep]:
-    """Yield the steps of the GPU: each begins when all that was launched before it has ended.
+    """Yield the steps of the GPU: each starts when the work launched before it has ended.
 
     The host runs ahead of the GPU, so its own marks are too early. Steps leave no gaps.
     """

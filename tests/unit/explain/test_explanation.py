@@ -60,7 +60,9 @@ def answer(
 
 def seconds(found: Explanation, part: str, what: str | None = None) -> float:
     parts: list[dict[str, Any]] = found.to_dict()["parts"]  # type: ignore[assignment]
-    return sum(each["s"] for each in parts if each["part"] == part and what in (None, each["what"]))
+    return sum(
+        float(each["s"]) for each in parts if each["part"] == part and what in (None, each["what"])
+    )
 
 
 def loaded(recorder: Recorder) -> None:
