@@ -98,7 +98,7 @@ class Explanation(AnswerInFacts):
         ordered = sorted(parts, key=lambda part: -sum(parts[part].values()))
         lines = [(str(part), self._part(parts[part])) for part in ordered]
         if hidden := sum(step.ledger.hidden.values()):
-            lines.append(("hidden communication", f"{_time(hidden)} beside kernels"))
+            lines.append(("hidden communication", f"{_time(hidden)} while kernels compute"))
         return lines
 
     def _part(self, causes: Mapping[TimeCause, float]) -> str:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from zsim_explain.trace.recorded_rank import (
     ALLOCATE,
     LOAD,
+    ON_GPU,
     WAIT,
     DeviceWork,
     HostCall,
@@ -53,7 +54,7 @@ NO_LAUNCH: Final = TimeCause(LedgerPart.UNKNOWN, "launches are not recorded")
 DRAINED_US: Final = 5.0
 """A synchronisation has drained the queue if it starts at most this long after the GPU is idle."""
 
-COPIES: Final = ("copy to GPU", "copy to host", "copy", "fill")
+COPIES: Final = ("copy to GPU", "copy to host", ON_GPU, "fill")
 
 
 class StepLedger(NamedTuple):

@@ -74,6 +74,9 @@ class RecordedStep(NamedTuple):
     name: str
 
 
+ON_GPU: Final = "copy on the GPU"
+"""What a copy is that neither leaves nor enters the GPU."""
+
 LOAD, ALLOCATE, WAIT = "data loading", "memory allocation", "synchronisation"
 """Kinds of host calls."""
 
@@ -233,7 +236,7 @@ def _work(kind: str, name: str, when: tuple[float, float], event: Mapping[str, A
     collective: TracedCollective | None = None
     if "memcpy" in kind:
         direction = {"htod": "copy to GPU", "dtoh": "copy to host"}
-        what = next((text for key, text in direction.items() if key in name.lower()), "copy")
+        what = next((text for key, text in direction.items() if key in name.lower()), ON_GPU)
     elif "memset" in kind:
         what = "fill"
     elif (told := args.get("Collective name")) is not None or is_network(name):
