@@ -103,6 +103,12 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
     assumed = [] if training is None else list(training.assumed)
     if schedule.contract.repeats_routing:
         assumed.append("routers that recomputation runs again, which choose the same experts")
+    if any(
+        isinstance(operation, Compute) and operation.action is Action.COMPRESS
+        for program in schedule.programs
+        for operation in program.patterns
+    ):
+        assumed.append("factors of gradients that lose nothing, and errors that add up to zero")
     if training is not None and model is None:
         model = model_of(schedule)
         assumed.append("the model, which is what the first micro-batch runs")
