@@ -57,15 +57,6 @@ def borrowed_for(cluster: Cluster) -> tuple[str, ...]:
     return tuple(f"{key}={name}" for key, name in found.items() if key not in own)
 
 
-def nearest_kind(kind: str) -> str | None:
-    """Return the kind of GPU that the file of a kind names as its nearest; None if it names none.
-
-    Raises:
-        KeyError: no node that ships has this kind.
-    """
-    return topology(usual_nodes()[kind][0], "single_switch", 1).gpu.nearest
-
-
 @cache
 def _profiles_of(kind: str | None) -> tuple[tuple[str, str], ...]:
     """Return key and name of the fitted constants of a kind of GPU; None is a form's first one.

@@ -16,7 +16,7 @@ from statistics import median
 
 from zsim.cluster.profile.files import Profiles
 from zsim.cluster.profile.network import NetworkProfile
-from zsim.files.nearest_gpu import nearest_kind
+from zsim.files.installed import topology, usual_nodes
 from zsim_lab.fit.constants import FABRIC, IN_TRAINING, RACK_NIC, START
 from zsim_lab.fit.network_fit import fitted
 from zsim_lab.fit.scale import (
@@ -90,6 +90,15 @@ def _unmeasured(found: Sequence[Profiles]) -> Iterator[Profiles]:
                 scaled_from=other,
                 errors={},
             )
+
+
+def nearest_kind(kind: str) -> str | None:
+    """Return the kind of GPU that the file of a kind names as its nearest; None if it names none.
+
+    Raises:
+        KeyError: no node that ships has this kind.
+    """
+    return topology(usual_nodes()[kind][0], "single_switch", 1).gpu.nearest
 
 
 def _with_waits(profiles: Profiles) -> Profiles:

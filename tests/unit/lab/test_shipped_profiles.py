@@ -11,8 +11,7 @@ import pytest
 
 from zsim.cluster.profile.files import Profiles
 from zsim.files.installed import fitted_kernels, network_profiles
-from zsim.files.nearest_gpu import nearest_kind
-from zsim_lab.fit.network_profiles import calibrated
+from zsim_lab.fit.network_profiles import calibrated, nearest_kind
 from zsim_lab.rows.measurements import all_tables, timed_links
 
 MEASURED = os.environ.get("ZSIM_MEASURED", "")

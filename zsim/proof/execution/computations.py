@@ -261,11 +261,8 @@ class Kernels:
         hidden = stand_ins.function(self.random, "factor", seen, factor)
         if compute.action is Action.DECOMPRESS:
             hidden = product(hidden, number(-1, hidden.ndim))
-        source, count = first(source, target.count), target.count
-        made = like((source,), total(source.values, hidden[..., :count]))
-        if (bad := anywhere(lost)) is not None:
-            every = np.broadcast_to(bad, (*bad.shape[:-1], count))
-            made.undefined = either(made.undefined, every)
+        source = first(source, target.count)
+        made = like((source,), total(source.values, hidden[..., : target.count]))
         return [*(None for _ in read), made]
 
     def _initialize(self, ranks: RankArray, view: View) -> Datum:
