@@ -70,10 +70,13 @@ def _states(schedule: Schedule) -> str | None:
 
 def _compressed(schedule: Schedule) -> str | None:
     """Return why gradients cannot be all-reduced as the runtime does, or None."""
+    strategy = schedule.contract.strategy
+    runtime = None if strategy is None else strategy.zero.emulate
+    where = "gradients" if runtime is None else f"zero.{runtime.table()}.comm_hook"
     for program in schedule.programs:
         for each in program.patterns:
             if isinstance(each, Compute) and each.action is Action.COMPRESS:
-                return "zero.ddp.comm_hook: powersgd is simulated only; say none"
+                return f"{where}: gradients in factors are simulated only; say none"
     return None
 
 

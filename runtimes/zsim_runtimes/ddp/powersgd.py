@@ -18,6 +18,7 @@ from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind, matmul, streaming
 from zsim.model.model import Parameter
 from zsim.schedule.operation import Action, Edge, Role, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA
@@ -227,7 +228,7 @@ class LowRankReducer(StepPart):
                     (Role.OUTPUT, written),
                 ),
                 kernels=(*kernels, matmul(wide, each.rank, long, self._dtype)),
-                **({} if is_left else {"stream": self._stream}),
+                stream=COMPUTE if is_left else self._stream,
                 after=after,
             )
             after = ()
