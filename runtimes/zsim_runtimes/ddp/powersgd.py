@@ -54,7 +54,7 @@ def extents(shape: Sequence[int], options: DDP) -> tuple[int, int, int] | None:
 
 
 def matrices(parameters: Sequence[Parameter], options: DDP) -> list[Matrix]:
-    """Return the compressed gradients of a bucket, those of one shape together."""
+    """Return the compressed gradients of a bucket, grouped by shape."""
     # `shape_to_tensors`
     found = [(each.name, size) for each in parameters if (size := extents(each.shape, options))]
     first = {size: place for place, (_, size) in reversed([*enumerate(found)])}
