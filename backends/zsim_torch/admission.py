@@ -7,7 +7,7 @@ from zsim.config_error import bare
 from zsim.model.architecture import Activation, Attention, Positions, QKNorm, Transformer
 from zsim.model.experts import Experts, LoadBalancing
 from zsim.model.model import Model
-from zsim.schedule.operation import OF_SEGMENTS, Compute, walk
+from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.execution import ContextExchange, Execution, Float8, Loss
 from zsim.strategy.optimizer_rule import name_of
@@ -50,6 +50,7 @@ def refusal(
         _model(job)
         or _states(job.schedule)
         or _formats_of_states(job.schedule)
+        or _compressed(job.schedule)
         or _text(job, data)
         or _ranks(job.schedule, torchrun)
         or _given(job.schedule)
@@ -65,6 +66,18 @@ def _states(schedule: Schedule) -> str | None:
         return None
     kind = name_of(strategy.train.optimizer)
     return f"train.optimizer: {kind} is simulated only, its states are in 8 bits; say adam"
+
+
+def _compressed(schedule: Schedule) -> str | None:
+    """Return why gradients cannot be all-reduced as the runtime does, or None."""
+    strategy = schedule.contract.strategy
+    runtime = None if strategy is None else strategy.zero.emulate
+    where = "gradients" if runtime is None else f"zero.{runtime.table()}.comm_hook"
+    for program in schedule.programs:
+        for each in program.patterns:
+            if isinstance(each, Compute) and each.action is Action.COMPRESS:
+                return f"{where}: gradients in factors are simulated only; say none"
+    return None
 
 
 def look_at(data: Path) -> None:

@@ -168,6 +168,8 @@ class TorchValues:
                 | Action.AMAX
             ):
                 made = _optimized(compute, of, scalars)
+            case Action.COMPRESS | Action.DECOMPRESS | Action.RESIDUAL:
+                raise ValueError(f"{compute.id}: factors of gradients have no values here")
             case _:
                 assert_never(compute.action)
         left = {role: iter(values) for role, values in made.items()}

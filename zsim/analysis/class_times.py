@@ -35,6 +35,9 @@ ACTIONS = {
     Action.CLIP: "norm, unscale, clip",
     Action.FINITE: "norm, unscale, clip",
     Action.AMAX: "scales",
+    Action.COMPRESS: "compression",
+    Action.DECOMPRESS: "compression",
+    Action.RESIDUAL: "compression",
 }
 
 

@@ -101,8 +101,7 @@ def _shown(context: Context, seed: int, *, unfolded: bool) -> Shown:
     training = training_of(schedule) if schedule.contract.parameters else None
     model = None if model is None else model_in_places(context.schedule, model, kinds)
     assumed = [] if training is None else list(training.assumed)
-    if schedule.contract.repeats_routing:
-        assumed.append("routers that recomputation runs again, which choose the same experts")
+    assumed += _assumed(schedule)
     if training is not None and model is None:
         model = model_of(schedule)
         assumed.append("the model, which is what the first micro-batch runs")
@@ -305,6 +304,17 @@ def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:
                         one, other = ("parts", "copies")[:: 1 if sharded[piece.parameter] else -1]
                         what = f"begins {piece.parameter} as {other} on the ranks of {TENSOR}"
                         yield program.role, operation.id, f"{what}, which hold {one}"
+
+
+def _assumed(schedule: Schedule) -> Iterator[str]:
+    if schedule.contract.repeats_routing:
+        yield "routers that recomputation runs again, which choose the same experts"
+    if any(
+        isinstance(operation, Compute) and operation.action is Action.COMPRESS
+        for program in schedule.programs
+        for operation in program.patterns
+    ):
+        yield "factors of gradients that lose nothing, and errors that add up to zero"
 
 
 def _unknown(schedule: Schedule, model: Model) -> str:

@@ -89,6 +89,14 @@ COMPUTE_ACCESS: dict[Action, dict[Role, tuple[bool, bool]]] = {
     Action.CLIP: {Role.INPUT: READ, Role.GRADIENT: UPDATE},
     Action.FINITE: {Role.GRADIENT: READ, Role.OUTPUT: WRITE},
     Action.AMAX: {Role.PARAMETER: READ, Role.INPUT: READ, Role.OUTPUT: WRITE},
+    Action.COMPRESS: {Role.GRADIENT: READ, Role.INPUT: READ, Role.OUTPUT: WRITE},
+    Action.DECOMPRESS: {Role.INPUT: READ, Role.GRADIENT: WRITE},
+    Action.RESIDUAL: {
+        Role.GRADIENT: READ,
+        Role.INPUT: READ,
+        Role.OUTPUT: WRITE,
+        Role.WORKSPACE: WRITE,
+    },
     Action.INITIALIZE: {Role.PARAMETER: WRITE, Role.MASTER: WRITE},
     Action.LOAD: {Role.OUTPUT: WRITE},
 }

@@ -90,6 +90,9 @@ class Action(StrEnum):
     CLIP = "clip"
     FINITE = "finite"
     AMAX = "amax"
+    COMPRESS = "compress"
+    DECOMPRESS = "decompress"
+    RESIDUAL = "residual"
     INITIALIZE = "initialize"
     LOAD = "load"
 
@@ -184,7 +187,9 @@ class Compute(Struct, frozen=True, kw_only=True, gc=False):
     reads, in their order. INITIALIZE writes initial values of the parameters in the buffer's
     layout, and zero padding. LOAD writes a micro-batch of data. FORWARD and RECOMPUTE of a segment
     with dropout have a `draw` of random numbers. A backward in two parts is BACKWARD_INPUT, then
-    BACKWARD_WEIGHT of the same segment and micro-batch.
+    BACKWARD_WEIGHT of the same segment and micro-batch. COMPRESS multiplies a gradient by one
+    factor, and writes the other. DECOMPRESS multiplies the factors, in the order in which they were
+    written. RESIDUAL writes the difference of an uncompressed copy and the gradient.
     """
 
     id: str

@@ -54,11 +54,16 @@ class CalibrationResult(Answer):
 
 
 def calibrate(
-    source: str | PathLike[str], target: str | PathLike[str], *, report: Callable[[str], None]
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    *,
+    report: Callable[[str], None],
+    resume: Path | None = None,
 ) -> CalibrationResult:
     """Fit the tables in the folder `source` to profile files in `target`, one per kind of GPU.
 
-    `report` receives the name of each fit; `writers` of the result write the files.
+    `report` receives the name of each fit; `writers` of the result write the files. The file
+    `resume` keeps simulated runs of training, most of the work; a later call does not repeat them.
 
     Raises:
         MistakeError: there is nothing to read, or `target` cannot be created.
@@ -85,7 +90,8 @@ def calibrate(
     ]
     alone = kernel_fit.calibrated(kernels, report=report)
     found: dict[Path, FittedKernels] = {}
-    for fitted in with_training(alone, runs, today=datetime.now(UTC).date(), report=report):
+    today = datetime.now(UTC).date()
+    for fitted in with_training(alone, runs, today=today, report=report, resume=resume):
         found[target / KERNELS / f"{fitted.gpu}.toml"] = fitted
     return CalibrationResult(networks=networks, kernels=found)
 

@@ -1,14 +1,12 @@
 """Forecasts that a file keeps, so that a run that ends early can go on."""
 
 import gc
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from zsim.api.answer import Progress
 from zsim.api.forecast import (
@@ -18,9 +16,7 @@ from zsim.api.forecast import (
     simulated_micro_batches,
 )
 from zsim.api.run_forecast import RunForecast
-from zsim.files.input_file import read_file
-from zsim.files.output_file import unwritten
-from zsim.mistake import reason_of
+from zsim_lab.answer import kept_results
 
 Made = RunForecast | str
 """A forecast, or the reason why there is none."""
@@ -51,7 +47,7 @@ def resumed(
     total = len(set(filter(None, keys)))
     for key, made in _made(todo):
         found[key] = made
-        _append(path, _line(key, made))
+        kept_results.keep(path, key, made if isinstance(made, str) else asdict(made))
         progress(sum(each in found for each in {*keys}), total)
     return [found.get(key) for key in keys]
 
@@ -59,28 +55,19 @@ def resumed(
 def key_of(asked: Asked) -> str:
     """Return a key of a run and of the quantity to predict."""
     alternatives, quantity = asked
-    text = json.dumps([list(alternatives), quantity], sort_keys=True)
-    return sha256(text.encode()).hexdigest()
+    return kept_results.key_of(list(alternatives), quantity)
 
 
 def kept(path: Path) -> dict[str, Made]:
     """Return the forecasts in a file by their keys; none if there is no file."""
-    if not path.exists():
-        return {}
     found: dict[str, Made] = {}
-    for line in read_file(path).splitlines():
-        try:
-            entry = json.loads(line)
-            made = entry["made"]
-            found[entry["key"]] = made if isinstance(made, str) else RunForecast(**made)
-        except (KeyError, TypeError, ValueError):  # a process ended here, or other code wrote it
-            continue
+    for key, made in kept_results.kept_results(path):
+        if isinstance(made, str):
+            found[key] = made
+        elif isinstance(made, dict):
+            with suppress(TypeError):  # other code wrote it
+                found[key] = RunForecast(**made)
     return found
-
-
-def _line(key: str, made: Made) -> str:
-    value: str | dict[str, Any] = made if isinstance(made, str) else asdict(made)
-    return json.dumps({"key": key, "made": value}) + "\n"
 
 
 def _made(todo: Sequence[tuple[str, Asked]]) -> Iterator[tuple[str, Made]]:
@@ -116,19 +103,3 @@ def _whole(tables: Mapping[str, object], table: str, key: str) -> int:
     given = tables.get(table)
     value = given.get(key) if isinstance(given, Mapping) else None
     return value if isinstance(value, int) else 1
-
-
-def _append(path: Path, content: str) -> None:
-    """Add `content` to the end of the file at `path`, on a new line if the last one has no end.
-
-    Raises:
-        UnwrittenError: it cannot be written.
-    """
-    try:
-        with path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                content = content if file.read(1) == b"\n" else f"\n{content}"
-            file.write(content.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise unwritten(path, reason_of(error)) from None

@@ -3,11 +3,11 @@
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, replace
 from datetime import date
-from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any
 
 from zsim.api.forecast import accumulating, last_step_s, simulated_micro_batches
 from zsim.backend.backend import Job, simulator
@@ -19,6 +19,7 @@ from zsim.files.source import resolved
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
 from zsim.schedule.schedule import Program
+from zsim_lab.answer.kept_results import keep, kept_results, key_of
 from zsim_lab.fit.training_fit import AS_ALONE, Observed, alone_s, fitted
 from zsim_lab.rows.gpu_kinds import TIMED_WARM, TRAINING_SIBLINGS
 from zsim_lab.rows.published import Published
@@ -34,8 +35,6 @@ ROUNDS = 2
 Collectives slow kernels down for as long as they run, which depends on the constants.
 """
 
-Found = TypeVar("Found")
-
 
 def with_training(
     kernels: Sequence[FittedKernels],
@@ -43,11 +42,13 @@ def with_training(
     *,
     today: date,
     report: Callable[[str], None],
+    resume: Path | None = None,
 ) -> list[FittedKernels]:
     """Return `kernels` with training constants, siblings first; `report` receives progress lines.
 
-    `today` is the date in the evidence of judged runs.
+    `today` is the date in the evidence of judged runs; the file `resume` keeps simulated runs.
     """
+    kept = {} if resume is None else dict(kept_results(resume))
     found: dict[str, FittedKernels] = {}
     for each in sorted(kernels, key=lambda each: each.gpu in TRAINING_SIBLINGS):
         own = [
@@ -60,7 +61,8 @@ def with_training(
         sibling = found.get(TRAINING_SIBLINGS.get(each.gpu, ""))
         start = start_of(each.gpu, sibling)
         report(f"{each.gpu}: {len(own)} runs of training")
-        training = _trained(each, own, start, today=today, report=report) if own else start
+        pool = _Simulations(kept, resume)
+        training = _trained(each, own, start, pool, today=today, report=report) if own else start
         found[each.gpu] = replace(each, constants=replace(each.constants, training=training))
     return list(found.values())
 
@@ -85,6 +87,7 @@ def _trained(
     each: FittedKernels,
     runs: Sequence[Published],
     start: InTraining,
+    pool: "_Simulations",
     *,
     today: date,
     report: Callable[[str], None],
@@ -95,13 +98,12 @@ def _trained(
     seen: list[Observed] = []
     for _ in range(ROUNDS):
         constants = replace(each.constants, training=training)
-        seen = _each(for_fit, partial(_simulated, constants=constants))
+        seen = [Observed(**made) for made in pool.each(for_fit, _observed, constants)]
         training = fitted(seen, training)
         report(f"{each.gpu}: {training}")
     if not seen:
         return start
-    judge = partial(judged_run, constants=replace(each.constants, training=training))
-    judged = _each(for_judging, judge)
+    judged = pool.each(for_judging, judged_run, replace(each.constants, training=training))
     errors = errors_of(judged) if judged else None
     return replace(
         training,
@@ -126,12 +128,33 @@ def _lines(runs: Sequence[Published]) -> tuple[str, ...]:
     return tuple(f"{file}: {', '.join(found)}" for file, found in lines.items())
 
 
-def _each(runs: Sequence[Published], simulated: Callable[[Published], Found]) -> list[Found]:
-    """Return the results of `simulated` for all runs, using all processors."""
-    if not runs:
-        return []
-    with ProcessPoolExecutor(min(len(runs), os.cpu_count() or 1)) as pool:
-        return list(pool.map(simulated, runs, chunksize=2))
+class _Simulations:
+    """Simulates runs on all processors; results by key are `kept`, and added to the file `path`."""
+
+    def __init__(self, kept: dict[str, Any], path: Path | None) -> None:
+        self._kept = kept
+        self._path = path
+
+    def each(
+        self,
+        runs: Sequence[Published],
+        simulated: Callable[[Published, KernelProfile], object],
+        constants: KernelProfile,
+    ) -> list[Any]:
+        """Return the results of `simulated` for all runs; runs with a kept result are skipped."""
+        keys = [
+            key_of(simulated.__name__, run.scenario, run.step_time_s, repr(constants))
+            for run in runs
+        ]
+        todo = {key: run for key, run in zip(keys, runs, strict=True) if key not in self._kept}
+        if todo:
+            with ProcessPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
+                running = {pool.submit(simulated, run, constants): key for key, run in todo.items()}
+                for done in as_completed(running):
+                    self._kept[running[done]] = made = done.result()
+                    if self._path is not None:
+                        keep(self._path, running[done], made)
+        return [self._kept[key] for key in keys]
 
 
 def judged_run(run: Published, constants: KernelProfile) -> float:
@@ -158,6 +181,11 @@ def _accumulation_steps(run: Published) -> int:
     train = run.scenario["train"]
     assert isinstance(train, Mapping)
     return int(train["gradient_accumulation_steps"])
+
+
+def _observed(run: Published, constants: KernelProfile) -> dict[str, object]:
+    """Return the fields of `_simulated`."""
+    return asdict(_simulated(run, constants))
 
 
 def _simulated(run: Published, constants: KernelProfile) -> Observed:

@@ -18,6 +18,10 @@ def calibrate(
     to: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder that the profiles are written to.")
     ] = Path("profiles"),
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Keep simulated runs here; do not repeat them."),
+    ] = None,
 ) -> Code:
     """Fit constants of networks and kernels to published rows."""
     try:
@@ -27,7 +31,7 @@ def calibrate(
             raise
         raise MistakeError("calibrate: needs scipy (pip install 'zsim[calibrate]')") from None
 
-    found = calibrate_from(source, to, report=_report)
+    found = calibrate_from(source, to, report=_report, resume=resume)
     with answer_before(found.writers()):
         print_answer(found, as_json=False)
     return Code.DONE

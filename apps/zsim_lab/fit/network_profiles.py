@@ -6,7 +6,7 @@ rows. The kind of GPU with the most rows is fitted first; the others start from 
 (except for hosts and fabrics), and keep constants without own rows. Between nodes, InfiniBand is
 assumed unless a system measured another transport: GPUs differ less there than transports. A GPU
 with only link measurements is scaled from the GPU with the most rows whose switch does not reduce
-either.
+either. A GPU without any has the constants of the `nearest` one that its file names.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from statistics import median
 
 from zsim.cluster.profile.files import Profiles
 from zsim.cluster.profile.network import NetworkProfile
+from zsim.files.installed import topology, usual_nodes
 from zsim_lab.fit.constants import FABRIC, IN_TRAINING, RACK_NIC, START
 from zsim_lab.fit.network_fit import fitted
 from zsim_lab.fit.scale import (
@@ -76,15 +77,12 @@ def calibrated(
     return [*found, *_unmeasured(found)]
 
 
-UNMEASURED = {"gb300": "gb200"}
-"""GPUs without published collectives, and the GPU with the same links whose constants they have."""
-
-
 def _unmeasured(found: Sequence[Profiles]) -> Iterator[Profiles]:
-    """Yield profiles of GPUs without published collectives, scaled from another GPU."""
+    """Yield profiles of GPUs without published collectives, scaled from the nearest GPU."""
     known = {each.gpu: each for each in found}
-    for gpu, other in UNMEASURED.items():
-        if gpu not in known and other in known:
+    for gpu in sorted(GPUS.keys() - known.keys() - {UNNAMED}):
+        other = nearest_kind(gpu)
+        if other in known:
             yield Profiles(
                 gpu=gpu,
                 shared=known[other].shared,
@@ -92,6 +90,15 @@ def _unmeasured(found: Sequence[Profiles]) -> Iterator[Profiles]:
                 scaled_from=other,
                 errors={},
             )
+
+
+def nearest_kind(kind: str) -> str | None:
+    """Return the kind of GPU that the file of a kind names as its nearest; None if it names none.
+
+    Raises:
+        KeyError: no node that ships has this kind.
+    """
+    return topology(usual_nodes()[kind][0], "single_switch", 1).gpu.nearest
 
 
 def _with_waits(profiles: Profiles) -> Profiles:

@@ -199,6 +199,8 @@ class Modular:
                 return [
                     data(replica, step, compute.micro_batch, len(each)) for each in of(Role.OUTPUT)
                 ]
+            case Action.COMPRESS | Action.DECOMPRESS | Action.RESIDUAL:
+                raise ValueError(f"{compute.id}: a factor has too few numbers for its gradient")
             case _:
                 assert_never(compute.action)
 

@@ -129,6 +129,8 @@ class Computer:
                 | Action.AMAX
             ):
                 return self._shards.bound(self._of(compute), scalars)
+            case Action.COMPRESS | Action.DECOMPRESS | Action.RESIDUAL:
+                raise ValueError(f"{compute.id}: gradients in factors are simulated only")
             case _:
                 assert_never(compute.action)
 

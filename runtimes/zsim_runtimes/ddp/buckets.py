@@ -14,7 +14,8 @@ from zsim.zero.reduce import UnitsLeft, copy_run
 from zsim.zero.state import Reduced, persist_zeros
 from zsim.zero.step_skeleton import Step, StepPart
 from zsim_runtimes.ddp.assignment import buckets_of
-from zsim_runtimes.ddp.options import DDP, WIRE
+from zsim_runtimes.ddp.options import DDP, WIRE, CommunicationHook
+from zsim_runtimes.ddp.powersgd import LowRankReducer
 
 USED, BUFFERS = "used_parameters", "module_buffers"
 
@@ -46,12 +47,17 @@ class BucketReducer(StepPart):
         self._done: dict[int, str] = {}
         self._waits: tuple[Edge, ...] = ()
         self._used: tuple[Edge, ...] = ()
+        self._low_rank: LowRankReducer | None = None
+        if options.comm_hook is CommunicationHook.POWER_SGD:
+            self._low_rank = LowRankReducer(step, options, stream=hook_stream)
 
     def write_setup(self) -> None:
         """Allocate the buckets, and buffers of other collectives, for all steps."""
         for bucket in self._order:  # initialize_buckets
             self.writer.prefix = f"setup/{bucket.name}"
             persist_zeros(self.writer, self._bucket(bucket), "bucket")
+            if self._low_rank is not None:
+                self._low_rank.write_setup(bucket)
         self.writer.prefix = "setup"
         for name, elements in (
             (USED, self._trained if self._options.finds_unused else 0),
@@ -132,7 +138,7 @@ class BucketReducer(StepPart):
 
     @property
     def _hooked(self) -> bool:
-        return self._options.comm_hook in WIRE
+        return self._options.comm_hook is not CommunicationHook.NONE
 
     def _accumulate(self, run: UnitRun, source: str, bucket: Bucket) -> None:
         """Add a gradient to `.grad`, or make it that of the step."""
@@ -215,6 +221,8 @@ class BucketReducer(StepPart):
         writer, name = self.writer, self._bucket(bucket)
         after = (self._copied[bucket.index],)
         path = f"reduce/{bucket.name}"
+        if self._low_rank is not None:
+            return self._low_rank.all_reduce(bucket, name)
         if not self._hooked:
             return writer.all_reduce(path, DATA, name, after=after)
         # as _compress_hook in ddp_comm_hooks/default_hooks.py does

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from zsim.dtype import DType
-from zsim.strategy.config_table import Flag, Positive, Whole
+from zsim.strategy.config_table import Count, Flag, Positive, Whole
 from zsim.strategy.runtime_options import Formats, RuntimeOptions
 
 MIB = 2**20
@@ -20,6 +20,9 @@ class CommunicationHook(StrEnum):
     FP16_COMPRESS = "fp16_compress"
     POWER_SGD = "powersgd"
 
+
+OF_POWER_SGD = ("matrix_approximation_rank", "min_compression_rate", "use_error_feedback")
+"""Options of `PowerSGDState`."""
 
 WIRE = {CommunicationHook.BF16_COMPRESS: DType.BF16, CommunicationHook.FP16_COMPRESS: DType.FP16}
 """Format in which a compressing hook reduces a bucket."""
@@ -44,6 +47,7 @@ class DDP(RuntimeOptions):
         broadcast_buffers: fp32 elements of module buffers that rank 0 broadcasts before a forward;
             models of zsim have no buffers, so 0 by default.
         comm_hook: the registered communication hook.
+        matrix_approximation_rank, min_compression_rate, use_error_feedback: of `PowerSGDState`.
         repeat_kv: the model copies keys and values that query heads share before attention, and
             separates the output of a joined layer (`CausalSelfAttention` of LitGPT).
     """
@@ -63,6 +67,9 @@ class DDP(RuntimeOptions):
     no_sync: Flag = True
     broadcast_buffers: Whole = 0
     comm_hook: CommunicationHook = CommunicationHook.NONE
+    matrix_approximation_rank: Count = 1
+    min_compression_rate: Positive = 2.0
+    use_error_feedback: Flag = True
     repeat_kv: Flag = False
 
     @property
@@ -80,11 +87,11 @@ class DDP(RuntimeOptions):
         return cap, cap
 
     def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
-        """Yield a refusal of hooks that change the values of gradients, such as PowerSGD."""
+        """Yield refusals of options of PowerSGD without its hook."""
         del stage, moments
-        if self.comm_hook is CommunicationHook.POWER_SGD:
-            why = "is not modelled: its gradients are approximations, which no proof covers"
-            yield "comm_hook", self.comm_hook, f"{why}; use bf16_compress or fp16_compress"
+        for name in OF_POWER_SGD if self.comm_hook is not CommunicationHook.POWER_SGD else ():
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                yield name, value, "needs comm_hook = powersgd"
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return dtypes: gradients accumulate in that of the parameters, hooks reduce in theirs."""

@@ -1,36 +1,57 @@
 """Data volumes of DistributedDataParallel: all trained gradients once, in buckets.
 
 A bucket is closed by the parameter with which it reaches its limit. Every gradient is reduced once
-a step with `no_sync`, otherwise once a micro-batch.
+a step with `no_sync`, otherwise once a micro-batch. PowerSGD reduces of each bucket the small
+tensors, all left factors and all right factors.
 """
+
+from math import prod
 
 from zsim.closed_form.data_volume import CopiedBytes, DataVolume, all_reduces
 from zsim.dtype import DType
-from zsim.model.model import Model
+from zsim.model.model import Model, Parameter
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Strategy
-from zsim_runtimes.ddp.options import DDP, WIRE
+from zsim_runtimes.ddp.options import DDP, WIRE, CommunicationHook
 
 
 def sizes(model: Model, strategy: Strategy) -> list[int]:
-    """Return the elements of each bucket."""
+    """Return the elements of each all-reduce of gradients."""
+    options, found = strategy.options(DDP), list[int]()
+    for bucket in buckets(model, strategy):
+        parts = [0, 0, 0]
+        for each in bucket:
+            rows, columns = each.shape[0], prod(each.shape[1:])
+            rank = min(rows, columns, options.matrix_approximation_rank)
+            few = (rows + columns) * rank * options.min_compression_rate < rows * columns
+            if few and options.comm_hook is CommunicationHook.POWER_SGD:
+                parts[1] += rows * rank
+                parts[2] += columns * rank
+            else:
+                parts[0] += each.elements
+        found += [size for size in parts if size]
+    return found
+
+
+def buckets(model: Model, strategy: Strategy) -> list[list[Parameter]]:
+    """Return the parameters of each bucket."""
     options = strategy.options(DDP)
-    order: dict[str, int] = {}
+    order: dict[str, Parameter] = {}
     for unit in model.units if options.finds_unused else model.units[::-1]:
         for each in unit.parameters if options.finds_unused else unit.parameters[::-1]:
             if not options.finds_unused:
                 order.pop(each.name, None)
             if not each.frozen:
-                order.setdefault(each.name, each.elements)
+                order.setdefault(each.name, each)
     each_bytes = strategy.train.precision.optimizer.size_bytes
     limit, later = options.limits
-    found, filled = list[int](), 0
-    for size in order.values():
-        filled += size
-        if filled * each_bytes >= limit:
-            found.append(filled)
-            filled, limit = 0, later
-    return [*found, filled] if filled else found
+    found: list[list[Parameter]] = [[]]
+    for each in order.values():
+        found[-1].append(each)
+        if sum(other.elements for other in found[-1]) * each_bytes >= limit:
+            found.append([])
+            limit = later
+    return [bucket for bucket in found if bucket]
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:

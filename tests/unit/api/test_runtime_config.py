@@ -327,3 +327,24 @@ def test_code_of_ddp_wraps_a_module_of_one_rank(tmp_path: Path) -> None:
             assert ("register_comm_hook" in text) is (hook != "none")
     finally:
         dist.destroy_process_group()
+
+
+def test_code_of_powersgd_registers_its_state() -> None:
+    changes = settings_of("ddp")[0] | {
+        "zero.ddp.comm_hook": "powersgd",
+        "zero.ddp.matrix_approximation_rank": 4,
+        "zero.ddp.use_error_feedback": False,
+    }
+    text = config_text(asked(changes))
+    compile(text, "ddp.py", "exec")
+    states: list[dict[str, object]] = []
+    head, _, call = text.partition("state = ")
+    assert "import PowerSGDState, powerSGD_hook" in head
+    exec(
+        f"state = {call.partition('model.register')[0]}",
+        {"PowerSGDState": lambda **it: states.append(it)},
+    )
+    assert states == [
+        {"process_group": None, "matrix_approximation_rank": 4, "use_error_feedback": False}
+    ]
+    assert "model.register_comm_hook(state, powerSGD_hook)" in text

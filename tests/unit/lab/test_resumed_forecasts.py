@@ -1,14 +1,19 @@
 """Forecasts in a file: each is made once, and a run that was killed goes on."""
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zsim.api.run_forecast import Quantity, RunForecast
+from zsim.cluster.profile.kernels import FittedKernels
+from zsim.files.installed import fitted_kernels
 from zsim.mistake import UnwrittenError
 from zsim_lab.answer.resumed_forecasts import kept, key_of, resumed
+from zsim_lab.answer.training_calibration import with_training
+from zsim_lab.rows.published import Published
 
 TINY: dict[str, Any] = {
     "title": "tiny",
@@ -70,3 +75,36 @@ def test_the_quantity_is_part_of_a_key() -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnwrittenError, match="missing"):
         resumed([RUN], tmp_path / "missing" / "kept.jsonl", ignore)
+
+
+def published(model: str, seconds: float) -> Published:
+    return Published(
+        file="fsdp_mpt_training_runs",
+        line=2,
+        hardware="A100",
+        model=model,
+        sequence_length=32,
+        scenario={**TINY, "compute": {"profile": "a100"}},
+        source="a paper",
+        step_time_s=seconds,
+    )
+
+
+def test_a_calibration_that_goes_on_simulates_no_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kept.jsonl"
+    runs = [published(name, 0.001) for name in ("a", "b", "c", "d")]
+    assert {run.judged for run in runs} == {True, False}
+    kernels = [fitted_kernels()["a100"]]
+
+    def calibrated(resume: Path | None) -> list[FittedKernels]:
+        return with_training(kernels, runs, today=date.min, report=lambda _: None, resume=resume)
+
+    first = calibrated(path)
+    assert first == calibrated(None)
+    monkeypatch.setattr("zsim_lab.answer.training_calibration.ProcessPoolExecutor", None)
+    assert calibrated(path) == first
+    path.write_text(path.read_text("utf-8").splitlines()[0] + "\n", "utf-8")
+    with pytest.raises(TypeError):  # the others are simulated
+        calibrated(path)

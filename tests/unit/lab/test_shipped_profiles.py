@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from zsim.cluster.profile.files import Profiles
-from zsim.files.installed import network_profiles
-from zsim_lab.fit.network_profiles import calibrated
+from zsim.files.installed import fitted_kernels, network_profiles
+from zsim_lab.fit.network_profiles import calibrated, nearest_kind
 from zsim_lab.rows.measurements import all_tables, timed_links
 
 MEASURED = os.environ.get("ZSIM_MEASURED", "")
@@ -38,3 +38,10 @@ def test_profiles_that_ship_are_calibrated_again() -> None:
 
 def words_of(profiles: Profiles) -> tuple[object, ...]:
     return profiles.publications, profiles.fabrics, profiles.scaled_from, set(profiles.systems)
+
+
+def test_constants_that_a_gpu_borrows_are_those_of_the_gpu_its_file_names() -> None:
+    scaled = [each for each in network_profiles().values() if not each.publications]
+    assert scaled
+    for each in scaled:
+        assert each.scaled_from == nearest_kind(each.gpu) == fitted_kernels()[each.gpu].sibling

@@ -123,15 +123,6 @@ def test_the_lower_bound_of_memory_holds() -> None:
             assert device_bytes(model, chosen) <= peak(chosen)
 
 
-def test_powersgd_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="comm_hook") as caught:
-        strategy(DDP(comm_hook=CommunicationHook.POWER_SGD))
-    assert str(caught.value) == (
-        "zero.ddp.comm_hook: 'powersgd' is not modelled: its gradients are approximations, which "
-        "no proof covers; use bf16_compress or fp16_compress"
-    )
-
-
 def test_a_hook_of_another_16_bit_format_is_refused() -> None:
     hooked = DDP(comm_hook=CommunicationHook.BF16_COMPRESS)
     model = transformer(SHAPE, micro_batch_size=1, precision=Precision.FP16)

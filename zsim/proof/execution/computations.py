@@ -8,7 +8,7 @@ import numpy as np
 
 from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.contents import Contents
-from zsim.proof.execution.datum import Datum, anywhere, either, like, read
+from zsim.proof.execution.datum import Datum, anywhere, either, first, like, read
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.measures import Measures
 from zsim.proof.execution.moves import Moves
@@ -17,7 +17,7 @@ from zsim.proof.execution.split_segments import SplitSegments
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, Role, View
 from zsim.specification import stand_ins
-from zsim.specification.residues import Numbers, Random, product, share
+from zsim.specification.residues import Numbers, Random, number, product, share, total
 from zsim.specification.step import PlainStep
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer, settled
 
@@ -114,26 +114,27 @@ class Kernels:
         match compute.action:
             case Action.FORWARD | Action.RECOMPUTE:
                 return self.segments.forward(ranks, compute, operands)
-            case Action.BACKWARD:
-                made, gradients = self.segments.backward(ranks, compute, operands)
+            case Action.BACKWARD | Action.BACKWARD_WEIGHT as action:
+                is_whole = action is Action.BACKWARD
+                run = self.segments.backward if is_whole else self.segments.backward_weight
+                made, gradients = run(ranks, compute, operands)
                 if self.follows_overflow:
                     self.measures.mark(ranks, compute, gradients)
                 return made
             case Action.BACKWARD_INPUT:
                 return self.segments.backward_input(ranks, compute, operands)
-            case Action.BACKWARD_WEIGHT:
-                made, gradients = self.segments.backward_weight(ranks, compute, operands)
-                if self.follows_overflow:
-                    self.measures.mark(ranks, compute, gradients)
-                return made
             case Action.UPDATE:
                 return self._update(ranks, compute, operands, of, scalars=scalars)
             case Action.NORM:
                 return self.measures.norm(ranks, compute, operands)
             case Action.FINITE:
                 return self.measures.finite(ranks, compute, operands)
-            case Action.AMAX:  # exact numbers are not scaled: `zsim.proof.scales` checks scales
+            case Action.AMAX | Action.RESIDUAL:
+                # exact numbers are not scaled (`zsim.proof.scales` checks scales); errors are
+                # taken to add up to zero over all ranks
                 return _made(compute, operands, zeros, role=Role.OUTPUT)
+            case Action.COMPRESS | Action.DECOMPRESS:
+                return self._compressed(compute, operands)
             case Action.UNSCALE:
                 below = share(scale or 1.0, len(ranks.shape) + 2)
                 return _made(
@@ -242,6 +243,27 @@ class Kernels:
             return made
 
         return _made(compute, operands, clipped, role=Role.GRADIENT)
+
+    def _compressed(self, compute: Compute, operands: Sequence[Datum]) -> Makes:
+        """Return a factor, or the product of two, as if factors lost nothing.
+
+        A factor is the gradient plus a number that depends on the factor it was multiplied by;
+        the product takes the same number away (docs/adr/0055-factors-of-powersgd-are-exact.md).
+        """
+        *read, target = operands
+        lost, source = read if compute.action is Action.DECOMPRESS else read[::-1]
+        factor, gradient = source.count, target.count
+        if compute.action is Action.COMPRESS:
+            factor, gradient = gradient, factor
+        if gradient > factor:
+            raise UnfollowedError(f"{compute.id}: a factor is cut less often than its gradient")
+        seen = stand_ins.digest(self.random, "factor", lost.values)
+        hidden = stand_ins.function(self.random, "factor", seen, factor)
+        if compute.action is Action.DECOMPRESS:
+            hidden = product(hidden, number(-1, hidden.ndim))
+        source = first(source, target.count)
+        made = like((source,), total(source.values, hidden[..., : target.count]))
+        return [*(None for _ in read), made]
 
     def _initialize(self, ranks: RankArray, view: View) -> Datum:
         index = self.tensors.index(ranks, view)

@@ -160,6 +160,12 @@ def chosen(array: NDArray[Any], take: Integers) -> NDArray[Any]:
     return found
 
 
+def first(datum: Datum, count: int) -> Datum:
+    """Return the first `count` numbers, with zeros after the last one."""
+    take = np.where(np.arange(count) < datum.count, np.arange(count), -1)
+    return changed((datum,), lambda arrays, _: chosen(arrays[0], take))
+
+
 def read(datum: Datum, index: Index) -> Datum:
     """Return the content of a view of a buffer."""
     if index.is_whole:

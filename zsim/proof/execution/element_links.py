@@ -210,6 +210,9 @@ class ElementLinks:
                 | Action.FINITE
                 | Action.AMAX
                 | Action.INITIALIZE
+                | Action.COMPRESS
+                | Action.DECOMPRESS
+                | Action.RESIDUAL
             ):
                 pass
             case _:

@@ -124,7 +124,9 @@ def _sort_of_action(action: Action) -> Sort:
             Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE | Action.AMAX
         ):
             return Sort.UPDATE
-        case Action.LOAD | Action.INITIALIZE:
+        case (
+            Action.LOAD | Action.INITIALIZE | Action.COMPRESS | Action.DECOMPRESS | Action.RESIDUAL
+        ):
             return Sort.COPY
         case _:
             assert_never(action)
