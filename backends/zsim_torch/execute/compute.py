@@ -22,6 +22,7 @@ from zsim_torch.module.entered import Leaves
 from zsim_torch.module.generator_state import RandomState, need_repeatable
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.routed_rows import RowHandle, RowSegment
+from zsim_torch.module.router_losses import LossSegment
 from zsim_torch.module.saving import InputEntry, version
 from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, Visit, parameter_order
@@ -176,6 +177,9 @@ class Computer:
 
     def _recompute(self, known: Operands) -> None:
         state = self._states.pop(known.visit, None)
+        if state is None and isinstance(self._unit(known).module, LossSegment):
+            self._differentiate(known)  # the schedule computes it where gradients are recorded
+            return
         if state is None:
             raise UnitRunError(f"{known.compute.id}: recomputes what had no forward")
         self._enter(known)

@@ -4,110 +4,13 @@ As in `grouped_mm_experts_forward` (transformers 5, integrations/moe.py), weight
 multiply the outputs of experts. Each expert is one product after the other.
 """
 
-from typing import Any, Final, NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from zsim.model.architecture import Transformer
-from zsim.model.experts import Experts, RouterFormat, Scores
-from zsim_torch.module.routed_rows import in_order, sums_of_rows
-
-BALANCE: Final = 0.01
-"""Coefficient of the auxiliary loss of routers (Fedus et al. 2021, "Switch Transformers", section
-2.2)."""
-
-
-class ChosenExperts(NamedTuple):
-    """Experts of each token, and their weights, both [tokens, choices]."""
-
-    experts: Tensor
-    weights: Tensor
-
-
-class _Balanced(torch.autograd.Function):
-    """Return scores unchanged; backward adds the gradient of the auxiliary loss."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, slope: Tensor) -> Tensor:  # noqa: ANN401  (torch's own)
-        """Return `scores`; `slope` is the gradient of the loss for the scores of each token."""
-        ctx.save_for_backward(slope)
-        return scores.view_as(scores)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        """Return the gradient of the scores."""
-        (slope,) = ctx.saved_tensors
-        return gradients[0] + slope, None
-
-
-def _with_balance(experts: Experts, scores: Tensor, chosen: Tensor) -> Tensor:
-    """Return `scores` whose gradient includes that of the loss for the balance of this rank.
-
-    The loss is `BALANCE` x experts x the sum of f x P, where f is the share of the choices and P
-    the mean score of an expert (Fedus et al. 2021, equation 4).
-    """
-    share = torch.bincount(chosen.reshape(-1), minlength=experts.count) / chosen.numel()
-    slope = BALANCE * experts.count * share / len(scores)
-    made: Tensor = _Balanced.apply(scores, slope.to(scores.dtype).expand_as(scores))  # type: ignore[no-untyped-call]
-    return made
-
-
-def choose(experts: Experts, logits: Tensor) -> ChosenExperts:
-    """Return the experts of each token and their weights, from the logits [tokens, experts]."""
-    wide = logits if logits.dtype is torch.float64 else logits.float()
-    sigmoid = experts.scores is Scores.SIGMOID
-    scores = wide.sigmoid() if sigmoid else wide.softmax(-1)
-    with torch.no_grad():
-        chosen = _among_groups(experts, scores).topk(experts.top_k, -1).indices
-    if experts.auxiliary_loss:
-        shares = scores / scores.sum(-1, keepdim=True) if sigmoid else scores
-        balanced = _with_balance(experts, shares, chosen)
-        scores = balanced * scores.sum(-1, keepdim=True) if sigmoid else balanced
-    weights = scores.gather(1, chosen)
-    if experts.normalised or experts.scores is Scores.SOFTMAX_OF_CHOSEN:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return ChosenExperts(chosen, weights * experts.scaling)
-
-
-def _among_groups(experts: Experts, scores: Tensor) -> Tensor:
-    """Return scores, minus infinity outside the best groups of experts of each token.
-
-    The score of a group is its best one, or the sum of its best two with sigmoids (DeepSeek-AI
-    2024, "DeepSeek-V2", section 2.1.3, and "DeepSeek-V3", section 2.1.2).
-    """
-    if experts.groups == experts.top_groups:
-        return scores
-    grouped = scores.view(len(scores), experts.groups, -1)
-    best = min(2 if experts.scores is Scores.SIGMOID else 1, grouped.shape[2])
-    groups = grouped.topk(best, -1).values.sum(-1).topk(experts.top_groups, -1).indices
-    kept = torch.zeros(len(scores), experts.groups, dtype=torch.bool, device=scores.device)
-    kept.scatter_(1, groups, value=True)
-    return grouped.masked_fill(~kept[:, :, None], -torch.inf).flatten(1)
-
-
-class RouterLayer(nn.Module):
-    """The product of a router, and the choice of experts."""
-
-    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
-        super().__init__()
-        assert shape.experts is not None
-        self.experts = experts = shape.experts
-        self.weight = nn.Parameter(torch.empty(experts.count, shape.hidden_size, dtype=dtype))
-        self.bias = None
-        if experts.router_bias:
-            self.bias = nn.Parameter(torch.empty(experts.count, dtype=dtype))
-
-    def forward(self, tokens: Tensor) -> ChosenExperts:
-        """Return the choice of experts for `tokens` [tokens, hidden size]."""
-        operands = [tokens, self.weight, self.bias]
-        if self.experts.router_format is RouterFormat.FP32 and tokens.dtype is not torch.float64:
-            operands = [None if each is None else each.float() for each in operands]
-        read, weight, bias = operands
-        assert read is not None
-        assert weight is not None
-        return choose(self.experts, functional.linear(read, weight, bias))
+from zsim_torch.module.routed_rows import SentRows, in_order, limited, sums_of_rows
+from zsim_torch.module.router_layer import ChosenExperts, RouterLayer
 
 
 class _Stack(nn.Module):
@@ -156,22 +59,40 @@ class RoutedExperts(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """The MLP that all tokens run through, which may have a gate."""
+    """The MLP that all tokens run through, which may have a gate.
 
-    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+    If `ranks` hold parts of it, this is one part, without the gate.
+    """
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype, *, ranks: int = 1) -> None:
         super().__init__()
         assert shape.experts is not None
-        hidden, wide = shape.hidden_size, shape.experts.shared_intermediate_size
+        hidden, wide = shape.hidden_size, shape.experts.shared_intermediate_size // ranks
         self.gate = nn.Linear(hidden, wide, bias=False, dtype=dtype)
         self.up = nn.Linear(hidden, wide, bias=False, dtype=dtype)
         self.down = nn.Linear(wide, hidden, bias=False, dtype=dtype)
         self.score = None
-        if shape.experts.shared_gate:
+        if shape.experts.shared_gate and ranks == 1:
             self.score = nn.Linear(hidden, 1, bias=False, dtype=dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the output for `tokens`."""
         made: Tensor = self.down(functional.silu(self.gate(tokens)) * self.up(tokens))
+        return made if self.score is None else made * self.score(tokens).sigmoid()
+
+
+class SharedGate(nn.Module):
+    """The gate of shared experts whose outputs ranks have summed, if they have one."""
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert shape.experts is not None
+        self.score = None
+        if shape.experts.shared_gate:
+            self.score = nn.Linear(shape.hidden_size, 1, bias=False, dtype=dtype)
+
+    def forward(self, made: Tensor, tokens: Tensor | None) -> Tensor:
+        """Return the output `made` for `tokens`, after the gate."""
         return made if self.score is None else made * self.score(tokens).sigmoid()
 
 
@@ -185,22 +106,49 @@ def add_mixture(part: nn.Module, shape: Transformer, dtype: torch.dtype) -> None
         part.add_module("shared", SharedExperts(shape, dtype))
 
 
-def mixed(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
-    """Return the output of the mixture of `part`, which holds all experts."""
+def mixed(
+    part: nn.Module, shape: Transformer, normed: Tensor, shared: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the output of the mixture of `part`, which holds all experts, and its sums.
+
+    Tensor ranks have computed outputs of `shared` experts, before their gate.
+    """
     experts = shape.experts
     assert experts is not None
     tokens = normed.flatten(0, -2)
-    choice = part.get_submodule("router")(tokens)
-    rows = in_order(choice.experts, experts.count)
-    copies, weights = permuted(tokens, choice, rows.order)
+    router = part.get_submodule("router")
+    assert isinstance(router, RouterLayer)
+    routed = router(tokens)
+    rows = sent_rows(shape, routed.choice)
+    copies, weights = permuted(tokens, routed.choice, rows)
     own = torch.arange(experts.count, device=tokens.device).repeat_interleave(rows.counts)
     outputs = part.get_submodule("experts")(copies, weights, own)
-    made = sums_of_rows(outputs, rows.order, experts.top_k)
-    if experts.shared_intermediate_size:
+    made = sums_of_rows(outputs, rows, experts.top_k)
+    if shared is not None:
+        made = made + part.get_submodule("shared")(shared.view(made.shape), tokens)
+    elif experts.shared_intermediate_size:
         made = made + part.get_submodule("shared")(tokens)
-    return made.view(normed.shape)
+    return made.view(normed.shape), router.sums_of(routed, rows)
 
 
-def permuted(tokens: Tensor, choice: ChosenExperts, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the copies of `tokens` and their weights in the order of experts."""
-    return tokens[order // choice.experts.shape[1]], choice.weights.reshape(-1)[order]
+def sent_rows(shape: Transformer, choice: ChosenExperts) -> SentRows:
+    """Return the order of the copies of tokens, without those beyond the capacity of an expert."""
+    experts = shape.experts
+    assert experts is not None
+    rows = in_order(choice.experts, experts.count)
+    drops = experts.drops(len(choice.experts))
+    if drops is None:
+        return rows
+    return limited(rows, choice.weights, drops, pads=experts.pads_to_capacity)
+
+
+def permuted(tokens: Tensor, choice: ChosenExperts, rows: SentRows) -> tuple[Tensor, Tensor]:
+    """Return the copies of `tokens` and their weights in the order of experts.
+
+    Copies that fill an expert up to its capacity are of the last token, with the weight 0.
+    """
+    flat, choices = choice.weights.reshape(-1), choice.experts.shape[1]
+    if not rows.pads:
+        return tokens[rows.order // choices], flat[rows.order]
+    weights = torch.cat([flat, flat.new_zeros(1)])
+    return tokens[rows.order.clamp(max=rows.pairs - 1) // choices], weights[rows.order]

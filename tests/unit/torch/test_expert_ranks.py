@@ -11,11 +11,12 @@ import torch
 from shared_ranks import SharedPools
 from tiny_training import BOUND, distance
 from torch import nn
-from trained_axes import FULL, MEGATRON, PLAIN, by_plain_loop
+from trained_axes import FULL, MEGATRON, MEGATRON_OF_TOKENS, OF_TOKENS, PLAIN
 from trained_experts import (
     FEW,
     MIXTURES,
     ExpertCase,
+    by_plain_mixtures,
     mixing,
     over,
     trained_experts,
@@ -64,9 +65,38 @@ FOUR_RANKS = {
         mixing(MIXTURES["sigmoids in groups, shared experts"]), over(4, 4, MEGATRON)
     ),
 }
-ONE_RANK = ExpertCase(
-    mixing(MIXTURES["sigmoids in groups, shared experts"], balanced=True), over(1, 1)
-)
+OTHER_AXES = {
+    "two expert ranks in each of two stages": ExpertCase(
+        mixing(MIXTURES["a capacity, biases of softmax"], layers=4),
+        over(2, 2, MEGATRON.but({"train.gradient_accumulation_steps": 4}), pipeline=2),
+    ),
+    "a stage of a pipeline with all experts": ExpertCase(
+        mixing(MIXTURES["a loss of all ranks and micro-batches"], layers=2),
+        over(1, 1, MEGATRON, pipeline=2),
+    ),
+    "two tensor ranks with different experts": ExpertCase(
+        mixing(MIXTURES["losses of each sequence and of logits"]), over(2, 1, OF_TOKENS, tensor=2)
+    ),
+    "four ranks with different experts, two share tokens": ExpertCase(
+        mixing(
+            replace(
+                MIXTURES["sigmoids in groups, shared experts"],
+                shared_intermediate_size=4,
+                shared_gate=True,
+            )
+        ),
+        over(4, 2, OF_TOKENS, tensor=2),
+    ),
+    "two tensor ranks in each of two replicas of experts": ExpertCase(
+        mixing(MIXTURES["a loss of all ranks and micro-batches"]),
+        over(2, 2, MEGATRON_OF_TOKENS, tensor=2),
+    ),
+    "tensor ranks with all experts": ExpertCase(
+        mixing(replace(MIXTURES["biases of sigmoids"], shared_intermediate_size=4)),
+        over(1, 2, OF_TOKENS, tensor=2),
+    ),
+}
+ONE_RANK = {name: ExpertCase(mixing(experts), over(1, 1)) for name, experts in MIXTURES.items()}
 
 
 def assert_as_one_process(pool: RankPool, case: ExpertCase) -> None:
@@ -75,7 +105,7 @@ def assert_as_one_process(pool: RankPool, case: ExpertCase) -> None:
     assert {result.losses for result in results} == {results[0].losses}
     bound = BOUND.get(case.strategy.train.precision)
     if bound is not None:
-        before, after, losses = by_plain_loop(case)
+        before, after, losses = by_plain_mixtures(case)
         assert results[0].losses == pytest.approx(losses, rel=10 * bound)
         assert distance(whole_of(case, results), after, before) <= bound
 
@@ -93,8 +123,16 @@ def test_four_ranks_with_experts_train_as_one_process(pool_of: SharedPools, name
 
 
 @pytest.mark.matrix(6)
-def test_a_rank_with_all_experts_trains_as_a_plain_loop(pool_of: SharedPools) -> None:
-    assert_as_one_process(pool_of(1), replace(ONE_RANK, observe=False))
+@pytest.mark.parametrize("name", OTHER_AXES)
+def test_expert_ranks_train_with_other_axes(pool_of: SharedPools, name: str) -> None:
+    case = OTHER_AXES[name]
+    assert_as_one_process(pool_of(case.strategy.ranks), case)
+
+
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("name", ONE_RANK)
+def test_a_rank_with_all_experts_trains_as_a_plain_loop(pool_of: SharedPools, name: str) -> None:
+    assert_as_one_process(pool_of(1), replace(ONE_RANK[name], observe=False))
 
 
 @pytest.mark.matrix(6)
@@ -134,14 +172,6 @@ def test_books_of_a_real_run_are_those_of_a_simulation_with_its_counts(
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
-    "a capacity": (
-        {"model.experts": {**TABLE, "capacity_factor": 1.25}},
-        "model.experts.capacity_factor: 1.25 is simulated only",
-    ),
-    "a bias of scores": (
-        {"model.experts": {**TABLE, "score_bias": True}},
-        "model.experts.score_bias: true is simulated only",
-    ),
     "fp16 with a loss of balance": (
         {"model.experts": TABLE, "train.precision": "fp16"},
         "model.experts.auxiliary_loss: true needs a loss that is not scaled, and train.precision "
