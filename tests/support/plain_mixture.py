@@ -98,6 +98,7 @@ class PlainMixture:
         experts, parameters = self.experts, dict[str, Tensor](part.named_parameters())
         bias = parameters.get("router.bias")
         logits = functional.linear(tokens, parameters["router.weight"], bias)
+        logits = logits if logits.dtype is torch.float64 else logits.float()
         scores = logits.sigmoid() if experts.scores is Scores.SIGMOID else logits.softmax(1)
         added = parameters.get("router.score_bias", torch.zeros(experts.count))
         chosen = _choices(experts, scores.detach() + added)
@@ -109,7 +110,8 @@ class PlainMixture:
             Chosen(logits, scores, _best(scores.detach(), experts.top_k), chosen, kept)
         )
         outputs = torch.stack([self._expert(parameters, each, tokens) for each in _all(experts)], 1)
-        return experts.scaling * ((weights * kept)[:, :, None] * outputs).sum(1)
+        made = experts.scaling * ((weights * kept)[:, :, None] * outputs).sum(1)
+        return made.to(tokens.dtype)
 
     def _expert(self, parameters: dict[str, Tensor], number: int, tokens: Tensor) -> Tensor:
         """Return the outputs of an expert for all tokens."""

@@ -1,12 +1,15 @@
 """Small transformers with experts, trained on expert ranks and by a plain loop."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from exact_training import cluster
-from plain_mixture import PlainMixture, mixing_by, moved
+from plain_mixture import Chosen, PlainMixture, mixing_by, moved
 from tiny_training import Parameters, optimizer_of_rules, values
 from torch import distributed, nn
 from trained_axes import PLAIN, SEED, SMALL_LLAMA, AxesCase, firsts
@@ -24,11 +27,16 @@ from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, trained_on_rank
 from zsim_torch.feed import feed
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
+from zsim_torch.module import router_layer
 from zsim_torch.module.routed_rows import ExpertPlace
+from zsim_torch.module.router_layer import best_experts
 from zsim_torch.module.tensor_part import TensorPlace
 from zsim_torch.module.transformer import transformer
 from zsim_torch.module.transformer_segment import is_of_experts
 from zsim_torch.supervise.ranks import RankPool
+
+Choices = Sequence[torch.Tensor]
+"""Numbers of the chosen experts of each token, [tokens, choices], one tensor for each choice."""
 
 FEW = Experts(count=4, top_k=2, intermediate_size=6, auxiliary_coefficient=0.2)
 """Four experts of six: with seven rows of a rank, some are often without any."""
@@ -144,30 +152,87 @@ class ExpertResult:
     parameters: Parameters
     losses: tuple[float, ...]
     trace: Trace
+    routed: Choices
 
 
-def trained_experts(pool: RankPool, case: ExpertCase) -> list[ExpertResult]:
-    """Train a case on the ranks of `pool`."""
-    return list(pool.run(by_rank, case, case.job()))
+def trained_experts(
+    pool: RankPool, case: ExpertCase, replay: Sequence[Choices] | None = None
+) -> list[ExpertResult]:
+    """Train a case on the ranks of `pool`; `replay` has the choices of each rank's routers."""
+    return list(pool.run(by_rank, case, case.job(), replay))
 
 
-def by_rank(case: ExpertCase, job: Job) -> ExpertResult:
+@contextmanager
+def choices(replay: Choices | None) -> Iterator[Choices]:
+    """Record the choices of routers on this rank; if given, `replay` decides them."""
+    found: list[torch.Tensor] = []
+
+    def best(experts: Experts, ranked: torch.Tensor) -> torch.Tensor:
+        own = best_experts(experts, ranked) if replay is None else replay[len(found)]
+        found.append(own)
+        return own
+
+    with patch.object(router_layer, "best_experts", best):
+        yield found
+
+
+def by_rank(case: ExpertCase, job: Job, replay: Sequence[Choices] | None = None) -> ExpertResult:
     """Train a case on this rank."""
     named = replace(job, schedule=job.written)
     work = Assignment(job=named, seed=SEED, data=None, poison=case.poison, observe=case.observe)
-    trained = trained_on_rank(work)
+    own = None if replay is None else replay[distributed.get_rank()]
+    with choices(own) as routed:
+        trained = trained_on_rank(work)
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     coordinates = named.schedule.mesh.coordinates(rank)
     place = ExpertPlace.of(named.schedule, coordinates)
     tensor = TensorPlace.of(named.schedule, coordinates)
-    return ExpertResult(place, tensor, trained.full_parameters(), trained.losses, trained.trace)
+    return ExpertResult(
+        place, tensor, trained.full_parameters(), trained.losses, trained.trace, routed
+    )
 
 
-def by_plain_mixtures(case: ExpertCase) -> tuple[Parameters, Parameters, tuple[float, ...]]:
-    """Train in one process by definitions: parameters before and after, and the loss of each step.
+class PlainTraining(NamedTuple):
+    """Parameters before and after, and the loss of each step without losses of routers.
 
-    The loss of a step leaves out losses of routers.
+    `routed` has what routers chose, by rank, in the order of steps, micro-batches and blocks.
     """
+
+    before: Parameters
+    after: Parameters
+    losses: tuple[float, ...]
+    routed: Sequence[Sequence[Chosen]]
+
+    def choices(self, experts: Experts) -> list[Choices]:
+        """Return the numbers of the chosen experts of each token, by rank."""
+        return [[each.chosen.topk(experts.top_k, 1).indices for each in own] for own in self.routed]
+
+
+class Flip(NamedTuple):
+    """A token that a rank sends to other experts, and how close their scores are.
+
+    `place` counts the choices of the rank's routers.
+    """
+
+    rank: int
+    place: int
+    token: int
+    margin: float
+
+
+def flips(plain: PlainTraining, results: Sequence[ExpertResult]) -> Iterator[Flip]:
+    """Yield the tokens whose experts differ, with the largest difference of exchanged scores."""
+    for rank, (known, result) in enumerate(zip(plain.routed, results, strict=True)):
+        for place, (one, other) in enumerate(zip(known, result.routed, strict=True)):
+            won = torch.zeros_like(one.chosen).scatter(1, other, 1) - one.chosen
+            lost = torch.where(won < 0, one.scores, 0).amax(1)
+            least = torch.where(won > 0, one.scores, 1).amin(1)
+            for token in won.any(1).nonzero().flatten().tolist():
+                yield Flip(rank, place, token, float((lost - least)[token].detach()))
+
+
+def by_plain_mixtures(case: ExpertCase) -> PlainTraining:
+    """Train in one process, with mixtures by their definition."""
     strategy, job, shape = case.strategy, case.job(), case.shape
     assert isinstance(shape, Transformer)
     module = transformer(shape, dtype=TORCH_DTYPE[strategy.train.precision.optimizer], seed=SEED)
@@ -175,11 +240,15 @@ def by_plain_mixtures(case: ExpertCase) -> tuple[Parameters, Parameters, tuple[f
     optimizer = optimizer_of_rules(strategy, module)
     times = strategy.train.gradient_accumulation_steps
     feeds = [feed(job, rank, data=None, seed=SEED) for rank in firsts(job.schedule.mesh)]
-    losses = tuple(
-        _plain_step(case, module, optimizer, [[next(each) for each in feeds] for _ in range(times)])
-        for _ in range(case.steps)
-    )
-    return before, values(module), losses
+    losses: list[float] = []
+    routed: list[list[Chosen]] = [[] for _ in feeds]
+    for _ in range(case.steps):
+        batches = [[next(each) for each in feeds] for _ in range(times)]
+        loss, forwards = _plain_step(case, module, optimizer, batches)
+        losses.append(loss)
+        for number, plain in enumerate(forwards):
+            routed[number % len(feeds)] += [made for (made,) in plain.noted.values()]
+    return PlainTraining(before, values(module), tuple(losses), routed)
 
 
 def _plain_step(
@@ -187,8 +256,11 @@ def _plain_step(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Sequence[Sequence[torch.Tensor]],
-) -> float:
-    """Train a step on the batches of each micro-batch and rank; return the mean loss."""
+) -> tuple[float, list[PlainMixture]]:
+    """Train a step on the batches of each micro-batch and rank.
+
+    Return the mean loss, and the mixtures of all forwards in the same order.
+    """
     shape = case.shape
     assert isinstance(shape, Transformer)
     assert shape.experts is not None
@@ -211,7 +283,7 @@ def _plain_step(
         torch.nn.utils.clip_grad_norm_(module.parameters(), case.strategy.train.clip_norm)
     optimizer.step()
     _move_biases(shape.experts, earlier)
-    return total
+    return total, earlier
 
 
 @torch.no_grad()

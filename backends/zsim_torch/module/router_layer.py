@@ -44,13 +44,17 @@ def choose(experts: Experts, logits: Tensor, bias: Tensor | None = None) -> Rout
     """
     wide = logits if logits.dtype is torch.float64 else logits.float()
     scores = wide.sigmoid() if experts.scores is Scores.SIGMOID else wide.softmax(-1)
-    with torch.no_grad():
-        ranked = scores if bias is None else scores + bias
-        chosen = _among_groups(experts, ranked).topk(experts.top_k, -1).indices
+    chosen = best_experts(experts, scores if bias is None else scores + bias)
     weights = scores.gather(1, chosen)
     if experts.normalised or experts.scores is Scores.SOFTMAX_OF_CHOSEN:
         weights = weights / weights.sum(-1, keepdim=True)
     return Routed(ChosenExperts(chosen, weights * experts.scaling), wide, scores)
+
+
+@torch.no_grad()
+def best_experts(experts: Experts, ranked: Tensor) -> Tensor:
+    """Return the experts with the largest values in each row of `ranked`, among the best groups."""
+    return _among_groups(experts, ranked).topk(experts.top_k, -1).indices
 
 
 def _among_groups(experts: Experts, scores: Tensor) -> Tensor:

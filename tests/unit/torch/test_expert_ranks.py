@@ -16,7 +16,10 @@ from trained_experts import (
     FEW,
     MIXTURES,
     ExpertCase,
+    ExpertResult,
+    PlainTraining,
     by_plain_mixtures,
+    flips,
     mixing,
     over,
     trained_experts,
@@ -27,6 +30,7 @@ import zsim
 from zsim.backend.backend import RefusedError
 from zsim.backend.document import Document, encode, encode_trace
 from zsim.mistake import MistakeError
+from zsim.model.architecture import Transformer
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import CountTrace
 from zsim.strategy.precision import Precision
@@ -105,9 +109,15 @@ def assert_as_one_process(pool: RankPool, case: ExpertCase) -> None:
     assert {result.losses for result in results} == {results[0].losses}
     bound = BOUND.get(case.strategy.train.precision)
     if bound is not None:
-        before, after, losses = by_plain_mixtures(case)
-        assert results[0].losses == pytest.approx(losses, rel=10 * bound)
-        assert distance(whole_of(case, results), after, before) <= bound
+        assert_near(case, by_plain_mixtures(case), results, bound)
+
+
+def assert_near(
+    case: ExpertCase, plain: PlainTraining, results: list[ExpertResult], bound: float
+) -> None:
+    """Compare losses and the change of all parameters with those of one process."""
+    assert results[0].losses == pytest.approx(plain.losses, rel=10 * bound)
+    assert distance(whole_of(case, results), plain.after, plain.before) <= bound
 
 
 @pytest.mark.matrix(6)
@@ -120,6 +130,52 @@ def test_two_expert_ranks_train_as_one_process(pool_of: SharedPools, name: str) 
 @pytest.mark.parametrize("name", FOUR_RANKS)
 def test_four_ranks_with_experts_train_as_one_process(pool_of: SharedPools, name: str) -> None:
     assert_as_one_process(pool_of(4), FOUR_RANKS[name])
+
+
+ROUTED = {
+    "two ranks, a loss of each sequence": replace(
+        TWO_RANKS["stage 1, losses of each sequence and of logits"], steps=3
+    ),
+    "four ranks, a loss of all ranks": ExpertCase(
+        mixing(MIXTURES["a loss of all ranks and micro-batches"]), over(4, 4, stage=3), steps=3
+    ),
+}
+MARGIN = 2**-8
+"""Largest difference of the scores of two experts that rounding to bf16 exchanges."""
+
+
+def in_precision(name: str, precision: Precision) -> ExpertCase:
+    """Return a case of routed tokens in another precision."""
+    case = ROUTED[name]
+    return replace(case, strategy=case.strategy.but({"train.precision": precision}))
+
+
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("name", ROUTED)
+def test_with_the_routing_of_one_process_replayed_ranks_train_as_it_does(
+    pool_of: SharedPools, name: str
+) -> None:
+    case = in_precision(name, Precision.FP32)
+    assert isinstance(case.shape, Transformer)
+    assert case.shape.experts is not None
+    plain = by_plain_mixtures(case)
+    pool = pool_of(case.strategy.ranks)
+    results = trained_experts(pool, case, plain.choices(case.shape.experts))
+    assert not [*flips(plain, results)]
+    assert_near(case, plain, results, BOUND[Precision.FP32])
+
+
+@pytest.mark.matrix(6)
+@pytest.mark.parametrize("name", ROUTED)
+def test_tokens_that_change_experts_in_bf16_have_close_scores(
+    pool_of: SharedPools, name: str
+) -> None:
+    case = in_precision(name, Precision.BF16)
+    plain = by_plain_mixtures(case)
+    results = trained_experts(pool_of(case.strategy.ranks), case)
+    found = [*flips(plain, results)]
+    assert all(each.margin <= MARGIN for each in found), found
+    assert results[0].losses == pytest.approx(plain.losses, rel=1e-3)
 
 
 @pytest.mark.matrix(6)
