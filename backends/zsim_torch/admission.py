@@ -142,13 +142,6 @@ def _experts(job: Job, experts: Experts) -> str | None:
             f"train.precision is {strategy.train.precision}; say bf16 or {name} = false"
         )
     parallel = strategy.parallel
-    if parallel.expert > 1 and strategy.execution.weighs_at_source:
-        runtime = strategy.zero.emulate
-        assert runtime is not None  # zsim's own stages send weights with their rows
-        return (
-            f"zero.emulate: {runtime.table()} with parallel.expert = {parallel.expert} is "
-            "simulated only; remove emulate, or say parallel.expert 1"
-        )
     degrees = {"context": parallel.context, "expert_tensor": job.model.expert_tensor}
     for name, degree in degrees.items():
         if degree > 1:

@@ -68,6 +68,8 @@ class PlainMixture:
     """Mixtures of a model: what their routers chose in each forward, and their biases, by block."""
 
     shape: Transformer
+    parts: int = 1
+    """Parts of the tokens of a micro-batch, each with losses of its own."""
     noted: dict[nn.Module, list[Chosen]] = field(
         default_factory=lambda: defaultdict[nn.Module, list[Chosen]](list)
     )
@@ -115,15 +117,17 @@ class PlainMixture:
 
     def _expert(self, parameters: dict[str, Tensor], number: int, tokens: Tensor) -> Tensor:
         """Return the outputs of an expert for all tokens."""
-        names = ("gate_up.weight", "down.weight", "gate_up.bias", "down.bias")
-        wide, down, wide_bias, down_bias = (
-            None if value is None else value[number]
-            for value in (parameters.get(f"experts.{name}") for name in names)
-        )
-        assert wide is not None
-        assert down is not None
-        gate, up = functional.linear(tokens, wide, wide_bias).chunk(2, 1)
-        return functional.linear(functional.silu(gate) * up, down, down_bias)
+
+        def layer(name: str, read: Tensor) -> Tensor:
+            bias = parameters.get(f"experts.{name}.bias")
+            weight = parameters[f"experts.{name}.weight"][number]
+            return functional.linear(read, weight, None if bias is None else bias[number])
+
+        if "experts.gate.weight" in parameters:
+            gate, up = layer("gate", tokens), layer("up", tokens)
+        else:
+            gate, up = layer("gate_up", tokens).chunk(2, 1)
+        return layer("down", functional.silu(gate) * up)
 
     def losses(
         self, before: Sequence["PlainMixture"], all_ranks: Sequence["PlainMixture"]
@@ -140,7 +144,19 @@ class PlainMixture:
         before: Sequence["PlainMixture"],
         all_ranks: Sequence["PlainMixture"],
     ) -> Tensor:
-        experts, (made,) = self.experts, self.noted[block]
+        (whole,) = self.noted[block]
+        every = zip(*(each.chunk(self.parts) for each in whole), strict=True)
+        losses = [self._of_part(block, Chosen(*part), before, all_ranks) for part in every]
+        return torch.stack(losses).mean()
+
+    def _of_part(
+        self,
+        block: nn.Module,
+        made: Chosen,
+        before: Sequence["PlainMixture"],
+        all_ranks: Sequence["PlainMixture"],
+    ) -> Tensor:
+        experts = self.experts
         total = made.logits.new_zeros(())
         if experts.z_loss:
             sizes = made.logits.exp().sum(1).log()

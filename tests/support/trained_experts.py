@@ -235,6 +235,7 @@ def by_plain_mixtures(case: ExpertCase) -> PlainTraining:
     """Train in one process, with mixtures by their definition."""
     strategy, job, shape = case.strategy, case.job(), case.shape
     assert isinstance(shape, Transformer)
+    shape = replace(shape, execution=strategy.execution)
     module = transformer(shape, dtype=TORCH_DTYPE[strategy.train.precision.optimizer], seed=SEED)
     before = values(module)
     optimizer = optimizer_of_rules(strategy, module)
@@ -266,12 +267,14 @@ def _plain_step(
     assert shape.experts is not None
     optimizer.zero_grad()
     count = sum(map(len, batches))
+    strategy = case.strategy
+    parts = strategy.parallel.tensor if strategy.execution.own_loads else 1
     earlier: list[PlainMixture] = []
     total = 0.0
     for of_ranks in batches:
         made: list[tuple[PlainMixture, torch.Tensor]] = []
         for batch in of_ranks:
-            plain = PlainMixture(shape)
+            plain = PlainMixture(shape, parts)
             with mixing_by(plain):
                 made.append((plain, module(batch)))
         now = [plain for plain, _ in made]
@@ -300,9 +303,8 @@ def _move_biases(experts: Experts, forwards: Sequence[PlainMixture]) -> None:
 def whole_of(case: ExpertCase, results: Sequence[ExpertResult]) -> Parameters:
     """Return every parameter in its shape: experts of all ranks, and equal copies of the rest."""
     assert isinstance(case.shape, Transformer)
-    shapes = {
-        name: each.shape for name, each in transformer(case.shape, seed=None).named_parameters()
-    }
+    shape = replace(case.shape, execution=case.strategy.execution)
+    shapes = {name: each.shape for name, each in transformer(shape, seed=None).named_parameters()}
     found: Parameters = {}
     for name, size in shapes.items():
         # places of elements in the whole, cut as the values are; 0 is padding of a table

@@ -18,11 +18,11 @@ from zsim_torch.execute.shard_compute import Initial, ShardComputer
 from zsim_torch.ground.torch_dtype import entering
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import BackwardPart, Record, UnitLink
+from zsim_torch.module.auxiliary_loss import LossSegment
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.generator_state import RandomState, need_repeatable
 from zsim_torch.module.input_shape import InputShapes
 from zsim_torch.module.routed_rows import RowHandle, RowSegment
-from zsim_torch.module.router_losses import LossSegment
 from zsim_torch.module.saving import InputEntry, version
 from zsim_torch.module.unit import SegmentKey, TorchUnit, UnitRunError
 from zsim_torch.module.visit import LaterUses, Visit, parameter_order

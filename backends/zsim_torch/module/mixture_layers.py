@@ -24,6 +24,17 @@ class _Stack(nn.Module):
         self.bias = nn.Parameter(torch.empty(count, rows, dtype=dtype)) if bias else None
 
 
+def splits_gate(shape: Transformer) -> bool:
+    """Return True if gates and other inner layers of experts are parameters of their own.
+
+    They are where weights stay at the source (`GroupedExperts` of torchtitan in August 2026,
+    b5bcd76c, torchtitan/models/common/moe.py).
+    """
+    execution, experts = shape.execution, shape.experts
+    assert experts is not None
+    return execution.expert > 1 and execution.weighs_at_source and not experts.bias
+
+
 class RoutedExperts(nn.Module):
     """The `count` experts of a rank."""
 
@@ -32,11 +43,15 @@ class RoutedExperts(nn.Module):
         assert shape.experts is not None
         inner, bias = shape.experts.intermediate_size, shape.experts.bias
         self.count = count
-        self.gate_up = _Stack(count, 2 * inner, shape.hidden_size, dtype, bias=bias)
+        hidden = shape.hidden_size
+        self.inner = ("gate", "up") if splits_gate(shape) else ("gate_up",)
+        for name in self.inner:
+            rows = 2 * inner // len(self.inner)
+            self.add_module(name, _Stack(count, rows, hidden, dtype, bias=bias))
         self.down = _Stack(count, shape.hidden_size, inner, dtype, bias=bias)
 
-    def forward(self, rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """Return the weighted outputs for `rows`, each of one of this rank's `experts`."""
+    def forward(self, rows: Tensor, weights: Tensor | None, experts: Tensor) -> Tensor:
+        """Return the outputs for `rows`, each of one of this rank's `experts`, times `weights`."""
         found = in_order(experts, self.count)
         sorted_rows = rows[found.order]
         made = [
@@ -47,15 +62,21 @@ class RoutedExperts(nn.Module):
         back = torch.empty_like(found.order)
         back[found.order] = torch.arange(len(back), device=back.device)
         outputs = torch.cat(made)[back] if made else rows
+        if weights is None:
+            return outputs
         return (outputs * weights[:, None]).to(rows.dtype)
 
     def _of_expert(self, expert: int, rows: Tensor) -> Tensor:
-        (wide, wide_bias), (down, down_bias) = (
-            (each.weight[expert], None if each.bias is None else each.bias[expert])
-            for each in (self.gate_up, self.down)
-        )
-        gate, up = functional.linear(rows, wide, wide_bias).chunk(2, -1)
-        return functional.linear(functional.silu(gate) * up, down, down_bias)
+        made = [self._linear(name, expert, rows) for name in self.inner]
+        gate, up = made if len(made) > 1 else made[0].chunk(2, -1)
+        return self._linear("down", expert, functional.silu(gate) * up)
+
+    def _linear(self, name: str, expert: int, rows: Tensor) -> Tensor:
+        """Return the linear layer `name` of an expert."""
+        stack = self.get_submodule(name)
+        assert isinstance(stack, _Stack)
+        bias = None if stack.bias is None else stack.bias[expert]
+        return functional.linear(rows, stack.weight[expert], bias)
 
 
 class SharedExperts(nn.Module):
@@ -143,12 +164,23 @@ def sent_rows(shape: Transformer, choice: ChosenExperts) -> SentRows:
 
 
 def permuted(tokens: Tensor, choice: ChosenExperts, rows: SentRows) -> tuple[Tensor, Tensor]:
-    """Return the copies of `tokens` and their weights in the order of experts.
+    """Return the copies of `tokens` and their weights in the order of experts."""
+    weights, numbers = weights_and_tokens(choice, rows)
+    sent = len(rows.order)
+    return tokens[numbers[:sent]], weights[:sent]
 
-    Copies that fill an expert up to its capacity are of the last token, with the weight 0.
+
+def weights_and_tokens(choice: ChosenExperts, rows: SentRows) -> tuple[Tensor, Tensor]:
+    """Return the weight and the token of each copy in the order of experts.
+
+    Copies that fill an expert up to its capacity are of the last token, with the weight 0. Copies
+    that are dropped are at the end, with the weight 0, too.
     """
     flat, choices = choice.weights.reshape(-1), choice.experts.shape[1]
+    if not rows.pads and len(rows.order) == rows.pairs:
+        return flat[rows.order], rows.order // choices
+    order = rows.order
     if not rows.pads:
-        return tokens[rows.order // choices], flat[rows.order]
-    weights = torch.cat([flat, flat.new_zeros(1)])
-    return tokens[rows.order.clamp(max=rows.pairs - 1) // choices], weights[rows.order]
+        order = functional.pad(order, (0, rows.pairs - len(order)), value=rows.pairs)
+    weights = torch.cat([flat, flat.new_zeros(1)])[order]
+    return weights, order.clamp(max=rows.pairs - 1) // choices

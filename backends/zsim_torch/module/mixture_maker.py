@@ -5,21 +5,24 @@ from torch import nn
 
 from zsim.model.architecture import Transformer
 from zsim.model.model import Model, Segment, Unit
+from zsim_torch.module.auxiliary_loss import BalanceSegment, LogitSegment, SequenceSums
 from zsim_torch.module.mixture_segment import (
     OF_EXPERTS,
     SHARED,
+    ChoosingSegment,
     ExpertsSegment,
     MiddleSegment,
     MixtureBlock,
     MixtureSegment,
+    PermuteSegment,
     ReturnSegment,
     RouteSegment,
     SharedSegment,
+    WeighingSegment,
     local_names,
 )
 from zsim_torch.module.routed_rows import ExpertPlace, RowHandle
 from zsim_torch.module.router_layer import RouterLayer
-from zsim_torch.module.router_losses import BalanceSegment, LogitSegment, SequenceSums
 from zsim_torch.module.tensor_part import TensorPlace
 
 BACK = ("weighted", "reduced", "fc2")
@@ -57,10 +60,15 @@ class MixtureMaker:
             return None
         if outputs == ("sum", "ln2"):
             return MiddleSegment(shape, dtype)
+        inputs = local_names(segment.inputs)
+        if segment.swaps and f"{OF_EXPERTS}rows" in inputs:
+            return PermuteSegment(shape, segment, self._handle(unit))
         if segment.swaps:
             return ExpertsSegment(shape, self._handle(unit), dtype)
-        if local_names(segment.inputs)[0] in {f"{OF_EXPERTS}{name}" for name in BACK}:
-            return ReturnSegment(shape, segment, self._handle(unit), dtype)
+        if inputs[0] in {f"{OF_EXPERTS}{name}" for name in BACK}:
+            weighs = f"{OF_EXPERTS}ordered" in inputs
+            made = WeighingSegment if weighs else ReturnSegment
+            return made(shape, segment, self._handle(unit), dtype)
         return None
 
     def _routing(self, unit: Unit, segment: Segment, dtype: torch.dtype) -> nn.Module:
@@ -69,7 +77,10 @@ class MixtureMaker:
         sums = SequenceSums.of(
             self.shape, first=self.place.number * self._own, sequences=self._sequences
         )
-        router = RouterLayer(self.shape, dtype, sums, apart=losses_apart)
+        ranks = self.place.ranks
+        router = RouterLayer(self.shape, dtype, sums, apart=losses_apart, ranks=ranks)
+        if self.shape.execution.weighs_at_source and unit.name in self.layers:
+            return ChoosingSegment(self.shape, segment, self._handle(unit), router, dtype=dtype)
         if segment.swaps:
             return RouteSegment(self.shape, segment, self._handle(unit), router)
         apart = local_names(segment.inputs)[0] == "ln2"

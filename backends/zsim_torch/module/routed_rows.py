@@ -135,6 +135,10 @@ class RowHandle:
         """Return the rows that are sent to each expert."""
         return self._sent[micro_batch].counts
 
+    def rows(self) -> SentRows:
+        """Return the rows that are sent."""
+        return self._sent[self.micro_batch]
+
     def take_rows(self) -> SentRows:
         """Return the rows that were sent, and forget them."""
         return self._sent.pop(self.micro_batch)

@@ -12,14 +12,14 @@ from torch.nn import functional
 
 from zsim.model.architecture import Transformer
 from zsim.model.experts import Experts, RouterFormat, Scores
-from zsim_torch.module.routed_rows import SentRows
-from zsim_torch.module.router_losses import (
+from zsim_torch.module.auxiliary_loss import (
     RouterSums,
     SequenceSums,
     balance_loss,
     with_loss,
     z_loss,
 )
+from zsim_torch.module.routed_rows import SentRows
 
 
 class ChosenExperts(NamedTuple):
@@ -77,7 +77,8 @@ class RouterLayer(nn.Module):
     """The product of a router, and the choice of experts.
 
     `sums` are the sums that auxiliary losses read. If losses are `apart`, other segments compute
-    them; otherwise the weights of experts pass their gradients on.
+    them; otherwise the weights of experts pass their gradients on. Of the tokens of a micro-batch,
+    each of `ranks` has an equal part.
     """
 
     def __init__(
@@ -87,12 +88,13 @@ class RouterLayer(nn.Module):
         sums: SequenceSums | None = None,
         *,
         apart: bool = False,
+        ranks: int = 1,
     ) -> None:
         super().__init__()
         assert shape.experts is not None
         self.experts = experts = shape.experts
         self.sums = RouterSums(experts, sums or SequenceSums.of(shape))
-        self.apart = apart
+        self.apart, self.ranks = apart, ranks
         self.weight = nn.Parameter(torch.empty(experts.count, shape.hidden_size, dtype=dtype))
         self.bias = self.score_bias = None
         if experts.router_bias:
@@ -134,8 +136,9 @@ class RouterLayer(nn.Module):
         weights = choice.weights
         if experts.auxiliary_loss:
             summed, load = self.sums.balance(choice.experts, scores)
-            loss = balance_loss(experts, summed, load, tokens=len(scores))
+            loss = balance_loss(experts, summed, load, tokens=len(scores) * self.ranks)
             weights = with_loss(weights, loss)
         if experts.z_loss:
-            weights = with_loss(weights, z_loss(experts, self.sums.sizes(logits)))
+            sizes = self.sums.sizes(logits)
+            weights = with_loss(weights, z_loss(experts, sizes, ranks=self.ranks))
         return Routed(choice._replace(weights=weights), logits, scores)

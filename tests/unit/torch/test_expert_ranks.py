@@ -36,6 +36,8 @@ from zsim.schedule.binding import CountTrace
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel
 from zsim_des import SimBackend
+from zsim_runtimes.deepspeed.options import DeepSpeed, ExpertLayer
+from zsim_runtimes.fsdp2.options import FSDP2
 from zsim_torch.backend import TorchBackend
 from zsim_torch.rank_result import merged
 from zsim_torch.supervise.rank_failure import RankFailedError
@@ -44,6 +46,12 @@ from zsim_torch.trainer import Trainer
 
 TABLE = {"count": 4, "top_k": 2, "intermediate_size": 16}
 
+FSDP2_PLAIN = PLAIN.but(
+    {"zero.stage": 3, "zero.emulate": FSDP2(), "train.precision": Precision.FP32}
+)
+DEEPSPEED = PLAIN.but(
+    {"zero.stage": 1, "zero.emulate": DeepSpeed(), "train.precision": Precision.FP32}
+)
 TWO_RANKS = {
     **{
         f"stage 1, {name}": ExpertCase(mixing(experts), over(2, 2, stage=1))
@@ -68,6 +76,25 @@ FOUR_RANKS = {
     "two experts on each, Megatron-LM": ExpertCase(
         mixing(MIXTURES["sigmoids in groups, shared experts"]), over(4, 4, MEGATRON)
     ),
+}
+AT_SOURCE = {
+    "FSDP2, two expert ranks": ExpertCase(mixing(FEW), over(2, 2, FSDP2_PLAIN)),
+    "FSDP2, a capacity, shared experts, two replicas": ExpertCase(
+        mixing(
+            replace(MIXTURES["a capacity by position"], shared_intermediate_size=5, z_loss=True)
+        ),
+        over(2, 4, FSDP2_PLAIN),
+    ),
+    "FSDP2, recomputed": ExpertCase(mixing(FEW), over(2, 2, FSDP2_PLAIN.but(FULL))),
+    "FSDP2, biases, all experts on each rank": ExpertCase(
+        mixing(MIXTURES["biases of sigmoids"]), over(1, 2, FSDP2_PLAIN)
+    ),
+    "DeepSpeed, two expert ranks, stage 1": ExpertCase(mixing(FEW), over(2, 2, DEEPSPEED)),
+    "DeepSpeed's own layer, padded, two replicas, stage 2": ExpertCase(
+        mixing(MIXTURES["a capacity with padding"]),
+        over(2, 4, DEEPSPEED, stage=2, emulate=DeepSpeed(expert_layer=ExpertLayer.NATIVE)),
+    ),
+    "FSDP2, two tensor ranks": ExpertCase(mixing(FEW), over(2, 2, FSDP2_PLAIN, tensor=2)),
 }
 OTHER_AXES = {
     "two expert ranks in each of two stages": ExpertCase(
@@ -179,6 +206,15 @@ def test_tokens_that_change_experts_in_bf16_have_close_scores(
 
 
 @pytest.mark.matrix(6)
+@pytest.mark.parametrize("name", AT_SOURCE)
+def test_expert_ranks_train_whose_weights_stay_at_the_source(
+    pool_of: SharedPools, name: str
+) -> None:
+    case = AT_SOURCE[name]
+    assert_as_one_process(pool_of(case.strategy.ranks), case)
+
+
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", OTHER_AXES)
 def test_expert_ranks_train_with_other_axes(pool_of: SharedPools, name: str) -> None:
     case = OTHER_AXES[name]
@@ -233,33 +269,22 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         "model.experts.auxiliary_loss: true needs a loss that is not scaled, and train.precision "
         "is fp16; say bf16 or auxiliary_loss = false",
     ),
-    "expert ranks of FSDP2": (
-        {
-            "model.experts": TABLE,
-            "parallel.expert": 2,
-            "zero": {"stage": 3, "emulate": "fsdp2"},
-        },
-        "zero.emulate: fsdp2 with parallel.expert = 2 is simulated only; remove "
-        "emulate, or say parallel.expert 1",
-    ),
-    "expert ranks of DeepSpeed": (
-        {
-            "model.experts": TABLE,
-            "parallel.expert": 2,
-            "zero": {"stage": 1, "emulate": "deepspeed"},
-        },
-        "zero.emulate: deepspeed with parallel.expert = 2 is simulated only; remove "
-        "emulate, or say parallel.expert 1",
-    ),
-    "tensor ranks": (
+    "ranks with parts of an expert": (
         {
             "model.experts": TABLE,
             "parallel.tensor": 2,
             "parallel.expert": 2,
-            "parallel.expert_tensor": 1,
             "zero.sequence_parallel": True,
         },
-        "parallel.tensor: 2 is simulated only for a model with experts; say 1",
+        "parallel.expert_tensor: 2 is simulated only for a model with experts; say 1",
+    ),
+    "ranks that share a sequence": (
+        {
+            "model.experts": TABLE,
+            "parallel.context": 2,
+            "parallel.context_exchange": "all_gather",
+        },
+        "parallel.context: 2 is simulated only for a model with experts; say 1",
     ),
 }
 

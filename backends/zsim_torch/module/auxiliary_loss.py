@@ -88,7 +88,8 @@ class RouterSums:
 def balance_loss(experts: Experts, summed: Tensor, load: Tensor, *, tokens: int) -> Tensor:
     """Return the loss of balance, from sums of scores and choices, of `tokens` of a micro-batch."""
     loads = load.view(-1, experts.count).to(summed.dtype)
-    shares = loads / loads.sum(1, keepdim=True)
+    # without loads of other ranks, a rank may have no token of a sequence
+    shares = loads / loads.sum(1, keepdim=True).clamp(min=1)
     means = summed.view(loads.shape) * (len(loads) / tokens)
     factor = experts.auxiliary_coefficient * experts.count / len(loads)
     return factor * (shares * means).sum()
