@@ -57,6 +57,7 @@ def experts(job: Job, trace: Trace) -> Section | None:
         return None
     busiest = max(stages, key=lambda each: each.excess)
     top = busiest.ranks[busiest.blocks.sum(0).argmax()]
+    alike = any(rank.stands_for > 1 for rank in trace.ranks)
     over = "in one layer and micro-batch" if count.padded else "over all layers and micro-batches"
     whose = "the first group of each stage" if busiest.role else "the first group"
     text = (
@@ -69,7 +70,7 @@ def experts(job: Job, trace: Trace) -> Section | None:
     per_node = job.cluster.gpus_per_node
     return Section(
         title="Experts",
-        sentences=(text,),
+        sentences=(text, "Of ranks that are alike, one shows its waits.") if alike else (text,),
         figure=BarRows(
             series=(
                 Series(name=f"rows of {each} experts" if each > 1 else "rows", colour="#5b8bd0"),

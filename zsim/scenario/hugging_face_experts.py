@@ -65,8 +65,8 @@ def _auxiliary_loss(config: Config) -> Fields:
     if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
         raise ScenarioError(f"model.hf_config: {key}: {shown(factor)} must be a number")
     if "output_router_logits" in config:
-        is_on = flag(config, "output_router_logits", default=False) and factor != 0
-        found["auxiliary_loss"] = is_on
+        is_added = flag(config, "output_router_logits", default=False)
+        found["auxiliary_loss"] = is_added and factor != 0
     if factor and found.get("auxiliary_loss", True):
         found["auxiliary_coefficient"] = factor
     return found

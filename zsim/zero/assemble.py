@@ -63,10 +63,8 @@ POOLS = (
 
 def bias_rule(model: Model) -> ExpertBias:
     """Return the rule of biases of experts, with the rate of the model's shape if it has one."""
-    shape = model.architecture
-    if shape is None or shape.experts is None:
-        return ExpertBias()
-    return ExpertBias(learning_rate=shape.experts.bias_rate)
+    experts = model.architecture and model.architecture.experts
+    return ExpertBias(learning_rate=experts.bias_rate) if experts else ExpertBias()
 
 
 def need_fitting(model: Model, strategy: Strategy) -> None:

@@ -108,6 +108,7 @@ def test_of_a_pipeline_each_stage_shows_its_first_group() -> None:
     assert waits[0] == waits[4] == 0 < min(waits[1], waits[5])
     assert sum(bars_of(section)) == sum(rows) == 2 * 4 * SENT * 2 / 3
     assert "the first group of each stage" in section.sentences[0]
+    assert section.sentences[1:] == ("Of ranks that are alike, one shows its waits.",)
 
 
 def test_a_real_pipeline_shows_the_rows_of_its_groups() -> None:

@@ -31,8 +31,9 @@ def draw(blocks: Counts, ranks: Sequence[int], gpus_per_node: int, stage: str = 
             title = f"rank {ranks[source]} to rank {ranks[target]}: {sent:,} rows"
             cell = Box(LEFT + side * column, y, side, side)
             canvas.bar(cell, COLOUR, title=title, opacity=max(sent / most, 0.02))
-        ends = row and ranks[source] // gpus_per_node != ranks[starts[row - 1]] // gpus_per_node
-        for start, end in _borders(side * row, side * len(starts)) if ends else ():
+    nodes = [ranks[start] // gpus_per_node for start in starts]
+    for row in (row for row in range(1, len(nodes)) if nodes[row] != nodes[row - 1]):
+        for start, end in _borders(side * row, side * len(starts)):
             canvas.line(start, end, colour=INK, width=1)
     canvas.words(LEFT, TOP + side * len(starts) + 20, "lines: nodes", size=11, colour=FAINT)
     return canvas.svg()
