@@ -59,7 +59,7 @@ def _experts(config: Config, count: str, width: str, **fields: object) -> Fields
 
 
 def _auxiliary_loss(config: Config) -> Fields:
-    """Return whether the routers have an auxiliary loss, and its factor, if the file says so."""
+    """Return the fields of the auxiliary loss of routers that the file has."""
     key, found = "router_aux_loss_coef", dict[str, object]()
     factor = config.get(key)
     if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):

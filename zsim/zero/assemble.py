@@ -62,7 +62,7 @@ POOLS = (
 
 
 def bias_rule(model: Model) -> ExpertBias:
-    """Return the rule of biases of experts, with the rate of the model's shape if it has one."""
+    """Return the rule of biases of experts, with the rate of the model's shape, if any."""
     experts = model.architecture and model.architecture.experts
     return ExpertBias(learning_rate=experts.bias_rate) if experts else ExpertBias()
 

@@ -176,7 +176,7 @@ def _gathered(
 
 
 def _place(machine: RankMachine, buffer: Buffer, coordinates: Coordinates) -> tuple[int, ...]:
-    """Return the indexes of a rank that decide which part of the parameters in `buffer` it has.
+    """Return the indexes of a rank that decide its part of the parameters in `buffer`.
 
     Experts differ among expert ranks and ranks with parts of the same experts, and all other
     parameters along the tensor axis.

@@ -1,6 +1,6 @@
 """Auxiliary losses of routers: sums over the tokens of a rank, and the losses of these sums.
 
-Formulas are those of `zsim.model.transformer.router_losses`. The loss of balance is
+`zsim.model.transformer.router_losses` describes these segments. The loss of balance is
 coefficient x experts x the sum of f x P, with the share f of the choices and the mean score P of
 each expert (Fedus et al. 2021, "Switch Transformers", equation 4). Ranks that share sequences have
 summed the choices before, so f is that of all their tokens; P is a summand of this rank. The loss
@@ -20,7 +20,7 @@ from zsim.model.experts import Experts, LoadBalancing, Scores
 
 @dataclass(frozen=True, slots=True)
 class SequenceSums:
-    """Sums over the tokens of each sequence, of which `length` follow each other.
+    """Sums over the tokens of each sequence; each sequence has `length` tokens.
 
     The first token of this rank is number `first` of a micro-batch. With `together`, all tokens are
     one sequence.
@@ -37,7 +37,7 @@ class SequenceSums:
     ) -> "SequenceSums":
         """Return the sums for the auxiliary loss of `shape`.
 
-        Without a number of `sequences`, tokens are those of whole sequences.
+        Without a number of `sequences`, the rank has whole sequences.
         """
         assert shape.experts is not None
         apart = shape.experts.load_balancing_type is LoadBalancing.SEQ_AUX_LOSS
@@ -96,7 +96,7 @@ def balance_loss(experts: Experts, summed: Tensor, load: Tensor, *, tokens: int)
 
 
 def z_loss(experts: Experts, sizes: Tensor, *, ranks: int = 1) -> Tensor:
-    """Return the loss of the size of logits, of which `ranks` share the tokens of a micro-batch.
+    """Return the loss of the size of logits on one of the `ranks` that share a micro-batch.
 
     It is the mean square of the logarithms of sums of exponents (Zoph et al. 2022, "ST-MoE",
     equation 5).

@@ -25,7 +25,7 @@ class _Stack(nn.Module):
 
 
 def splits_gate(shape: Transformer) -> bool:
-    """Return True if gates and other inner layers of experts are parameters of their own.
+    """Return True if gates and other inner layers of experts are separate parameters.
 
     They are where weights stay at the source (`GroupedExperts` of torchtitan in August 2026,
     b5bcd76c, torchtitan/models/common/moe.py).

@@ -30,7 +30,7 @@ BACK = ("weighted", "reduced", "fc2")
 
 
 class MixtureMaker:
-    """Makes modules of `model` for the rank at these places; `shape` is that of its own parts."""
+    """Makes modules of `model` for the rank at these places; `shape` has the sizes of its parts."""
 
     def __init__(
         self, model: Model, shape: Transformer, place: TensorPlace, experts: ExpertPlace

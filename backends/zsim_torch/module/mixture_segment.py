@@ -155,7 +155,7 @@ class RouteSegment(RowSegment):
 
 
 class ChoosingSegment(RowSegment):
-    """A router whose weights stay at the source, after the first half of its block if it `begins`.
+    """A router whose weights stay at the source, maybe after the first half of its block.
 
     It returns the weight and the token of each copy, in the order of experts. Copies that are
     dropped are at the end, with the weight 0. Loops over experts also keep the place of each copy
@@ -175,14 +175,14 @@ class ChoosingSegment(RowSegment):
         self.shape, self._names = shape, _outputs(segment)
         sizes = {value.name.rpartition("/")[2]: value.elements for value in segment.outputs}
         self.has_places = sizes["rows"] > sizes["ordered"]
-        self.begins = "sum" in self._names
-        if self.begins:
+        self.has_half = "sum" in self._names
+        if self.has_half:
             _add_first_half(self, shape, dtype)
         self.router = router
 
     def forward(self, read: Tensor) -> tuple[Tensor, ...]:
         """Return the values of the segment."""
-        found = _first_half(self, self.shape, read) if self.begins else {"ln2": read}
+        found = _first_half(self, self.shape, read) if self.has_half else {"ln2": read}
         tokens = found["ln2"].view(-1, self.shape.hidden_size)
         routed = self.router(tokens)
         rows = sent_rows(self.shape, routed.choice)

@@ -115,7 +115,7 @@ class RowHandle:
         layer: number of the block among those with experts.
         experts: experts of the block, over all ranks.
         place: index of this rank among the ranks with different experts.
-        filled: copies from each rank for each expert if all have as many; else 0.
+        filled: copies from each rank for each expert if capacities are filled up; else 0.
         micro_batch: the micro-batch that segments of the block run now.
     """
 

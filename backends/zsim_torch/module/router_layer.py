@@ -115,7 +115,7 @@ class RouterLayer(nn.Module):
         return routed if self.apart else self._with_losses(routed)
 
     def sums_of(self, routed: Routed, rows: SentRows) -> dict[str, Tensor]:
-        """Return what segments of losses and the update of the bias read, by the names of values.
+        """Return the sums that losses and the update of the bias read, by the names of values.
 
         Losses count choices before rows are dropped, biases after it (`routing` of
         megatron/core/transformer/moe/router.py in August 2026, d98e8a64).

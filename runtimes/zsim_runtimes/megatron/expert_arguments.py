@@ -118,7 +118,7 @@ def _router(arguments: Arguments) -> None:
     _set(arguments, "z_coefficient", z_coefficient if has_z_loss else None, name)
     name = "moe-router-bias-update-rate"
     rate = arguments.number(name, 1e-3)
-    if arguments.flag("moe-router-enable-expert-bias"):
+    if "model.experts.score_bias" in arguments.origins:
         _set(arguments, "bias_rate", rate, name)
 
 
