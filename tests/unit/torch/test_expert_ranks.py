@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from resumed_axes import AxesPart, run_parts
 from shared_ranks import SharedPools
 from tiny_training import BOUND, distance
 from torch import nn
@@ -31,6 +32,7 @@ from zsim.backend.backend import RefusedError
 from zsim.backend.document import Document, encode, encode_trace
 from zsim.mistake import MistakeError
 from zsim.model.architecture import Transformer
+from zsim.model.experts import LoadBalancing
 from zsim.schedule.bind import bound
 from zsim.schedule.binding import CountTrace
 from zsim.strategy.precision import Precision
@@ -93,6 +95,20 @@ AT_SOURCE = {
     "DeepSpeed's own layer, padded, two replicas, stage 2": ExpertCase(
         mixing(MIXTURES["a capacity with padding"]),
         over(2, 4, DEEPSPEED, stage=2, emulate=DeepSpeed(expert_layer=ExpertLayer.NATIVE)),
+    ),
+    "FSDP2, two expert ranks in each of two stages": ExpertCase(
+        mixing(FEW, layers=4),
+        over(
+            2,
+            2,
+            FSDP2_PLAIN.but(
+                {
+                    "zero.emulate": FSDP2(reshard_after_forward=False),
+                    "train.gradient_accumulation_steps": 4,
+                }
+            ),
+            pipeline=2,
+        ),
     ),
     "FSDP2, two tensor ranks": ExpertCase(mixing(FEW), over(2, 2, FSDP2_PLAIN, tensor=2)),
 }
@@ -206,6 +222,15 @@ def test_tokens_that_change_experts_in_bf16_have_close_scores(
 
 
 @pytest.mark.matrix(6)
+def test_losses_of_routers_are_scaled_as_all_others_in_fp16(pool_of: SharedPools) -> None:
+    case = in_precision("two ranks, a loss of each sequence", Precision.FP16)
+    results = trained_experts(pool_of(2), case)
+    plain = by_plain_mixtures(in_precision("two ranks, a loss of each sequence", Precision.FP32))
+    assert results[0].losses == pytest.approx(plain.losses, rel=1e-4)
+    assert distance(whole_of(case, results), plain.after, plain.before) <= 2**-5
+
+
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", AT_SOURCE)
 def test_expert_ranks_train_whose_weights_stay_at_the_source(
     pool_of: SharedPools, name: str
@@ -261,6 +286,52 @@ def test_books_of_a_real_run_are_those_of_a_simulation_with_its_counts(
     trace.write_text(encode_trace(later), "utf-8")
     with pytest.raises(MistakeError, match="counts of rows differ in each step"):
         zsim.check(schedule, against=trace)
+
+
+RESUMED = {
+    "biases of scores, a loss of all ranks": ExpertCase(
+        mixing(
+            replace(
+                MIXTURES["biases of sigmoids"], load_balancing_type=LoadBalancing.GLOBAL_AUX_LOSS
+            )
+        ),
+        over(2, 2, stage=2),
+    ),
+    "FSDP2, shared experts": ExpertCase(
+        mixing(replace(FEW, shared_intermediate_size=5)), over(2, 2, FSDP2_PLAIN)
+    ),
+}
+
+
+@pytest.mark.matrix(12)
+@pytest.mark.parametrize("name", RESUMED)
+def test_two_steps_and_two_more_from_a_checkpoint_are_four_bit_for_bit(
+    pool_of: SharedPools, tmp_path: Path, name: str
+) -> None:
+    half = AxesPart(RESUMED[name], stop=2, saved=tmp_path / "saved")
+    asked = [replace(half, stop=4, saved=None), half, half.then(4)]
+    for complete, first, rest in pool_of(2).run(run_parts, asked):
+        assert first.losses + rest.losses == complete.losses
+        assert rest.evaluated == complete.evaluated
+        assert complete.parameters.keys() == rest.parameters.keys()
+        for key, value in complete.parameters.items():
+            assert torch.equal(value, rest.parameters[key]), key
+
+
+@pytest.mark.matrix(12)
+def test_biases_move_with_a_checkpoint_to_more_expert_ranks(
+    pool_of: SharedPools, tmp_path: Path
+) -> None:
+    two = AxesPart(RESUMED["biases of scores, a loss of all ranks"], stop=1, saved=tmp_path / "2")
+    pool_of(2).run(run_parts, [two])
+    case = replace(two.case, strategy=over(4, 4, stage=3))
+    four = AxesPart(case, start=1, stop=1, loaded=two.saved, saved=tmp_path / "4")
+    pool_of(4).run(run_parts, [four])
+    again = AxesPart(two.case, start=1, stop=2, loaded=four.saved)
+    results = pool_of(2).run(run_parts, [again, replace(two, stop=2, saved=None)])
+    for moved, stayed in results:
+        for key, value in moved.parameters.items():
+            assert torch.equal(value, stayed.parameters[key]), key
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
