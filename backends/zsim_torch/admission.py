@@ -5,7 +5,7 @@ from pathlib import Path
 from zsim.backend.backend import Job
 from zsim.config_error import bare
 from zsim.model.architecture import Activation, Attention, Positions, QKNorm, Transformer
-from zsim.model.experts import Experts, LoadBalancing
+from zsim.model.experts import Experts
 from zsim.model.model import Model
 from zsim.schedule.operation import OF_SEGMENTS, Action, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
@@ -144,40 +144,21 @@ def _without_module(shape: Transformer) -> str | None:
 
 def _experts(job: Job, experts: Experts) -> str | None:
     """Return why no module runs the experts of the model as they were counted, or None."""
-    if experts.score_bias:
-        return "model.experts.score_bias: true is simulated only"
-    if experts.capacity_factor is not None:
-        return f"model.experts.capacity_factor: {experts.capacity_factor:g} is simulated only"
-    if experts.z_loss:
-        return "model.experts.z_loss: true is simulated only"
-    if experts.auxiliary_loss and experts.load_balancing_type is not LoadBalancing.AUX_LOSS:
-        kind = experts.load_balancing_type
-        return f"model.experts.load_balancing_type: {kind} is simulated only"
     strategy = job.schedule.contract.strategy
     if strategy is None:
         return None
-    if experts.auxiliary_loss and strategy.train.precision is Precision.FP16:
+    apart = any(part.loads is not None for unit in job.model.units for part in unit.segments)
+    if experts.losses and not apart and strategy.train.precision is Precision.FP16:
+        name = "auxiliary_loss" if experts.auxiliary_loss else "z_loss"
         return (
-            f"model.experts.auxiliary_loss: true needs a loss that is not scaled, and "
-            f"train.precision is {strategy.train.precision}; say bf16 or auxiliary_loss = false"
+            f"model.experts.{name}: true needs a loss that is not scaled, and "
+            f"train.precision is {strategy.train.precision}; say bf16 or {name} = false"
         )
     parallel = strategy.parallel
-    if parallel.expert > 1 and strategy.execution.weighs_at_source:
-        runtime = strategy.zero.emulate
-        assert runtime is not None  # zsim's own stages send weights with their rows
-        return (
-            f"zero.emulate: {runtime.table()} with parallel.expert = {parallel.expert} is "
-            "simulated only; remove emulate, or say parallel.expert 1"
-        )
-    for name in ("tensor", "context", "pipeline", "expert_tensor"):
-        degree = getattr(parallel, name)
-        if degree is not None and degree > 1:
+    degrees = {"context": parallel.context, "expert_tensor": job.model.expert_tensor}
+    for name, degree in degrees.items():
+        if degree > 1:
             return f"parallel.{name}: {degree} is simulated only for a model with experts; say 1"
-    if any(part.loads is not None for unit in job.model.units for part in unit.segments):
-        return (
-            "model.experts.auxiliary_loss: true is simulated only where ranks sum the loads of "
-            "experts; say false"
-        )
     return None
 
 

@@ -28,6 +28,7 @@ import zsim
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
@@ -156,6 +157,7 @@ class MixtureCase:
     data: int
     stage: int = 1
     precision: Precision = Precision.FP64
+    emulate: RuntimeOptions | None = None
     full: bool = False
     meta: bool = False
     start: int = 0
@@ -169,7 +171,7 @@ class MixtureCase:
         full = Activations(checkpointing=Checkpointing.FULL)
         return Strategy(
             parallel=Parallel(data=self.data, expert=self.expert),
-            zero=Zero(stage=self.stage),
+            zero=Zero(stage=self.stage, emulate=self.emulate),
             activations=full if self.full else Activations(),
             train=Train(
                 precision=self.precision, optimizer=Adam(learning_rate=RATE, epsilon=EPSILON)

@@ -15,6 +15,7 @@ from zsim.model.architecture import GPT, Architecture, Llama
 from zsim.model.pipeline_stages import in_blocks
 from zsim.model.transformer import transformer as described
 from zsim.runtimes.registry import make_schedule
+from zsim.schedule.mesh import Mesh
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.execution import ContextExchange
@@ -260,6 +261,15 @@ def whole(case: AxesCase, results: Sequence[HasPart]) -> Parameters:
     return found
 
 
+def firsts(mesh: Mesh) -> list[int]:
+    """Ranks of the first stage, the first of the tensor axis, one for each replica."""
+    return [
+        rank
+        for rank in range(mesh.size)
+        if not any(mesh.coordinates(rank).get(axis) for axis in ("pipeline", "tensor"))
+    ]
+
+
 def by_plain_loop(case: AxesCase) -> tuple[Parameters, Parameters, tuple[float, ...]]:
     """One process, the whole batch: parameters before and after, and the mean loss of each step."""
     strategy, job = case.strategy, case.job()
@@ -269,14 +279,7 @@ def by_plain_loop(case: AxesCase) -> tuple[Parameters, Parameters, tuple[float, 
     before = values(module)
     optimizer = optimizer_of_rules(strategy, module)
     count = strategy.replicas * strategy.train.gradient_accumulation_steps
-    mesh = job.schedule.mesh
-    # ranks of the first stage, the first of the tensor axis, one for each replica
-    firsts = [
-        rank
-        for rank in range(mesh.size)
-        if not any(mesh.coordinates(rank).get(axis) for axis in ("pipeline", "tensor"))
-    ]
-    feeds = [feed(job, rank, data=None, seed=SEED) for rank in firsts]
+    feeds = [feed(job, rank, data=None, seed=SEED) for rank in firsts(job.schedule.mesh)]
     losses: list[float] = []
     for _ in range(case.steps):
         optimizer.zero_grad()

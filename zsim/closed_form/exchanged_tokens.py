@@ -19,7 +19,7 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
     """
     ranks, again = strategy.parallel.expert, recomputed(model, strategy)
     sent = counted = 0
-    gathers = not strategy.execution.weighs_at_source
+    gathers = not _swaps_counts(model, strategy)
     for unit in model.units if ranks > 1 else ():
         for segment in unit.segments:
             if not segment.swaps:
@@ -41,6 +41,11 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
         WireBytes(group="expert", collective="all_to_all", bytes=steps * (ranks - 1) * sent),
         WireBytes(group=group, collective="all_gather", bytes=steps * (counting - 1) * counted),
     ]
+
+
+def _swaps_counts(model: Model, strategy: Strategy) -> bool:
+    """Return True if ranks exchange counts; weights of a user's module travel with their rows."""
+    return model.architecture is not None and strategy.execution.weighs_at_source
 
 
 def _counting_ranks(model: Model, strategy: Strategy) -> int:
@@ -114,6 +119,6 @@ def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
         for segment in unit.segments
         if segment.swaps and segment.counts is not None
     )
-    sources = 1 if strategy.execution.weighs_at_source else _counting_ranks(model, strategy)
+    sources = 1 if _swaps_counts(model, strategy) else _counting_ranks(model, strategy)
     times = strategy.train.gradient_accumulation_steps * sources
     return HostBytes(to_host=times * found, from_host=0)

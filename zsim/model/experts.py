@@ -98,6 +98,14 @@ def _need_positive(table: object, section: str, names: tuple[str, ...]) -> None:
             raise ArchitectureError(f"model.{section}.{name}: {value} must be at least 1")
 
 
+FACTORS = {
+    "bias_rate": "score_bias",
+    "auxiliary_coefficient": "auxiliary_loss",
+    "z_coefficient": "z_loss",
+}
+"""Factors by name, and the part of the training that each is for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Routed experts in place of the MLP of some blocks: each token runs through `top_k` of them.
@@ -117,6 +125,7 @@ class Experts:
         scores: weights of experts.
         score_bias: a number for each expert is added to its score for the choice alone. A rule
             without gradients updates it (Wang et al. 2024, "Auxiliary-loss-free load balancing").
+        bias_rate: change of these numbers in a step (Wang et al. 2024: 0.001).
         normalised: weights of the chosen experts are divided by their sum.
         scaling: factor of the weights of routed experts.
         groups, top_groups: experts are chosen from `top_groups` of `groups` equal groups.
@@ -125,9 +134,12 @@ class Experts:
         router_format: format in which the router multiplies.
         auxiliary_loss: the loss has a term for the balance of tokens over experts. It changes the
             work of routers, and no parameters.
+        auxiliary_coefficient: factor of this term (Fedus et al. 2021, section 2.2: 0.01). Only real
+            ranks use it.
         load_balancing_type: the tokens of this term (`moe_router_load_balancing_type`).
         z_loss: the loss has a term for the size of logits of routers (Zoph et al. 2022, "ST-MoE";
             `moe_z_loss_coeff`).
+        z_coefficient: factor of this term (Zoph et al. 2022: 0.001). Only real ranks use it.
         kernels: implementation of the products of experts.
         capacity_factor: limit of the copies from one rank to one expert, in multiples of their
             mean; copies beyond it are dropped. None for no limit.
@@ -145,6 +157,7 @@ class Experts:
     every: int = 1
     scores: Scores = Scores.SOFTMAX
     score_bias: bool = False
+    bias_rate: float = 1e-3
     normalised: bool = True
     scaling: float = 1.0
     groups: int = 1
@@ -153,8 +166,10 @@ class Experts:
     bias: bool = False
     router_format: RouterFormat = RouterFormat.COMPUTE
     auxiliary_loss: bool = True
+    auxiliary_coefficient: float = 0.01
     load_balancing_type: LoadBalancing = LoadBalancing.AUX_LOSS
     z_loss: bool = False
+    z_coefficient: float = 1e-3
     kernels: ExpertKernels = ExpertKernels.GROUPED
     capacity_factor: float | None = None
     drop_policy: DropRule = DropRule.WEIGHT
@@ -197,12 +212,24 @@ class Experts:
             raise ArchitectureError(
                 f"model.experts.load_balancing_type: {kind} needs auxiliary_loss = true"
             )
-        if self.scaling <= 0:
-            raise ArchitectureError(f"model.experts.scaling: {self.scaling} must be more than 0")
+        for name in ("scaling", "bias_rate", "auxiliary_coefficient", "z_coefficient"):
+            value = getattr(self, name)
+            if value <= 0:
+                raise ArchitectureError(f"model.experts.{name}: {value} must be more than 0")
+        self._need_used_factors()
         if self.shared_gate and not self.shared_intermediate_size:
             raise ArchitectureError(
                 "model.experts.shared_gate: true needs shared_intermediate_size"
             )
+
+    def _need_used_factors(self) -> None:
+        """Raise ArchitectureError if a factor is given for a part that is not there."""
+        plain = {each.name: each.default for each in fields(self)}
+        for name, part in FACTORS.items():
+            if getattr(self, name) != plain[name] and not getattr(self, part):
+                raise ArchitectureError(
+                    f"model.experts.{name}: {getattr(self, name):g} needs {part} = true"
+                )
 
     @property
     def losses(self) -> int:

@@ -54,15 +54,22 @@ def _experts(config: Config, count: str, width: str, **fields: object) -> Fields
         "top_k": number(config, "num_experts_per_tok"),
         "intermediate_size": number(config, width),
         **fields,
-        **(
-            {
-                "auxiliary_loss": flag(config, "output_router_logits", default=False)
-                and config.get("router_aux_loss_coef") != 0
-            }
-            if "output_router_logits" in config
-            else {}
-        ),
+        **_auxiliary_loss(config),
     }
+
+
+def _auxiliary_loss(config: Config) -> Fields:
+    """Return the fields of the auxiliary loss of routers that the file has."""
+    key, found = "router_aux_loss_coef", dict[str, object]()
+    factor = config.get(key)
+    if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
+        raise ScenarioError(f"model.hf_config: {key}: {shown(factor)} must be a number")
+    if "output_router_logits" in config:
+        is_added = flag(config, "output_router_logits", default=False)
+        found["auxiliary_loss"] = is_added and factor != 0
+    if factor and found.get("auxiliary_loss", True):
+        found["auxiliary_coefficient"] = factor
+    return found
 
 
 def _mixtral(config: Config) -> Fields:

@@ -87,6 +87,7 @@ class ExpertsTable(Table):
     every: Count | None = None
     scores: Scores | None = None
     score_bias: Flag | None = None
+    bias_rate: Positive | None = None
     normalised: Flag | None = None
     scaling: Positive | None = None
     groups: Count | None = None
@@ -95,8 +96,10 @@ class ExpertsTable(Table):
     bias: Flag | None = None
     router_format: RouterFormat | None = None
     auxiliary_loss: Flag | None = None
+    auxiliary_coefficient: Positive | None = None
     load_balancing_type: LoadBalancing | None = None
     z_loss: Flag | None = None
+    z_coefficient: Positive | None = None
     kernels: ExpertKernels | None = None
     capacity_factor: Positive | None = None
     drop_policy: DropRule | None = None

@@ -61,8 +61,10 @@ POOLS = (
 """Memory pools: the GPU; pinned and pageable host memory, shared by a node's ranks; NVMe files."""
 
 
-BIAS_RULE = ExpertBias()
-"""The rule of biases of experts."""
+def bias_rule(model: Model) -> ExpertBias:
+    """Return the rule of biases of experts, with the rate of the model's shape, if any."""
+    experts = model.architecture and model.architecture.experts
+    return ExpertBias(learning_rate=experts.bias_rate) if experts else ExpertBias()
 
 
 def need_fitting(model: Model, strategy: Strategy) -> None:
@@ -182,7 +184,7 @@ def assemble(
         programs=programs,
         contract=Contract(
             parameters=tuple(
-                _promised(each, strategy) for each in (*model.parameters, *model.biases)
+                _promised(each, model, strategy) for each in (*model.parameters, *model.biases)
             ),
             strategy=strategy,
             loss_divisor=strategy.replicas * strategy.train.gradient_accumulation_steps,
@@ -209,7 +211,7 @@ def _repeats_routing(model: Model, strategy: Strategy) -> bool:
     )
 
 
-def _promised(parameter: Parameter, strategy: Strategy) -> LogicalParameter:
+def _promised(parameter: Parameter, model: Model, strategy: Strategy) -> LogicalParameter:
     """Return a parameter as the contract names it."""
     return LogicalParameter(
         name=parameter.name,
@@ -217,16 +219,16 @@ def _promised(parameter: Parameter, strategy: Strategy) -> LogicalParameter:
         frozen=parameter.frozen,
         float8=parameter.float8,
         quantized=parameter.quantized is not None,
-        rule=_rule_of(parameter, strategy),
+        rule=_rule_of(parameter, model, strategy),
         load=parameter.load,
         expert=parameter.expert and strategy.has_expert_order,
     )
 
 
-def _rule_of(parameter: Parameter, strategy: Strategy) -> Optimizer | None:
+def _rule_of(parameter: Parameter, model: Model, strategy: Strategy) -> Optimizer | None:
     """Return the optimizer of a parameter if it is not the strategy's."""
     if parameter.load:
-        return BIAS_RULE
+        return bias_rule(model)
     return strategy.rule_of(parameter.name) if strategy.train.groups else None
 
 

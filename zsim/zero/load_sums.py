@@ -24,7 +24,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.assemble import BIAS_RULE, inside, mesh_of
+from zsim.zero.assemble import bias_rule, inside, mesh_of
 from zsim.zero.names import CONTEXT, TENSOR, WORLD
 from zsim.zero.state import persist_zeros
 from zsim.zero.visit_order import SegmentVisit
@@ -93,6 +93,7 @@ class BiasesOfExperts:
         self.writer = writer
         self.strategy = strategy
         self.biases = model.biases
+        self.rule = bias_rule(model)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -147,7 +148,7 @@ class BiasesOfExperts:
                 f"{each.name}/update",
                 Action.UPDATE,
                 [(Role.PARAMETER, writer.all(each.name)), (Role.GRADIENT, view)],
-                rule=BIAS_RULE,
+                rule=self.rule,
                 kernels=() if number else (kernel,) * KERNELS_OF_UPDATE,
             )
             writer.fill(f"{each.name}/zero", load_buffer(each), 0.0)

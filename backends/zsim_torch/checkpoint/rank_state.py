@@ -23,6 +23,7 @@ from zsim.schedule.operation import (
     AllGather,
     Compute,
     Copy,
+    Fill,
     Operation,
     Role,
     StreamOperation,
@@ -257,6 +258,22 @@ def derivations(program: Program) -> list[Operation]:
     ]
 
 
+def _filled_again(program: Program) -> set[str]:
+    """Return the buffers that each step leaves as setup does, such as loads of experts."""
+    last: dict[str, Operation] = {}
+    for operation in walk(program.step):
+        if isinstance(operation, StreamOperation):
+            last |= {view.buffer: operation for view in written(operation)}
+    always = {id(operation) for operation in program.step}
+    return {
+        each.target.buffer
+        for each in program.setup
+        if isinstance(each, Fill) and each.scalar is None
+        if isinstance(end := last.get(each.target.buffer), Fill) and id(end) in always
+        if (end.target, end.value, end.scalar) == (each.target, each.value, None)
+    }
+
+
 def need_savable(program: Program) -> None:
     """Raise RefusedError unless a step of `program` depends only on state and host scalars.
 
@@ -268,6 +285,7 @@ def need_savable(program: Program) -> None:
         if program.by_name[name].kind not in STATE or program.by_name[name].layout is None
     }
     kept -= {view.buffer for each in derivations(program) for view in written(each)}
+    kept -= _filled_again(program)
     for operation in walk(program.step):
         if not isinstance(operation, StreamOperation):
             continue

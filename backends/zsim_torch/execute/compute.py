@@ -18,6 +18,7 @@ from zsim_torch.execute.shard_compute import Initial, ShardComputer
 from zsim_torch.ground.torch_dtype import entering
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import BackwardPart, Record, UnitLink
+from zsim_torch.module.auxiliary_loss import LossSegment
 from zsim_torch.module.entered import Leaves
 from zsim_torch.module.generator_state import RandomState, need_repeatable
 from zsim_torch.module.input_shape import InputShapes
@@ -178,6 +179,9 @@ class Computer:
 
     def _recompute(self, known: Operands) -> None:
         state = self._states.pop(known.visit, None)
+        if state is None and isinstance(self._unit(known).module, LossSegment):
+            self._differentiate(known)  # the schedule computes it where gradients are recorded
+            return
         if state is None:
             raise UnitRunError(f"{known.compute.id}: recomputes what had no forward")
         self._enter(known)

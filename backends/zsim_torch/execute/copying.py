@@ -110,7 +110,8 @@ def _move_all(moves: list[_Move], copy: Copy) -> None:
         if source is None:
             target.zero_()
         elif copy.accumulate:
-            target.add_(source, alpha=1 / copy.divisor)
+            share = 1 if copy.divisor == 1 else 1 / copy.divisor  # integers allow no fraction
+            target.add_(source, alpha=share)
         elif copy.divisor == 1:
             target.copy_(source, non_blocking=True)  # the stream waits, not the host
         elif (source.dtype, source.device) == (target.dtype, target.device) and (

@@ -11,9 +11,10 @@ import torch
 from torch import distributed
 
 from zsim.schedule.layout import Fragment
+from zsim.schedule.mesh import Coordinates
 from zsim.schedule.parameter_copy import held
 from zsim.schedule.schedule import Buffer, Kind, Program
-from zsim.zero.names import TENSOR
+from zsim.zero.names import EXPERT, EXPERT_TENSOR, TENSOR
 from zsim_torch.execute.collectives import OwnGroup
 from zsim_torch.execute.executor import RankMachine
 from zsim_torch.execute.live_memory import LiveMemory
@@ -162,16 +163,34 @@ def _of_role(
 def _gathered(
     machine: RankMachine, buffer: Buffer, flat: torch.Tensor, *, program: Program, member: OwnGroup
 ) -> Iterator[tuple[Sequence[Fragment], torch.Tensor]]:
-    """Yield the parts of the ranks of `member` that run `program` with this tensor index."""
+    """Yield the parts of the ranks of `member` that run `program` and share this rank's place."""
     schedule, own = machine.schedule, own_part(machine, buffer)
     mine = flat[own.start : own.start + own.size].to(machine.memory.setting.device).contiguous()
     segments = [torch.empty_like(mine) for _ in member.ranks]
     distributed.all_gather(segments, mine, group=member.process_group)
+    here = _place(machine, buffer, machine.coordinates)
     for rank, segment in zip(member.ranks, segments, strict=True):
-        there = schedule.mesh.coordinates(rank)
-        alike = there.get(TENSOR) == machine.coordinates.get(TENSOR)
+        alike = _place(machine, buffer, schedule.mesh.coordinates(rank)) == here
         if alike and schedule.program_of(rank).role == program.role:
             yield own_part(machine, buffer, rank).fragments, segment
+
+
+def _place(machine: RankMachine, buffer: Buffer, coordinates: Coordinates) -> tuple[int, ...]:
+    """Return the indexes of a rank that decide its part of the parameters in `buffer`.
+
+    Experts differ among expert ranks and ranks with parts of the same experts, and all other
+    parameters along the tensor axis.
+    """
+    schedule = machine.schedule
+    experts = {each.name for each in schedule.contract.parameters if each.expert}
+    pieces = schedule.layout_by_name[buffer.layout or ""].pieces
+    if not any(piece.parameter in experts for piece in pieces):
+        return (coordinates.get(TENSOR, 0),)
+    return tuple(
+        group.index(schedule.mesh, coordinates)
+        for group in schedule.groups
+        if group.name in {EXPERT, EXPERT_TENSOR}
+    )
 
 
 def _joined(machine: RankMachine, buffer: Buffer, parts: _Parts) -> dict[str, torch.Tensor]:

@@ -336,13 +336,14 @@ def moment_names(program: Program) -> tuple[str, ...]:
 
 
 def _updating(program: Program) -> list[Optimizer]:
-    """Return the distinct rules of updates."""
+    """Return the distinct rules of updates from gradients; biases of experts follow loads."""
     rules = [
         operation.rule
         for operation in walk(program.step)
         if isinstance(operation, Compute) and operation.action is Action.UPDATE
     ]
-    return [rule for rule in dict.fromkeys(rules) if isinstance(rule, Optimizer)]
+    distinct = (rule for rule in dict.fromkeys(rules) if isinstance(rule, Optimizer))
+    return [rule for rule in distinct if not rule.of_loads]
 
 
 def _rules_of(schedule: Schedule, names: Sequence[str]) -> dict[str, Optimizer]:

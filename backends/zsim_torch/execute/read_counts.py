@@ -139,11 +139,23 @@ class CountedRows:
         """Return the size of a buffer with counted rows; None before the counts are read."""
         rows = self.program.by_name[buffer].rows
         assert rows is not None
-        blocks = self._blocks.get(CountKey(rows.count, rows.layer, self._batch[buffer]))
+        blocks = self._known(rows, self._batch[buffer])
         if blocks is None:
             return None
         own = blocks.sent if rows.own is RowIndex.SOURCE else blocks.received
         return sum(own) * rows.width
+
+    def _known(self, rows: Rows, micro_batch: int) -> Blocks | None:
+        """Return the blocks of rows in a micro-batch; None before the counts are read.
+
+        Blocks of experts that are filled up to a capacity are equal, and no rank reads them.
+        """
+        count = self._counts[rows.count]
+        if not count.padded:
+            return self._blocks.get(CountKey(rows.count, rows.layer, micro_batch))
+        members = self._groups[count.group].size(self.schedule.mesh)
+        each = (count.sent // members,) * members
+        return Blocks(each, each)
 
     def sized(self, exchange: AllToAll) -> AllToAll:
         """Return `exchange` with the elements of each block.
@@ -153,7 +165,7 @@ class CountedRows:
         """
         rows, batch = self.rows(exchange), self._batch[exchange.source.buffer]
         assert rows is not None
-        blocks = self._blocks.get(CountKey(rows.count, rows.layer, batch))
+        blocks = self._known(rows, batch)
         if blocks is None:
             raise CountError(f"{exchange.id}: the counts of its rows were not read")
         place = self._groups[exchange.group].index(self.schedule.mesh, self.coordinates)

@@ -57,6 +57,11 @@ class _Output(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
 
+    @property
+    def has_gradient(self) -> bool:
+        """Return False for an output of integers, for which the schedule has no gradient."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
 
 class UnitLink(NamedTuple):
     """The only output of a unit, with its history, and the length of its chain of linked units.
@@ -321,7 +326,8 @@ def backward(
     """
     edges: list[GradientEdge] = []
     seeds: list[torch.Tensor] = []
-    for (edge, shape, dtype), gradient in zip(record.outputs, output_gradients, strict=False):
+    outputs = [each for each in record.outputs if each.has_gradient]
+    for (edge, shape, dtype), gradient in zip(outputs, output_gradients, strict=False):
         if edge is not None:
             edges.append(edge)
             fits = gradient.shape == shape and gradient.dtype == dtype

@@ -82,7 +82,7 @@ class _Return(RowSegment):
     def forward(self, weighted: Tensor) -> Tensor:
         """Return the sums in the shape of the tokens."""
         rows = weighted.view(-1, self.shape[-1])
-        return sums_of_rows(rows, self.handle.take_order(), self.choices).view(self.shape)
+        return sums_of_rows(rows, self.handle.take_rows(), self.choices).view(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

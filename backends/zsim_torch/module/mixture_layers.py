@@ -4,110 +4,13 @@ As in `grouped_mm_experts_forward` (transformers 5, integrations/moe.py), weight
 multiply the outputs of experts. Each expert is one product after the other.
 """
 
-from typing import Any, Final, NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from zsim.model.architecture import Transformer
-from zsim.model.experts import Experts, RouterFormat, Scores
-from zsim_torch.module.routed_rows import in_order, sums_of_rows
-
-BALANCE: Final = 0.01
-"""Coefficient of the auxiliary loss of routers (Fedus et al. 2021, "Switch Transformers", section
-2.2)."""
-
-
-class ChosenExperts(NamedTuple):
-    """Experts of each token, and their weights, both [tokens, choices]."""
-
-    experts: Tensor
-    weights: Tensor
-
-
-class _Balanced(torch.autograd.Function):
-    """Return scores unchanged; backward adds the gradient of the auxiliary loss."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, slope: Tensor) -> Tensor:  # noqa: ANN401  (torch's own)
-        """Return `scores`; `slope` is the gradient of the loss for the scores of each token."""
-        ctx.save_for_backward(slope)
-        return scores.view_as(scores)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        """Return the gradient of the scores."""
-        (slope,) = ctx.saved_tensors
-        return gradients[0] + slope, None
-
-
-def _with_balance(experts: Experts, scores: Tensor, chosen: Tensor) -> Tensor:
-    """Return `scores` whose gradient includes that of the loss for the balance of this rank.
-
-    The loss is `BALANCE` x experts x the sum of f x P, where f is the share of the choices and P
-    the mean score of an expert (Fedus et al. 2021, equation 4).
-    """
-    share = torch.bincount(chosen.reshape(-1), minlength=experts.count) / chosen.numel()
-    slope = BALANCE * experts.count * share / len(scores)
-    made: Tensor = _Balanced.apply(scores, slope.to(scores.dtype).expand_as(scores))  # type: ignore[no-untyped-call]
-    return made
-
-
-def choose(experts: Experts, logits: Tensor) -> ChosenExperts:
-    """Return the experts of each token and their weights, from the logits [tokens, experts]."""
-    wide = logits if logits.dtype is torch.float64 else logits.float()
-    sigmoid = experts.scores is Scores.SIGMOID
-    scores = wide.sigmoid() if sigmoid else wide.softmax(-1)
-    with torch.no_grad():
-        chosen = _among_groups(experts, scores).topk(experts.top_k, -1).indices
-    if experts.auxiliary_loss:
-        shares = scores / scores.sum(-1, keepdim=True) if sigmoid else scores
-        balanced = _with_balance(experts, shares, chosen)
-        scores = balanced * scores.sum(-1, keepdim=True) if sigmoid else balanced
-    weights = scores.gather(1, chosen)
-    if experts.normalised or experts.scores is Scores.SOFTMAX_OF_CHOSEN:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return ChosenExperts(chosen, weights * experts.scaling)
-
-
-def _among_groups(experts: Experts, scores: Tensor) -> Tensor:
-    """Return scores, minus infinity outside the best groups of experts of each token.
-
-    The score of a group is its best one, or the sum of its best two with sigmoids (DeepSeek-AI
-    2024, "DeepSeek-V2", section 2.1.3, and "DeepSeek-V3", section 2.1.2).
-    """
-    if experts.groups == experts.top_groups:
-        return scores
-    grouped = scores.view(len(scores), experts.groups, -1)
-    best = min(2 if experts.scores is Scores.SIGMOID else 1, grouped.shape[2])
-    groups = grouped.topk(best, -1).values.sum(-1).topk(experts.top_groups, -1).indices
-    kept = torch.zeros(len(scores), experts.groups, dtype=torch.bool, device=scores.device)
-    kept.scatter_(1, groups, value=True)
-    return grouped.masked_fill(~kept[:, :, None], -torch.inf).flatten(1)
-
-
-class RouterLayer(nn.Module):
-    """The product of a router, and the choice of experts."""
-
-    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
-        super().__init__()
-        assert shape.experts is not None
-        self.experts = experts = shape.experts
-        self.weight = nn.Parameter(torch.empty(experts.count, shape.hidden_size, dtype=dtype))
-        self.bias = None
-        if experts.router_bias:
-            self.bias = nn.Parameter(torch.empty(experts.count, dtype=dtype))
-
-    def forward(self, tokens: Tensor) -> ChosenExperts:
-        """Return the choice of experts for `tokens` [tokens, hidden size]."""
-        operands = [tokens, self.weight, self.bias]
-        if self.experts.router_format is RouterFormat.FP32 and tokens.dtype is not torch.float64:
-            operands = [None if each is None else each.float() for each in operands]
-        read, weight, bias = operands
-        assert read is not None
-        assert weight is not None
-        return choose(self.experts, functional.linear(read, weight, bias))
+from zsim_torch.module.routed_rows import SentRows, in_order, limited, sums_of_rows
+from zsim_torch.module.router_layer import ChosenExperts, RouterLayer
 
 
 class _Stack(nn.Module):
@@ -121,6 +24,17 @@ class _Stack(nn.Module):
         self.bias = nn.Parameter(torch.empty(count, rows, dtype=dtype)) if bias else None
 
 
+def splits_gate(shape: Transformer) -> bool:
+    """Return True if gates and other inner layers of experts are separate parameters.
+
+    They are where weights stay at the source (`GroupedExperts` of torchtitan in August 2026,
+    b5bcd76c, torchtitan/models/common/moe.py).
+    """
+    execution, experts = shape.execution, shape.experts
+    assert experts is not None
+    return execution.expert > 1 and execution.weighs_at_source and not experts.bias
+
+
 class RoutedExperts(nn.Module):
     """The `count` experts of a rank."""
 
@@ -129,11 +43,15 @@ class RoutedExperts(nn.Module):
         assert shape.experts is not None
         inner, bias = shape.experts.intermediate_size, shape.experts.bias
         self.count = count
-        self.gate_up = _Stack(count, 2 * inner, shape.hidden_size, dtype, bias=bias)
+        hidden = shape.hidden_size
+        self.inner = ("gate", "up") if splits_gate(shape) else ("gate_up",)
+        for name in self.inner:
+            rows = 2 * inner // len(self.inner)
+            self.add_module(name, _Stack(count, rows, hidden, dtype, bias=bias))
         self.down = _Stack(count, shape.hidden_size, inner, dtype, bias=bias)
 
-    def forward(self, rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """Return the weighted outputs for `rows`, each of one of this rank's `experts`."""
+    def forward(self, rows: Tensor, weights: Tensor | None, experts: Tensor) -> Tensor:
+        """Return the outputs for `rows`, each of one of this rank's `experts`, times `weights`."""
         found = in_order(experts, self.count)
         sorted_rows = rows[found.order]
         made = [
@@ -144,34 +62,58 @@ class RoutedExperts(nn.Module):
         back = torch.empty_like(found.order)
         back[found.order] = torch.arange(len(back), device=back.device)
         outputs = torch.cat(made)[back] if made else rows
+        if weights is None:
+            return outputs
         return (outputs * weights[:, None]).to(rows.dtype)
 
     def _of_expert(self, expert: int, rows: Tensor) -> Tensor:
-        (wide, wide_bias), (down, down_bias) = (
-            (each.weight[expert], None if each.bias is None else each.bias[expert])
-            for each in (self.gate_up, self.down)
-        )
-        gate, up = functional.linear(rows, wide, wide_bias).chunk(2, -1)
-        return functional.linear(functional.silu(gate) * up, down, down_bias)
+        made = [self._linear(name, expert, rows) for name in self.inner]
+        gate, up = made if len(made) > 1 else made[0].chunk(2, -1)
+        return self._linear("down", expert, functional.silu(gate) * up)
+
+    def _linear(self, name: str, expert: int, rows: Tensor) -> Tensor:
+        """Return the linear layer `name` of an expert."""
+        stack = self.get_submodule(name)
+        assert isinstance(stack, _Stack)
+        bias = None if stack.bias is None else stack.bias[expert]
+        return functional.linear(rows, stack.weight[expert], bias)
 
 
 class SharedExperts(nn.Module):
-    """The MLP that all tokens run through, which may have a gate."""
+    """The MLP that all tokens run through, which may have a gate.
 
-    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+    If `ranks` hold parts of it, this is one part, without the gate.
+    """
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype, *, ranks: int = 1) -> None:
         super().__init__()
         assert shape.experts is not None
-        hidden, wide = shape.hidden_size, shape.experts.shared_intermediate_size
+        hidden, wide = shape.hidden_size, shape.experts.shared_intermediate_size // ranks
         self.gate = nn.Linear(hidden, wide, bias=False, dtype=dtype)
         self.up = nn.Linear(hidden, wide, bias=False, dtype=dtype)
         self.down = nn.Linear(wide, hidden, bias=False, dtype=dtype)
         self.score = None
-        if shape.experts.shared_gate:
+        if shape.experts.shared_gate and ranks == 1:
             self.score = nn.Linear(hidden, 1, bias=False, dtype=dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the output for `tokens`."""
         made: Tensor = self.down(functional.silu(self.gate(tokens)) * self.up(tokens))
+        return made if self.score is None else made * self.score(tokens).sigmoid()
+
+
+class SharedGate(nn.Module):
+    """The gate of shared experts whose outputs ranks have summed, if they have one."""
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert shape.experts is not None
+        self.score = None
+        if shape.experts.shared_gate:
+            self.score = nn.Linear(shape.hidden_size, 1, bias=False, dtype=dtype)
+
+    def forward(self, made: Tensor, tokens: Tensor | None) -> Tensor:
+        """Return the output `made` for `tokens`, after the gate."""
         return made if self.score is None else made * self.score(tokens).sigmoid()
 
 
@@ -185,22 +127,60 @@ def add_mixture(part: nn.Module, shape: Transformer, dtype: torch.dtype) -> None
         part.add_module("shared", SharedExperts(shape, dtype))
 
 
-def mixed(part: nn.Module, shape: Transformer, normed: Tensor) -> Tensor:
-    """Return the output of the mixture of `part`, which holds all experts."""
+def mixed(
+    part: nn.Module, shape: Transformer, normed: Tensor, shared: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the output of the mixture of `part`, which holds all experts, and its sums.
+
+    Tensor ranks have computed outputs of `shared` experts, before their gate.
+    """
     experts = shape.experts
     assert experts is not None
     tokens = normed.flatten(0, -2)
-    choice = part.get_submodule("router")(tokens)
-    rows = in_order(choice.experts, experts.count)
-    copies, weights = permuted(tokens, choice, rows.order)
+    router = part.get_submodule("router")
+    assert isinstance(router, RouterLayer)
+    routed = router(tokens)
+    rows = sent_rows(shape, routed.choice)
+    copies, weights = permuted(tokens, routed.choice, rows)
     own = torch.arange(experts.count, device=tokens.device).repeat_interleave(rows.counts)
     outputs = part.get_submodule("experts")(copies, weights, own)
-    made = sums_of_rows(outputs, rows.order, experts.top_k)
-    if experts.shared_intermediate_size:
+    made = sums_of_rows(outputs, rows, experts.top_k)
+    if shared is not None:
+        made = made + part.get_submodule("shared")(shared.view(made.shape), tokens)
+    elif experts.shared_intermediate_size:
         made = made + part.get_submodule("shared")(tokens)
-    return made.view(normed.shape)
+    return made.view(normed.shape), router.sums_of(routed, rows)
 
 
-def permuted(tokens: Tensor, choice: ChosenExperts, order: Tensor) -> tuple[Tensor, Tensor]:
+def sent_rows(shape: Transformer, choice: ChosenExperts) -> SentRows:
+    """Return the order of the copies of tokens, without those beyond the capacity of an expert."""
+    experts = shape.experts
+    assert experts is not None
+    rows = in_order(choice.experts, experts.count)
+    drops = experts.drops(len(choice.experts))
+    if drops is None:
+        return rows
+    return limited(rows, choice.weights, drops, pads=experts.pads_to_capacity)
+
+
+def permuted(tokens: Tensor, choice: ChosenExperts, rows: SentRows) -> tuple[Tensor, Tensor]:
     """Return the copies of `tokens` and their weights in the order of experts."""
-    return tokens[order // choice.experts.shape[1]], choice.weights.reshape(-1)[order]
+    weights, numbers = weights_and_tokens(choice, rows)
+    sent = len(rows.order)
+    return tokens[numbers[:sent]], weights[:sent]
+
+
+def weights_and_tokens(choice: ChosenExperts, rows: SentRows) -> tuple[Tensor, Tensor]:
+    """Return the weight and the token of each copy in the order of experts.
+
+    Copies that fill an expert up to its capacity are of the last token, with the weight 0. Copies
+    that are dropped are at the end, with the weight 0, too.
+    """
+    flat, choices = choice.weights.reshape(-1), choice.experts.shape[1]
+    if not rows.pads and len(rows.order) == rows.pairs:
+        return flat[rows.order], rows.order // choices
+    order = rows.order
+    if not rows.pads:
+        order = functional.pad(order, (0, rows.pairs - len(order)), value=rows.pairs)
+    weights = torch.cat([flat, flat.new_zeros(1)])[order]
+    return weights, order.clamp(max=rows.pairs - 1) // choices

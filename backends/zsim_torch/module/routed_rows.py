@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from zsim.model.experts import DropRule, Drops
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.schedule import Schedule
 from zsim.zero.names import EXPERT
@@ -49,22 +50,51 @@ class ExpertPlace(NamedTuple):
 class SentRows(NamedTuple):
     """Copies of tokens in the order of experts.
 
-    `order` has the place of each copy among all pairs of a token and one of its choices, and
-    `counts` the copies for each expert.
+    `order` has the place of each copy among all `pairs` of a token and one of its choices, and
+    `counts` the copies for each expert. With `pads`, experts have equally many copies, and places
+    at the end of all pairs are of no token.
     """
 
     order: Tensor
     counts: Tensor
+    pairs: int
+    pads: bool = False
 
 
 def in_order(chosen: Tensor, experts: int) -> SentRows:
     """Return the order of the copies of tokens, given the experts `chosen` [tokens, choices]."""
     flat = chosen.reshape(-1)
-    return SentRows(flat.argsort(stable=True), torch.bincount(flat, minlength=experts))
+    counts = torch.bincount(flat, minlength=experts)
+    return SentRows(flat.argsort(stable=True), counts, len(flat))
 
 
-def sums_of_rows(rows: Tensor, order: Tensor, choices: int) -> Tensor:
+def limited(rows: SentRows, weights: Tensor, drops: Drops, *, pads: bool) -> SentRows:
+    """Return the rows that remain of each expert's, at most its capacity, in the same order.
+
+    Those with the largest weights remain, or the first ones (`apply_router_token_dropping` of
+    megatron/core/transformer/moe/moe_utils.py in August 2026, d98e8a64).
+    """
+    flat, capacity = weights.detach().reshape(-1), drops.capacity
+    found: list[Tensor] = []
+    for part in torch.split(rows.order, rows.counts.tolist()):
+        kept = part[:capacity]
+        if drops.by is DropRule.WEIGHT:
+            ranked = flat[part].argsort(descending=True, stable=True)[:capacity]
+            kept = part[ranked.sort().values]
+        if pads:
+            kept = torch.cat([kept, kept.new_full((capacity - len(kept),), rows.pairs)])
+        found.append(kept)
+    counts = torch.tensor([len(each) for each in found], device=rows.counts.device)
+    return SentRows(torch.cat(found), counts, rows.pairs, pads)
+
+
+def sums_of_rows(rows: Tensor, sent: SentRows, choices: int) -> Tensor:
     """Return the sum of the copies of each token, from rows in the order of experts."""
+    order = sent.order
+    if sent.pads or len(order) < sent.pairs:
+        width = rows.shape[1]
+        made = rows.new_zeros(sent.pairs + 1, width).index_copy(0, order, rows)
+        return made[:-1].view(-1, choices, width).sum(1)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
     return rows[inverse].view(-1, choices, rows.shape[1]).sum(1)
@@ -85,12 +115,14 @@ class RowHandle:
         layer: number of the block among those with experts.
         experts: experts of the block, over all ranks.
         place: index of this rank among the ranks with different experts.
+        filled: copies from each rank for each expert if capacities are filled up; else 0.
         micro_batch: the micro-batch that segments of the block run now.
     """
 
     layer: int
     experts: int
     place: ExpertPlace
+    filled: int = 0
     micro_batch: int = 0
     _sent: dict[int, SentRows] = field(default_factory=dict[int, SentRows])
     _counts: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
@@ -103,9 +135,13 @@ class RowHandle:
         """Return the rows that are sent to each expert."""
         return self._sent[micro_batch].counts
 
-    def take_order(self) -> Tensor:
-        """Return the order of the rows that were sent, and forget it."""
-        return self._sent.pop(self.micro_batch).order
+    def rows(self) -> SentRows:
+        """Return the rows that are sent."""
+        return self._sent[self.micro_batch]
+
+    def take_rows(self) -> SentRows:
+        """Return the rows that were sent, and forget them."""
+        return self._sent.pop(self.micro_batch)
 
     def note_counts(self, micro_batch: int, counts: Tensor) -> None:
         """Keep the rows from each rank to each own expert; recomputation reads them again."""
@@ -113,6 +149,9 @@ class RowHandle:
 
     def received(self) -> Tensor:
         """Return the rows that arrived, from each rank to each of this rank's experts."""
+        if self.filled:
+            ranks = self.place.ranks
+            return torch.full((ranks, self.experts // ranks), self.filled)
         return self._counts[self.micro_batch]
 
 

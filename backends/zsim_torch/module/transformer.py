@@ -132,15 +132,18 @@ class TransformerBlock(nn.Module):
         self.ln1 = norm(shape, dtype)
         add_projections(self, shape, dtype)
         self.ln2 = norm(shape, dtype)
+        self.mixes = mixes
         (add_mixture if mixes else add_perceptron)(self, shape, dtype)
-        self._last = mixed if mixes else perceptron
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state."""
         shape = self.shape
         middle = hidden + attention(self, shape, self.ln1(hidden))
-        read = hidden if shape.parallel_residual else middle
-        return middle + self._last(self, shape, self.ln2(read))
+        normed = self.ln2(hidden if shape.parallel_residual else middle)
+        if not self.mixes:
+            return middle + perceptron(self, shape, normed)
+        made, _ = mixed(self, shape, normed)
+        return middle + made
 
 
 class Head(nn.Module):
@@ -222,7 +225,9 @@ def transformer(
         for name, parameter in part.named_parameters(recurse=False):
             if parameter not in made:  # a tied one occurs twice
                 value = initial_value(shape, names[parameter], parameter.shape, seed=seed)
-                made[parameter] = nn.Parameter(value.to(dtype))
+                made[parameter] = nn.Parameter(
+                    value.to(parameter.dtype), requires_grad=parameter.requires_grad
+                )
             setattr(part, name, made[parameter])
     return module
 
@@ -234,7 +239,7 @@ def initial_value(shape: Transformer, name: str, size: tuple[int, ...], *, seed:
     their number (Radford et al. 2019, section 2.3). Biases are 0 and scales of norms 1. A tile has
     its rows of the untiled layer.
     """
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".score_bias")):
         return torch.zeros(size)
     if name.split(".")[-2].startswith("ln"):
         return torch.ones(size)

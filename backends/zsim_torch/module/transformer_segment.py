@@ -19,14 +19,9 @@ from zsim.schedule.mesh import Mesh
 from zsim.zero.names import PIPELINE
 from zsim_torch.ground.torch_dtype import TORCH_DTYPE
 from zsim_torch.module.context_place import ALONE, ContextPlace
-from zsim_torch.module.mixture_segment import (
-    ExpertsSegment,
-    MiddleSegment,
-    ReturnSegment,
-    RouteSegment,
-)
+from zsim_torch.module.mixture_maker import MixtureMaker
 from zsim_torch.module.norm import norm
-from zsim_torch.module.routed_rows import ExpertPlace, RowHandle
+from zsim_torch.module.routed_rows import ExpertPlace
 from zsim_torch.module.shared_segment import (
     AttendedSegment,
     OwnEmbedding,
@@ -90,9 +85,12 @@ class SegmentedDecoder(nn.Module):
 
 
 def is_segmented(model: Model, mesh: Mesh) -> bool:
-    """Return True if units of `model` are cut into segments, or run in pipeline stages."""
+    """Return True if units of `model` are cut into segments, or run in pipeline stages.
+
+    Blocks whose router has a bias are segments, too, since they return the rows of each expert.
+    """
     staged = any(axis.name == PIPELINE and axis.size > 1 for axis in mesh.axes)
-    return staged or any(len(unit.segments) > 1 for unit in model.units)
+    return staged or any(len(unit.segments) > 1 or unit.biases for unit in model.units)
 
 
 def _register(whole: nn.Module, path: str, parameter: nn.Parameter) -> None:
@@ -112,9 +110,6 @@ class _SegmentMaker:
     ) -> None:
         shape = model.architecture
         assert shape is not None
-        self.experts = experts
-        self.layers = () if model.routing is None else model.routing.layers
-        self._handles: dict[str, RowHandle] = {}
         self.shape = replace(
             own_shape(shape, context),
             attention_heads=shape.attention_heads // place.ranks,
@@ -124,6 +119,7 @@ class _SegmentMaker:
         )
         self.place = place
         self.context = context
+        self.mixtures = MixtureMaker(model, self.shape, place, experts)
         self.held: dict[str, nn.Parameter] = {}
         rows = -(-shape.vocab_size // place.ranks)
         start = min(place.number * rows, shape.vocab_size)
@@ -147,7 +143,7 @@ class _SegmentMaker:
 
     def _module(self, unit: Unit, segment: Segment) -> nn.Module:
         shape, dtype = self.shape, torch.float32
-        made = self._mixing(unit, segment, dtype) or self._shared(segment, dtype)
+        made = self.mixtures.make(unit, segment, dtype) or self._shared(segment, dtype)
         if made is not None:
             return made
         (output,) = segment.outputs
@@ -162,8 +158,7 @@ class _SegmentMaker:
                     _WordsSegment(self, dtype) if self.place.ranks > 1 else Embedding(shape, dtype)
                 )
             case "output" if len(unit.segments) == 1:
-                mixes = any(is_of_experts(name) for name in segment.parameters)
-                return _BlockSegment(shape, dtype, mixes=mixes)
+                return _BlockSegment(shape, dtype)
             case "ln" | "ln1" | "ln2":
                 return _NormSegment(shape, kind, dtype)
             case "proj":
@@ -200,24 +195,6 @@ class _SegmentMaker:
         if TOKENS in segment.parameters and names[0].endswith("/output"):
             return OwnEmbedding(self.shape, self.context, dtype)
         return None
-
-    def _mixing(self, unit: Unit, segment: Segment, dtype: torch.dtype) -> nn.Module | None:
-        """Return the module of a segment of a block whose experts are on several ranks, or None."""
-        if unit.name not in self.layers:
-            return None
-        shape, names = self.shape, [output.name for output in segment.outputs]
-        assert shape.experts is not None
-        layer = self.layers.index(unit.name)
-        handle = self._handles.setdefault(
-            unit.name, RowHandle(layer, shape.experts.count, self.experts)
-        )
-        if not segment.swaps:
-            if names[0].endswith("/sum"):
-                return MiddleSegment(shape, dtype)
-            return ReturnSegment(shape, segment, handle, dtype)
-        if segment.counts is not None:
-            return RouteSegment(shape, handle, dtype)
-        return ExpertsSegment(shape, handle, dtype)
 
 
 def is_of_experts(name: str) -> bool:

@@ -32,7 +32,6 @@ FLAGS: Final = {
 WITHOUT_EFFECT: Final = (
     "moe-permute-fusion",
     "moe-router-fusion",
-    "moe-router-bias-update-rate",
     "moe-router-force-load-balancing",
     "moe-per-layer-logging",
 )
@@ -110,8 +109,17 @@ def _router(arguments: Arguments) -> None:
     _set(arguments, "auxiliary_loss", has_loss, name)
     if has_loss and kind != LoadBalancing.AUX_LOSS:
         _set(arguments, "load_balancing_type", kind, name)
+    if has_loss:
+        _set(arguments, "auxiliary_coefficient", coefficient, "moe-aux-loss-coeff")
     name = "moe-z-loss-coeff"
-    _set(arguments, "z_loss", arguments.number(name, 0.0) > 0 or None, name)
+    z_coefficient = arguments.number(name, 0.0)
+    has_z_loss = z_coefficient > 0
+    _set(arguments, "z_loss", has_z_loss or None, name)
+    _set(arguments, "z_coefficient", z_coefficient if has_z_loss else None, name)
+    name = "moe-router-bias-update-rate"
+    rate = arguments.number(name, 1e-3)
+    if "model.experts.score_bias" in arguments.origins:
+        _set(arguments, "bias_rate", rate, name)
 
 
 def _capacity(arguments: Arguments) -> None:

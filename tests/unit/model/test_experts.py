@@ -407,6 +407,22 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"experts": {"shared_gate": True}},
         "model.experts.shared_gate: true needs shared_intermediate_size",
     ),
+    "a rate without a bias": (
+        {"experts": {"bias_rate": 0.01}},
+        "model.experts.bias_rate: 0.01 needs score_bias = true",
+    ),
+    "a factor without its loss": (
+        {"experts": {"auxiliary_loss": False, "auxiliary_coefficient": 0.1}},
+        "model.experts.auxiliary_coefficient: 0.1 needs auxiliary_loss = true",
+    ),
+    "a factor without a z loss": (
+        {"experts": {"z_coefficient": 0.1}},
+        "model.experts.z_coefficient: 0.1 needs z_loss = true",
+    ),
+    "a negative factor": (
+        {"experts": {"auxiliary_coefficient": -0.1}},
+        "model.experts.auxiliary_coefficient: -0.1 must be more than 0",
+    ),
     "no weight": ({"experts": {"scaling": 0.0}}, "model.experts.scaling: 0.0 must be more than 0"),
     "attention and experts at once": (
         {"parallel_residual": True},

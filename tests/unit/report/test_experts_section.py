@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 import zsim
 from zsim.backend.backend import Job
 from zsim.report.experts_section import experts
 from zsim.report.page import Section
+from zsim.report.svg.dispatch_drawing import draw
 from zsim.report.svg.figure import BarRows
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
@@ -86,6 +89,77 @@ def test_of_many_experts_neighbors_share_a_bar() -> None:
     section = section_of(*simulated(**{"model.experts": table}))
     assert len(bars_of(section)) == 64
     assert sum(bars_of(section)) == 4 * SENT
+
+
+def test_of_a_pipeline_each_stage_shows_its_first_group() -> None:
+    pipeline: dict[str, object] = {
+        "model.layers": 4,
+        "parallel.pipeline": 2,
+        "parallel.data": 4,
+        "zero": {"stage": 1, "emulate": "megatron"},
+        "experts.busiest": 1.5,
+    }
+    section = section_of(*simulated(**pipeline))
+    assert section.table is not None
+    names = [row[0].text for row in section.table.rows]
+    assert names == [f"rank {rank}, stage{rank // 4}" for rank in range(8)]
+    rows, waits = column(section, "received"), column(section, "waits")
+    assert rows[0] == rows[4] == 1.5 * SENT * 2 / 3  # two of four layers, not three
+    assert waits[0] == waits[4] == 0 < min(waits[1], waits[5])
+    assert sum(bars_of(section)) == sum(rows) == 2 * 4 * SENT * 2 / 3
+    assert "the first group of each stage" in section.sentences[0]
+    assert section.sentences[1:] == ("Of ranks that are alike, one shows its waits.",)
+
+
+def test_a_real_pipeline_shows_the_rows_of_its_groups() -> None:
+    changes: dict[str, object] = {
+        "model.layers": 4,
+        "parallel.pipeline": 2,
+        "parallel.data": 8,
+        "zero": {"stage": 1, "emulate": "megatron"},
+    }
+    job, trace = simulated(**changes)
+    first, *others = trace.ranks
+    # step, micro-batch, layer, group, source, expert and rows; two groups in each stage
+    rows = (
+        (0, 0, 0, 0, 1, 5, 4),
+        (0, 0, 0, 1, 1, 5, 90),
+        (0, 1, 2, 2, 3, 1, 7),
+        (0, 0, 3, 3, 0, 0, 80),
+    )
+    section = section_of(job, replace(trace, ranks=(replace(first, rows=rows), *others)))
+    assert bars_of(section) == [0, 7, 0, 0, 0, 4, 0, 0]
+    assert column(section, "received") == [0, 0, 4, 0, 7, 0, 0, 0]
+
+
+def test_padded_rows_are_those_of_a_layer() -> None:
+    table = {
+        "count": 8,
+        "top_k": 2,
+        "intermediate_size": 64,
+        "capacity_factor": 1.25,
+        "pads_to_capacity": True,
+    }
+    section = section_of(*simulated(**{"model.experts": table}))
+    assert set(bars_of(section)) == {4 * 2 * 64 * 2 * 1.25 / 8}  # ranks and their capacity
+    assert "in one layer and micro-batch" in section.sentences[0]
+
+
+def test_the_picture_shows_how_many_rows_each_rank_sends_to_each() -> None:
+    section = section_of(*simulated(**{"experts.busiest": 1.75}))
+    picture = section.picture
+    assert picture is not None
+    assert picture.count("<title>") == 16
+    assert f"rank 3 to rank 0: {1.75 * SENT / 4:,.0f} rows" in picture
+    assert f"rank 0 to rank 3: {0.75 * SENT / 4:,.0f} rows" in picture
+
+
+def test_of_many_ranks_neighbours_share_a_cell() -> None:
+    blocks = np.ones((130, 130), np.int64)
+    picture = draw(blocks, range(130), 8)
+    assert picture.count("<title>") == 44**2
+    assert "rank 0 to rank 0: 9 rows" in picture
+    assert "rank 129 to rank 129: 1 rows" in picture
 
 
 def test_a_model_without_expert_ranks_has_no_section() -> None:

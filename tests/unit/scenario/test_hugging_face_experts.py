@@ -189,6 +189,17 @@ def test_an_auxiliary_loss_is_read_if_the_file_names_its_switch() -> None:
         assert none["experts"]["auxiliary_loss"] is False
 
 
+def test_the_factor_of_an_auxiliary_loss_is_that_of_the_file() -> None:
+    added = fields_of("mixtral", **FOUR, output_router_logits=True, router_aux_loss_coef=0.02)
+    assert added["experts"]["auxiliary_coefficient"] == 0.02
+    alone = fields_of("mixtral", **FOUR, router_aux_loss_coef=0.02)
+    assert alone["experts"]["auxiliary_coefficient"] == 0.02
+    off = fields_of("mixtral", **FOUR, output_router_logits=False, router_aux_loss_coef=0.02)
+    assert "auxiliary_coefficient" not in off["experts"]
+    with pytest.raises(ScenarioError, match="router_aux_loss_coef: 'small' must be a number"):
+        fields_of("mixtral", **FOUR, router_aux_loss_coef="small")
+
+
 WRONG: list[tuple[Config, str]] = [
     (
         {"model_type": "qwen2_moe", **QWEN2, "mlp_only_layers": [3]},

@@ -58,6 +58,20 @@ def test_a_z_loss_and_a_rule_of_dropping_are_read() -> None:
     assert (experts.z_loss, experts.drop_policy) == (True, "position")
 
 
+def test_factors_of_losses_and_the_rate_of_biases_are_read() -> None:
+    experts = read(
+        f"{SHAPE} --num-experts 4 --moe-z-loss-coeff 2e-3 --moe-aux-loss-coeff 3e-4"
+        " --moe-router-score-function sigmoid --moe-router-enable-expert-bias"
+        " --moe-router-bias-update-rate 1e-2"
+    ).model.experts
+    assert experts is not None
+    assert (experts.z_coefficient, experts.auxiliary_coefficient) == (2e-3, 3e-4)
+    assert experts.bias_rate == 1e-2
+    plain = read(f"{SHAPE} --num-experts 4 --moe-router-bias-update-rate 1e-2").model.experts
+    assert plain is not None
+    assert (plain.bias_rate, plain.z_coefficient, plain.auxiliary_coefficient) == (None,) * 3
+
+
 def test_a_balance_without_a_loss_of_routers_is_refused() -> None:
     with pytest.raises(ScenarioError) as caught:
         read(f"{SHAPE} --num-experts 8 --moe-router-load-balancing-type sinkhorn")

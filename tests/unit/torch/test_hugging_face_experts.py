@@ -1,5 +1,6 @@
 """`Trainer` trains mixtures of transformers on expert ranks as a plain loop does."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from shared_ranks import SharedPools
 from tiny_training import distance
 
 from zsim.strategy.precision import Precision
+from zsim_runtimes.deepspeed.options import DeepSpeed
+from zsim_runtimes.fsdp2.options import FSDP2
+from zsim_runtimes.megatron.options import Megatron
 
 BOUND = 1e-5
 """Norms and losses of transformers are in fp32."""
@@ -50,6 +54,25 @@ def test_mixtures_train_on_ranks_as_in_one_process(pool_of: SharedPools, name: s
     case = CASES[name]
     results = [*pool_of(case.data).run(by_trainer, case)]
     assert_as_plain(by_plain_loop(case.name, case.data, case.stop), results)
+
+
+RUNTIMES = {
+    "FSDP2": MixtureCase("qwen3_moe", 2, 4, stage=3, emulate=FSDP2()),
+    "DeepSpeed": MixtureCase("mixtral", 2, 2, emulate=DeepSpeed()),
+    "Megatron-LM": MixtureCase("deepseek_v3", 2, 2, emulate=Megatron()),
+}
+
+
+@pytest.mark.matrix(12)
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_mixtures_train_on_expert_ranks_of_runtimes(pool_of: SharedPools, name: str) -> None:
+    precision = Precision.FP32
+    case = replace(RUNTIMES[name], precision=precision)
+    plain = by_plain_loop(case.name, case.data, case.stop, precision)
+    bound = tiny_training.BOUND[precision]
+    for result in pool_of(case.data).run(by_trainer, case):
+        assert distance(result.parameters, plain.after, plain.before) <= bound
+        assert result.proved
 
 
 @pytest.mark.matrix(12)
