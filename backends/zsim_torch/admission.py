@@ -156,6 +156,8 @@ def _experts(job: Job, experts: Experts) -> str | None:
             f"zero.emulate: {runtime.table()} with parallel.expert = {parallel.expert} is "
             "simulated only; remove emulate, or say parallel.expert 1"
         )
+    if strategy.execution.gathers_experts:
+        return "zero.megatron.moe_token_dispatcher_type: allgather is simulated only; say alltoall"
     for name in ("tensor", "context", "pipeline", "expert_tensor"):
         degree = getattr(parallel, name)
         if degree is not None and degree > 1:

@@ -18,6 +18,8 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
     are gathered in forward, or exchanged as copies are.
     """
     ranks, again = strategy.parallel.expert, recomputed(model, strategy)
+    if strategy.execution.gathers_experts:
+        return _gathered_tokens(model, strategy)
     sent = counted = 0
     gathers = not strategy.execution.weighs_at_source
     for unit in model.units if ranks > 1 else ():
@@ -40,6 +42,34 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
     return [
         WireBytes(group="expert", collective="all_to_all", bytes=steps * (ranks - 1) * sent),
         WireBytes(group=group, collective="all_gather", bytes=steps * (counting - 1) * counted),
+    ]
+
+
+def _gathered_tokens(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Return the volume of gathers of all tokens and of sums of results: a rank's own, to others.
+
+    Recomputation gathers again. Gradients are summed where values are gathered, and vice versa.
+    """
+    again, gathered, scattered, is_left = recomputed(model, strategy), 0, 0, False
+    for unit in model.units:
+        forward = 1 + (unit.name in again)
+        for segment in unit.segments:
+            read = [model.values[name] for name in segment.inputs if segment.reads_all]
+            gathered += 0 if is_left else forward * sum(each.size_bytes for each in read)
+            is_left = segment.reads_all and segment.leaves_gathered
+            if not segment.adds_all:
+                continue
+            added = sum(each.size_bytes for each in segment.outputs)
+            scattered += forward * added
+            if model.runs_backward(segment):
+                gathered += added
+                scattered += sum(each.size_bytes for each in read if each.requires_gradient)
+    ranks, steps = _counting_ranks(model, strategy), strategy.train.gradient_accumulation_steps
+    group = "expert" if model.expert_tensor == 1 else "tensor_expert"
+    times = steps * (ranks - 1)
+    return [
+        WireBytes(group=group, collective="all_gather", bytes=times * gathered),
+        WireBytes(group=group, collective="reduce_scatter", bytes=times * scattered),
     ]
 
 
@@ -106,14 +136,16 @@ def _stacked_loads(model: Model) -> int:
 def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
     """Return the bytes of the counts that are copied to host memory: of all ranks and experts.
 
-    If ranks exchange them, each copies only the counts of its experts.
+    If ranks exchange them, or gather all tokens, each copies only the counts of its experts.
     """
     found = sum(
         segment.counts.size_bytes
         for unit in model.units
         for segment in unit.segments
-        if segment.swaps and segment.counts is not None
+        if (segment.swaps or segment.reads_all) and segment.counts is not None
     )
-    sources = 1 if strategy.execution.weighs_at_source else _counting_ranks(model, strategy)
+    execution = strategy.execution
+    is_own = execution.weighs_at_source or execution.gathers_experts
+    sources = 1 if is_own else _counting_ranks(model, strategy)
     times = strategy.train.gradient_accumulation_steps * sources
     return HostBytes(to_host=times * found, from_host=0)

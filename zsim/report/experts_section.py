@@ -8,7 +8,7 @@ from zsim.backend.backend import Job
 from zsim.report.page import PageTable, Section, number, words
 from zsim.report.svg.figure import BarRows, RowBar, Series
 from zsim.schedule.binding import BALANCED, CountPlace, Counts, routed
-from zsim.schedule.operation import AllToAll, ReadCounts, walk
+from zsim.schedule.operation import AllGather, AllToAll, ReadCounts, ReduceScatter, walk
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
@@ -84,9 +84,19 @@ def _rows(job: Job, named: Schedule, trace: Trace, members: int) -> Counts:
     return found
 
 
+def _exchanges(named: Schedule) -> set[str]:
+    """Return the exchanges of copies of tokens, or the gathers and sums of all tokens."""
+    step = [*walk(named.programs[0].step)]
+    found = {each.id for each in step if isinstance(each, AllToAll)}
+    axes = set(named.contract.expert_axes)
+    groups = {each.name for each in named.groups if set(each.axes) == axes}
+    kinds = AllGather | ReduceScatter
+    return found or {each.id for each in step if isinstance(each, kinds) and each.group in groups}
+
+
 def _waits(named: Schedule, trace: Trace, ranks: set[int]) -> tuple[Counter[int], Counter[int]]:
     """Return the time that each rank waits for the last one, and the number of times it is last."""
-    exchanges = {each.id for each in walk(named.programs[0].step) if isinstance(each, AllToAll)}
+    exchanges = _exchanges(named)
     arrived: dict[str, dict[int, int]] = {}
     for rank in trace.ranks:
         for event in rank.events if rank.rank in ranks else ():

@@ -220,6 +220,8 @@ class Execution:
         weighs_at_source: weights of expert copies stay with their tokens and multiply the results
             that come back; ranks exchange counts of copies in place of gathering them (torchtitan).
             If False, weights are sent with the copies.
+        gathers_experts: expert ranks gather all tokens, with the map and the weights of all
+            experts, and add up results, in place of sending copies (`MoEAllGatherTokenDispatcher`).
         loops_experts: a rank runs its experts in sequence, whatever the model says.
         recomputes: parts of a block that run again in backward, apart from plain attention.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
@@ -260,6 +262,7 @@ class Execution:
             "expert_tensor",
             "own_loads",
             "weighs_at_source",
+            "gathers_experts",
             "loops_experts",
             "recomputes",
         }
@@ -285,6 +288,7 @@ class Execution:
     expert_tensor: int = 1
     own_loads: bool = False
     weighs_at_source: bool = False
+    gathers_experts: bool = False
     loops_experts: bool = False
     recomputes: tuple[Recomputed, ...] = ()
     cuts_latent: bool = True

@@ -179,6 +179,11 @@ class RuntimeOptions(Table):
         return None
 
     @property
+    def gathers_experts(self) -> bool:
+        """True if expert ranks gather all tokens in place of sending copies."""
+        return False
+
+    @property
     def weighs_at_source(self) -> bool:
         """True if weights of expert copies stay with their tokens and multiply the results."""
         return False

@@ -40,6 +40,8 @@ def count_streams(model: Model) -> tuple[str, ...]:
     """Return the stream of copies of counts to host memory; empty if the host reads none."""
     routing = model.routing
     gathers = routing is not None and not routing.padded and not swaps_counts(model)
+    shape = model.architecture
+    gathers = gathers and not (shape is not None and shape.execution.gathers_experts)
     return (TO_HOST,) if gathers else ()
 
 
@@ -174,6 +176,11 @@ class TokensOfExperts:
         return tuple(found)
 
     def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
+        """Raise ModelError: no segment has an input exchange of expert ranks."""
+        del part
+        raise _unknown(segment)
+
+    def after_forward(self, segment: Segment, part: SegmentVisit) -> None:
         """Raise ModelError: no segment has an input exchange of expert ranks."""
         del part
         raise _unknown(segment)

@@ -7,7 +7,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
 from zsim_runtimes.megatron import pipeline, recomputed_modules
 from zsim_runtimes.megatron import schedule as megatron
-from zsim_runtimes.megatron.options import DispatcherType, Megatron
+from zsim_runtimes.megatron.options import Megatron
 from zsim_runtimes.megatron.volume import VOLUME
 
 
@@ -19,12 +19,6 @@ def need(model: Model, strategy: Strategy) -> None:
     """
     recomputed_modules.need(model, strategy)
     options = strategy.options(Megatron)
-    gathers = options.moe_token_dispatcher_type is DispatcherType.ALLGATHER
-    if gathers and strategy.parallel.expert > 1:
-        raise ModelError(
-            "zero.megatron.moe_token_dispatcher_type: allgather is not modelled with expert ranks; "
-            "use alltoall or flex"
-        )
     if strategy.parallel.pipeline > 1:
         pipeline.need(kept_stages(model, strategy), strategy)
         return

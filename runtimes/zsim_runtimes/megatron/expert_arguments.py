@@ -144,11 +144,7 @@ def _layers(arguments: Arguments) -> None:
 
 
 def _dispatcher(arguments: Arguments) -> None:
-    """Set the dispatcher of tokens, if tokens are exchanged.
-
-    Raises:
-        TrainerFileError: it is not modelled.
-    """
+    """Set the dispatcher of tokens, if tokens are exchanged; upstream's default is allgather."""
     name = "moe-token-dispatcher-type"
     kind = arguments.word(name, "allgather", tuple(DispatcherType))
     if arguments.flag("moe-enable-deepep"):  # an older name of flex with DeepEP
@@ -158,13 +154,10 @@ def _dispatcher(arguments: Arguments) -> None:
     ranks = arguments.origins.get("parallel.expert")
     if ranks is None or ranks.value == 1:
         return
-    if kind == DispatcherType.ALLGATHER:
-        raise arguments.wrong(
-            name, "allgather is not modelled with expert ranks, only alltoall and flex"
-        )
-    if kind == DispatcherType.FLEX:
-        table = "zero.megatron"
+    table = "zero.megatron"
+    if kind != DispatcherType.ALLTOALL:
         arguments.set_field(f"{table}.moe_token_dispatcher_type", kind, name)
+    if kind == DispatcherType.FLEX:
         of = "moe-flex-dispatcher-backend"
         arguments.set_field(f"{table}.moe_flex_dispatcher_backend", backend, of)
         own = DispatchLibrary(backend)

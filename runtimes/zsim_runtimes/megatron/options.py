@@ -193,8 +193,8 @@ class Megatron(RuntimeOptions):
             and backward (the name before 2026).
         recompute_modules: with selective checkpointing, the modules that run again in backward:
             core_attn, moe_act, mlp and shared_experts; None is core_attn.
-        moe_token_dispatcher_type: with expert ranks, how tokens reach their experts: "alltoall", or
-            "flex" with a library ("allgather", Megatron-LM's default, is not modelled).
+        moe_token_dispatcher_type: with expert ranks, how tokens reach their experts: "alltoall",
+            "flex" with a library, or "allgather", Megatron-LM's default.
         moe_flex_dispatcher_backend: the library of "flex": "deepep" or "hybridep".
         moe_deepep_num_sms, moe_hybridep_num_sms: multiprocessors that its kernels occupy.
     """
@@ -317,6 +317,11 @@ class Megatron(RuntimeOptions):
         is_deepep = library is DispatchLibrary.DEEPEP
         sms = self.moe_deepep_num_sms if is_deepep else self.moe_hybridep_num_sms
         return TokenDispatch(library=library, num_sms=sms)
+
+    @property
+    def gathers_experts(self) -> bool:
+        """True if every expert rank gathers all tokens."""
+        return self.moe_token_dispatcher_type is DispatcherType.ALLGATHER
 
     @property
     def captures_iteration(self) -> bool:

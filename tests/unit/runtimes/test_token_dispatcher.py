@@ -9,7 +9,7 @@ from zsim.files.source import settled
 from zsim.model.architecture import Llama
 from zsim.model.expert_transport import ExpertTransport
 from zsim.model.experts import Experts
-from zsim.model.model import Model, ModelError
+from zsim.model.model import Model
 from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.config import ConfigQuestion
@@ -141,6 +141,14 @@ ARGUMENTS = (
 )
 
 
+def of_arguments(words: str) -> Strategy:
+    """Return the strategy of a scenario with these arguments of Megatron-LM."""
+    text = TEXT.replace("[train]", "megatron_arguments = 'arguments.txt'\n[train]")
+    text = text.replace('stage = 1\nemulate = "megatron"\n', "")
+    scenario = configured(parse(text), words, key="megatron_arguments")[0]
+    return settled("a dispatcher", scenario)[0].strategy
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -163,17 +171,35 @@ ARGUMENTS = (
 def test_arguments_select_the_library_that_exchanges_tokens(
     words: str, found: TokenDispatch | None
 ) -> None:
-    text = TEXT.replace("[train]", "megatron_arguments = 'arguments.txt'\n[train]")
-    text = text.replace('stage = 1\nemulate = "megatron"\n', "")
-    scenario = configured(parse(text), f"{ARGUMENTS} {words}", key="megatron_arguments")[0]
-    strategy = settled("a dispatcher", scenario)[0].strategy
-    assert strategy.execution.dispatch == found
+    assert of_arguments(f"{ARGUMENTS} {words}").execution.dispatch == found
 
 
-def test_the_allgather_dispatcher_is_refused_with_expert_ranks() -> None:
-    strategy = strategy_of(moe_token_dispatcher_type="allgather")
-    with pytest.raises(ModelError, match="allgather is not modelled with expert ranks; use"):
-        make_schedule(built(strategy), strategy)
+@pytest.mark.parametrize("words", ["", "--moe-token-dispatcher-type allgather"])
+def test_arguments_gather_all_tokens_by_default(words: str) -> None:
+    strategy = of_arguments(f"{ARGUMENTS} {words}")
+    assert strategy.execution.gathers_experts
+    assert strategy.execution.dispatch is None
+
+
+def test_without_expert_ranks_nothing_is_gathered() -> None:
+    alone = strategy_of(moe_token_dispatcher_type="allgather").but({"parallel.expert": 1})
+    assert not alone.execution.gathers_experts
+
+
+@pytest.mark.parametrize("kind", ["alltoall", "allgather"])
+def test_a_dispatcher_of_nccl_is_written_and_read_as_an_argument(kind: str) -> None:
+    changes = {
+        "zero.emulate": "megatron",
+        "zero.stage": 1,
+        "parallel.expert": 4,
+        "train.micro_batch_size": 1,
+        "activations.checkpointing": "none",
+        "zero.megatron.moe_token_dispatcher_type": kind,
+    }
+    asked = ConfigQuestion(changes=changes, precision="bf16", sequences=8, sequence_length=16)
+    (line,) = (each for each in write(asked).split(" \\\n") if "dispatcher" in each)
+    assert line == f"--moe-token-dispatcher-type {kind}"
+    assert of_arguments(f"{ARGUMENTS} {line}").execution.gathers_experts is (kind == "allgather")
 
 
 def test_a_dispatcher_is_written_as_arguments_of_megatron() -> None:

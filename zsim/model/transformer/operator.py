@@ -124,6 +124,11 @@ class Stretch:
         return self.ends is not None and self.ends.axis is ExchangeAxis.EXPERT
 
     @property
+    def reads_all(self) -> bool:
+        """Return True if its inputs are gathered from all expert ranks."""
+        return self.begins is not None and self.begins.axis is ExchangeAxis.EXPERT
+
+    @property
     def sums_gradients(self) -> bool:
         """Return True if its input gradients are partial sums over the tensor axis."""
         return sums_gradients(self.begins)
@@ -181,7 +186,7 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         inputs=tuple(inputs),
         outputs=tuple(value for name, value in made.items() if name in later or name in loads),
         operators=tuple(operator for stretch in stretches for operator in stretch.operators),
-        begins=first.begins if first.exchanges else None,
+        begins=first.begins if first.exchanges or first.reads_all else None,
         ends=stretches[-1].ends if stretches[-1].swaps else None,
         adds=first.adds,
         routes=next((each.routes for each in stretches if each.routes), ""),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from zsim.dtype import DType
 from zsim.model.experts import Experts
 from zsim.model.kernel import Kernel, KernelKind, streaming
+from zsim.model.model import Value
 from zsim.model.transformer.linear import linear
-from zsim.model.transformer.operator import Operator, Tensor
+from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Recomputed
@@ -17,16 +18,54 @@ class SharedExpertSteps:
     """The shared experts of the block `name`.
 
     Attributes:
+        whole: the tokens of a micro-batch.
         size: the tokens of this rank.
         experts: the experts of the block.
         name: the name of the block.
+        read: the tokens as a value.
         source: the tokens, which a gate reads.
     """
 
+    whole: Size
     size: Size
     experts: Experts
     name: str
+    read: Value
     source: Tensor
+
+    @property
+    def _in_parts(self) -> bool:
+        """Return True if ranks of the tensor axis hold parts of shared experts."""
+        return self.whole.cut and self.experts.shared_intermediate_size > 0
+
+    def added_to(self, target: Value) -> tuple[Tensor, tuple[Operator, ...]]:
+        """Return the outputs of routed experts, and steps that add outputs of shared ones."""
+        if not self.experts.shared_intermediate_size:
+            return tensor_of(target), ()
+        routed = self.size.rows(f"{self.name}/routed", self.size.hidden)
+        made, own = self._wide("down", self.size.hidden), self.source
+        steps = () if self._in_parts else self.operators(self.size, own, own, made)
+        return routed, (*steps, *self.added(made, routed, tensor_of(target)))
+
+    def apart(self) -> tuple[tuple[Stretch, ...], tuple[Value, ...]]:
+        """Return shared experts in parts, between a gather and a sum of tokens, and their output.
+
+        Both are empty if there are none, or if each rank holds them whole.
+        """
+        if not self._in_parts:
+            return (), ()
+        size, read = self.whole, self.read
+        made = size.value(f"{self.name}/shared/down")
+        stretch = Stretch(
+            inputs=(read.name,),
+            outputs=(made,),
+            operators=self.operators(
+                size, size.whole(read), size.kept_in_block(read), size.whole(made)
+            ),
+            begins=size.token_gather,
+            ends=size.token_sum,
+        )
+        return (stretch,), (made,)
 
     def operators(
         self, size: Size, source: Tensor, kept: Tensor, target: Tensor
