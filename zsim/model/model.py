@@ -166,6 +166,7 @@ class Segment:
         gathers_experts: inputs are gathered from all ranks that run experts of its tokens, and
             their gradients are partial sums over these ranks.
         sums_experts: outputs are partial sums over these ranks; each keeps the sums of its tokens.
+        side: it runs on a side stream, beside exchanges of tokens of experts.
         adds: the first input is added to the output, so backward does not read it.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
@@ -190,7 +191,9 @@ class Segment:
         ends: the exchange of its outputs after forward, whose adjoint precedes backward.
     """
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"gathers_experts", "sums_experts"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
+        {"gathers_experts", "sums_experts", "side"}
+    )
 
     inputs: tuple[str, ...]
     outputs: tuple[Value, ...]
@@ -209,6 +212,7 @@ class Segment:
     swaps_output: bool = False
     gathers_experts: bool = False
     sums_experts: bool = False
+    side: bool = False
     adds: bool = False
     draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()

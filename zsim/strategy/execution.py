@@ -222,6 +222,8 @@ class Execution:
             If False, weights are sent with the copies.
         gathers_experts: expert ranks gather all tokens, with the map and the weights of all
             experts, and add up results, in place of sending copies (`MoEAllGatherTokenDispatcher`).
+        overlaps_shared: shared experts run on a side stream, in parts, while expert ranks exchange
+            tokens and results (`--moe-shared-expert-overlap`).
         loops_experts: a rank runs its experts in sequence, whatever the model says.
         recomputes: parts of a block that run again in backward, apart from plain attention.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
@@ -263,6 +265,7 @@ class Execution:
             "own_loads",
             "weighs_at_source",
             "gathers_experts",
+            "overlaps_shared",
             "loops_experts",
             "recomputes",
         }
@@ -289,6 +292,7 @@ class Execution:
     own_loads: bool = False
     weighs_at_source: bool = False
     gathers_experts: bool = False
+    overlaps_shared: bool = False
     loops_experts: bool = False
     recomputes: tuple[Recomputed, ...] = ()
     cuts_latent: bool = True

@@ -184,6 +184,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def overlaps_shared(self) -> bool:
+        """True if shared experts run on a side stream while tokens are exchanged."""
+        return False
+
+    @property
     def weighs_at_source(self) -> bool:
         """True if weights of expert copies stay with their tokens and multiply the results."""
         return False

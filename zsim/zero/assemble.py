@@ -48,6 +48,7 @@ from zsim.zero.names import (
     WORLD,
 )
 from zsim.zero.sequence import token_streams
+from zsim.zero.side_stream import side_streams
 from zsim.zero.state import scalars
 from zsim.zero.token_exchange import count_streams
 from zsim.zero.token_rows import count_of
@@ -172,6 +173,7 @@ def assemble(
             *context_streams(strategy),
             *token_streams(strategy),
             *(name for name in count_streams(model) if name not in streams),
+            *side_streams(model),
         ),
         host_threads=tuple(each for each in streams if each == CPU),
         pools=_pools(writers, {pool for _, pool, _ in peaks}),

@@ -72,7 +72,8 @@ class Tokens:
 
     `scattered` are the values whose partial sums of all tokens are reduce-scattered. `shared` are
     the parameters that every rank holds; each rank's gradient of them covers only its own tokens.
-    If it `measures`, a cast to 8 bits follows the maximum over all ranks.
+    If it `measures`, a cast to 8 bits follows the maximum over all ranks. Collectives that overlap
+    no GEMM are on `stream`.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Tokens:
     ) -> None:
         self.writer = writer
         self.model = model
+        self.stream = COMPUTE
         self._rows = rows or TokenRows(model)
         self._measures = measures
         self.scattered = frozenset(
@@ -265,7 +267,7 @@ class Tokens:
         elif in_parts:
             self._gather_parts(path, own, whole)
         else:
-            self.writer.all_gather(path, TENSOR, own, whole, stream=COMPUTE)
+            self.writer.all_gather(path, TENSOR, own, whole, stream=self.stream)
         if narrow:
             self.writer.free(own)
         return whole
@@ -332,7 +334,9 @@ class Tokens:
             kernels=(streaming(KernelKind.ELEMENTWISE, (kept.elements,), kept.dtype, streams=1),),
         )
         maximum = Reduction.MAX
-        writer.all_reduce(f"{path}/amax/reduce", TENSOR, largest, reduction=maximum, stream=COMPUTE)
+        writer.all_reduce(
+            f"{path}/amax/reduce", TENSOR, largest, reduction=maximum, stream=self.stream
+        )
         cast = self._cast_copy(value, buffer, path, name=name)
         writer.free(largest)
         return cast
@@ -388,7 +392,7 @@ class Tokens:
             self._awaited.append(scatter_overlapped(writer, path, summands, buffer, maker=fused))
             return
         if fused is None:
-            writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
+            writer.reduce_scatter(path, TENSOR, summands, buffer, stream=self.stream)
             writer.free(summands)
             return
         if read_by is not None:  # `ub_obj_wgrad.get_buffer(local_chunk=True).clone()`
@@ -425,7 +429,7 @@ class Tokens:
                 sum_overlapped(self.writer, f"{path}/sum{suffix}", buffer, maker=fused)
             )
         else:
-            self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)
+            self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=self.stream)
 
     def keep_own(self, segment: Segment, value: str, buffer: str, path: str) -> None:
         """Copy the rank's tokens of a gradient that is whole to `buffer`, allocated here."""

@@ -19,12 +19,24 @@ def need(model: Model, strategy: Strategy) -> None:
     """
     recomputed_modules.need(model, strategy)
     options = strategy.options(Megatron)
+    _need_shared_experts(model, strategy, options)
     if strategy.parallel.pipeline > 1:
         pipeline.need(kept_stages(model, strategy), strategy)
         return
     for name in options.split_options:
         value = str(getattr(options, name)).lower()
         raise ModelError(f"zero.megatron.{name}: {value} needs parallel.pipeline > 1")
+
+
+def _need_shared_experts(model: Model, strategy: Strategy, options: Megatron) -> None:
+    """Raise ModelError if shared experts are to overlap exchanges, without the one or the other."""
+    if not options.moe_shared_expert_overlap:
+        return
+    shape, field = model.architecture, "zero.megatron.moe_shared_expert_overlap: true needs"
+    if strategy.parallel.expert == 1:
+        raise ModelError(f"{field} parallel.expert above 1, whose exchanges it overlaps")
+    if shape is None or shape.experts is None or not shape.experts.shared_intermediate_size:
+        raise ModelError(f"{field} model.experts.shared_intermediate_size")
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:

@@ -151,10 +151,12 @@ def _dispatcher(arguments: Arguments) -> None:
         kind = DispatcherType.FLEX
     backend = arguments.word("moe-flex-dispatcher-backend", "deepep", tuple(DispatchLibrary))
     sms = {library: arguments.whole(f"moe-{library}-num-sms") for library in DispatchLibrary}
+    table, overlap = "zero.megatron", "moe-shared-expert-overlap"
+    overlaps = arguments.flag(overlap) or None
+    arguments.set_field(f"{table}.moe_shared_expert_overlap", overlaps, overlap)
     ranks = arguments.origins.get("parallel.expert")
     if ranks is None or ranks.value == 1:
         return
-    table = "zero.megatron"
     if kind != DispatcherType.ALLTOALL:
         arguments.set_field(f"{table}.moe_token_dispatcher_type", kind, name)
     if kind == DispatcherType.FLEX:

@@ -195,6 +195,8 @@ class Megatron(RuntimeOptions):
             core_attn, moe_act, mlp and shared_experts; None is core_attn.
         moe_token_dispatcher_type: with expert ranks, how tokens reach their experts: "alltoall",
             "flex" with a library, or "allgather", Megatron-LM's default.
+        moe_shared_expert_overlap: with expert ranks, shared experts run on a side stream while
+            tokens are exchanged.
         moe_flex_dispatcher_backend: the library of "flex": "deepep" or "hybridep".
         moe_deepep_num_sms, moe_hybridep_num_sms: multiprocessors that its kernels occupy.
     """
@@ -249,6 +251,7 @@ class Megatron(RuntimeOptions):
     recompute_modules: Modules | None = None
     moe_token_dispatcher_type: DispatcherType = DispatcherType.ALLTOALL
     moe_flex_dispatcher_backend: DispatchLibrary = DispatchLibrary.DEEPEP
+    moe_shared_expert_overlap: Flag = False
     moe_deepep_num_sms: Count = DEEPEP_SMS
     moe_hybridep_num_sms: Count = HYBRIDEP_SMS
 
@@ -322,6 +325,11 @@ class Megatron(RuntimeOptions):
     def gathers_experts(self) -> bool:
         """True if every expert rank gathers all tokens."""
         return self.moe_token_dispatcher_type is DispatcherType.ALLGATHER
+
+    @property
+    def overlaps_shared(self) -> bool:
+        """True if shared experts run on a side stream while tokens are exchanged."""
+        return self.moe_shared_expert_overlap
 
     @property
     def captures_iteration(self) -> bool:
@@ -413,7 +421,14 @@ class Megatron(RuntimeOptions):
             refuse([refusal("cuda_graph_impl", None, why)])
 
     def _need_library(self) -> None:
-        """Reject options of a library that does not exchange tokens."""
+        """Reject options of a library or of an exchange of tokens that is not used."""
+        if self.moe_shared_expert_overlap and self.gathers_experts:
+            why = "true needs moe_token_dispatcher_type = alltoall or flex"
+            refuse([refusal("moe_shared_expert_overlap", None, why)])
+        again = self.recompute_modules or ()
+        if self.moe_shared_expert_overlap and RecomputedModule.SHARED_EXPERTS in again:
+            why = "true contradicts shared_experts in recompute_modules: allowed is one of the two"
+            refuse([refusal("moe_shared_expert_overlap", None, why)])
         used = None if self.token_dispatch is None else self.token_dispatch.library
         flex = "needs moe_token_dispatcher_type = flex"
         if self.moe_flex_dispatcher_backend is not DispatchLibrary.DEEPEP and used is None:

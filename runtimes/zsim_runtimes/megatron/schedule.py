@@ -33,6 +33,7 @@ from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.execution import NarrowWeights
 from zsim.strategy.strategy import Strategy
+from zsim.zero.assemble import PeakOf
 from zsim.zero.bucket import (
     Bucket,
     Buckets,
@@ -49,6 +50,7 @@ from zsim.zero.state import Holding, Reduced, gather_path, own_view, persist_zer
 from zsim.zero.step_skeleton import Step
 from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
+from zsim_runtimes.late_frees import worst_case
 from zsim_runtimes.megatron.cast_weights import CastWeights, narrow_buckets
 from zsim_runtimes.megatron.layers_on_host import OFFLOAD, OffloadedPasses
 from zsim_runtimes.megatron.options import Megatron
@@ -84,7 +86,19 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     step.write()
     copies = (OFFLOAD,) if strategy.layers_on_host else ()
     streams = (COMPUTE, COMMUNICATION, *expert_streams(strategy), *copies)
-    return step.schedule(title(strategy), VOLUME, streams=streams, layouts=step.layouts)
+    return step.schedule(
+        title(strategy),
+        VOLUME,
+        streams=streams,
+        layouts=step.layouts,
+        peak_of=promised_peak(strategy),
+    )
+
+
+def promised_peak(strategy: Strategy) -> PeakOf | None:
+    """Return the function of the peak if memory returns late; None for the writer's own."""
+    # InputBuffer::accumulate of torch 2.13: gradients that a side stream reads are recorded
+    return worst_case if strategy.execution.overlaps_shared else None
 
 
 def title(strategy: Strategy) -> str:

@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from exact_training import cluster
 
+from zsim.backend.backend import Job
 from zsim.files.source import settled
 from zsim.model.architecture import Llama
 from zsim.model.expert_transport import ExpertTransport
@@ -27,6 +29,7 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_runtimes.megatron.config_writer import write
 from zsim_runtimes.megatron.options import Megatron
+from zsim_torch.admission import refusal
 
 SHAPE = Llama(
     layers=1,
@@ -200,6 +203,36 @@ def test_a_dispatcher_of_nccl_is_written_and_read_as_an_argument(kind: str) -> N
     (line,) = (each for each in write(asked).split(" \\\n") if "dispatcher" in each)
     assert line == f"--moe-token-dispatcher-type {kind}"
     assert of_arguments(f"{ARGUMENTS} {line}").execution.gathers_experts is (kind == "allgather")
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        (
+            {"moe_token_dispatcher_type": "allgather"},
+            "moe_token_dispatcher_type: allgather is simulated only; say alltoall",
+        ),
+        (
+            {"moe_shared_expert_overlap": True},
+            "moe_shared_expert_overlap: true is simulated only; say false",
+        ),
+    ],
+)
+def test_real_ranks_refuse_what_they_do_not_run(option: dict[str, object], line: str) -> None:
+    strategy = strategy_of(**option)
+    experts = Experts(count=4, top_k=2, intermediate_size=8, shared_intermediate_size=8)
+    shape = replace(SHAPE, experts=experts, execution=strategy.execution)
+    model = transformer(shape, micro_batch_size=1, precision=Precision.BF16)
+    job = Job(schedule=make_schedule(model, strategy), model=model, cluster=cluster(2), steps=1)
+    why = refusal(job, device=DeviceChoice.CPU, torchrun=None)
+    assert why == f"zero.megatron.{line}"
+
+
+@pytest.mark.parametrize("words", ["", "--moe-shared-expert-overlap"])
+def test_arguments_overlap_shared_experts(words: str) -> None:
+    all_run = "--moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 64"
+    strategy = of_arguments(f"{ARGUMENTS} {all_run} {words}")
+    assert strategy.execution.overlaps_shared is bool(words)
 
 
 def test_a_dispatcher_is_written_as_arguments_of_megatron() -> None:

@@ -84,7 +84,7 @@ def between_exchanges(
 
 
 def _is_apart(stretch: Stretch) -> bool:
-    return stretch.swaps or stretch.reads_all or stretch.loads is not None
+    return stretch.swaps or stretch.reads_all or stretch.side or stretch.loads is not None
 
 
 def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple[Stretch, ...]:

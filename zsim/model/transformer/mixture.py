@@ -138,7 +138,8 @@ class _ExpertSteps:
         """
         size = self.size
         routed, shared = self.shared.added_to(target)
-        reads_source = shared and (not read or self.shape.shared_gate)
+        up, down = self.shared.beside()
+        reads_source = shared and not up and (not read or self.shape.shared_gate)
         others = (*((self.source.name,) if reads_source else ()), *(each.name for each in read))
         if self.gathers:
             return self._of_all_tokens(target, (routed, shared), others)
@@ -176,8 +177,10 @@ class _ExpertSteps:
                 routes=counts[0].makes.name if counts else "",
                 drops=drops,
             ),
+            *up,
             *self.losses.stretches(),
             *run,
+            *down,
             Stretch(
                 inputs=(back.name, *others),
                 outputs=(target,),

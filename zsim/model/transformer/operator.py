@@ -100,7 +100,8 @@ class Stretch:
     It `begins` with an exchange of its inputs and `ends` with one of its outputs, if any. If it
     `adds`, backward reads all inputs but the first. If it chooses experts, the output that it
     `routes` has the number of rows for each. If it is an auxiliary loss, it `loads` the rows of
-    experts from this scope. Of copies that it sends, it `drops` some.
+    experts from this scope. Of copies that it sends, it `drops` some. It may run on a `side`
+    stream.
     """
 
     inputs: tuple[str, ...]
@@ -112,6 +113,7 @@ class Stretch:
     routes: str = ""
     loads: LoadScope | None = None
     drops: Drops | None = None
+    side: bool = False
 
     @property
     def exchanges(self) -> bool:
@@ -189,6 +191,7 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         begins=first.begins if first.exchanges or first.reads_all else None,
         ends=stretches[-1].ends if stretches[-1].swaps else None,
         adds=first.adds,
+        side=first.side,
         routes=next((each.routes for each in stretches if each.routes), ""),
         loads=first.loads,
         drops=stretches[-1].drops,

@@ -61,6 +61,7 @@ def _segment(
         backward_workspace_bytes=_backward_workspace(course),
         **flags_of(stretch.begins, stretch.ends),
         adds=stretch.adds,
+        side=stretch.side,
         routes=stretch.routes,
         loads=stretch.loads,
         drops=stretch.drops,

@@ -1,6 +1,6 @@
 """Experts that all tokens run through: an MLP, which may have a gate, and its sum with others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
 from zsim.model.experts import Experts
@@ -10,6 +10,7 @@ from zsim.model.transformer.linear import linear
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.size import Size
+from zsim.model.transformer.source_weights import value_of
 from zsim.strategy.execution import Recomputed
 
 
@@ -35,8 +36,54 @@ class SharedExpertSteps:
 
     @property
     def _in_parts(self) -> bool:
-        """Return True if ranks of the tensor axis hold parts of shared experts."""
-        return self.whole.cut and self.experts.shared_intermediate_size > 0
+        """Return True if shared experts are in parts, on tensor ranks or on a side stream."""
+        return (self.whole.cut or self._overlaps) and self.experts.shared_intermediate_size > 0
+
+    @property
+    def _overlaps(self) -> bool:
+        return self.whole.shape.execution.overlaps_shared
+
+    def beside(self) -> tuple[tuple[Stretch, ...], tuple[Stretch, ...]]:
+        """Return the parts on a side stream: during the exchange of tokens, and that of results.
+
+        The first part computes the scores of a gate, and runs up to the activation
+        (`pre_forward_comm` and `linear_fc1_forward_and_act` of SharedExpertMLP). The second part is
+        `linear_fc2_forward`, `post_forward_comm`, and the product with the gate in `get_output`.
+        """
+        if not (self._overlaps and self.experts.shared_intermediate_size):
+            return (), ()
+        size, read, name = self.whole, self.read, f"{self.name}/shared"
+        made = size.value(f"{name}/down")
+        *up, down = self.operators(
+            size, size.whole(read), size.kept_in_block(read), size.whole(made)
+        )
+        product = value_of(up[-1].makes)
+        first = Stretch(
+            inputs=(read.name,),
+            outputs=(product,),
+            operators=tuple(up),
+            begins=size.token_gather,
+            side=True,
+        )
+        second = Stretch(
+            inputs=(product.name,),
+            outputs=(made,),
+            operators=(down,),
+            ends=size.token_sum,
+            side=True,
+        )
+        if not self.experts.shared_gate:
+            return (first,), (second,)
+        (*scores, gates), gated = self._gates(tensor_of(made))
+        score = value_of(scores[-1].makes)
+        opens = Stretch(inputs=(read.name,), outputs=(score,), operators=tuple(scores), side=True)
+        closes = Stretch(
+            inputs=(made.name, score.name),
+            outputs=(replace(made, name=gated.name),),
+            operators=(gates,),
+            side=True,
+        )
+        return (opens, first), (second, closes)
 
     def added_to(self, target: Value) -> tuple[Tensor, tuple[Operator, ...]]:
         """Return the outputs of routed experts, and steps that add outputs of shared ones."""
@@ -56,6 +103,9 @@ class SharedExpertSteps:
             return (), ()
         size, read = self.whole, self.read
         made = size.value(f"{self.name}/shared/down")
+        if self._overlaps:
+            name = self._wide("gated", 1).name if self.experts.shared_gate else made.name
+            return (), (replace(made, name=name),)
         stretch = Stretch(
             inputs=(read.name,),
             outputs=(made,),
@@ -122,7 +172,9 @@ class SharedExpertSteps:
         """Return the sum of routed experts and of shared ones, which may have a gate."""
         size, gated = self.size, made
         gates: tuple[Operator, ...] = ()
-        if self.experts.shared_gate:
+        if self.experts.shared_gate and self._overlaps:
+            gated = self._wide("gated", size.hidden)
+        elif self.experts.shared_gate:
             gates, gated = self._gates(made)
         rows, kind = (size.tokens, size.hidden), KernelKind.ELEMENTWISE
         added = Operator(
