@@ -26,7 +26,8 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
         for segment in unit.segments:
             if not segment.swaps:
                 continue
-            forward = 1 + (unit.name in again and segment.sums_output(again=True))
+            is_again = segment.reruns or (unit.name in again and segment.sums_output(again=True))
+            forward = 1 + is_again
             for value in segment.outputs:
                 if value == segment.counts:
                     counted += value.size_bytes if gathers else 0
@@ -52,8 +53,8 @@ def _gathered_tokens(model: Model, strategy: Strategy) -> list[WireBytes]:
     """
     again, gathered, scattered, is_left = recomputed(model, strategy), 0, 0, False
     for unit in model.units:
-        forward = 1 + (unit.name in again)
         for segment in unit.segments:
+            forward = 1 + (segment.reruns or unit.name in again)
             read = [model.values[name] for name in segment.inputs if segment.reads_all]
             gathered += 0 if is_left else forward * sum(each.size_bytes for each in read)
             is_left = segment.reads_all and segment.leaves_gathered

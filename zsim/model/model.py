@@ -167,6 +167,7 @@ class Segment:
             their gradients are partial sums over these ranks.
         sums_experts: outputs are partial sums over these ranks; each keeps the sums of its tokens.
         side: it runs on a side stream, beside exchanges of tokens of experts.
+        reruns: it keeps nothing for its backward, and runs again before it; so do its outputs.
         adds: the first input is added to the output, so backward does not read it.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
@@ -192,7 +193,7 @@ class Segment:
     """
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"gathers_experts", "sums_experts", "side"}
+        {"gathers_experts", "sums_experts", "side", "reruns"}
     )
 
     inputs: tuple[str, ...]
@@ -213,6 +214,7 @@ class Segment:
     gathers_experts: bool = False
     sums_experts: bool = False
     side: bool = False
+    reruns: bool = False
     adds: bool = False
     draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()

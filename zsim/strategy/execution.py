@@ -159,6 +159,12 @@ class Recomputed(StrEnum):
     """Shared experts as a whole."""
     MLP = "mlp"
     """The MLP of blocks without experts."""
+    NORMS = "norms"
+    """Norms that are modules: before latent attention, and before experts. Outputs are dropped."""
+    LATENT = "latent"
+    """Layers that expand compressed queries, keys and values, and their rotations."""
+    EXPERTS = "experts"
+    """Experts as a whole: router, exchanges of tokens, routed and shared experts."""
 
 
 class DispatchLibrary(StrEnum):

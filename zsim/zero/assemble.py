@@ -200,13 +200,13 @@ def assemble(
 
 
 def _repeats_routing(model: Model, strategy: Strategy) -> bool:
-    """Return True if recomputation runs a router again, as full recomputation of a block does."""
+    """Return True if recomputation runs a router again: that of a block, or of its experts."""
     # CheckpointFunction of Megatron-LM core_v0.15.0 (megatron/core/tensor_parallel/random.py) runs
     # the whole block again, with the generators of forward
-    return strategy.activations.checkpointing is Checkpointing.FULL and any(
-        segment.runs_again and segment.routes
+    full = strategy.activations.checkpointing is Checkpointing.FULL
+    return any(
+        segment.routes and (segment.reruns or (full and unit.checkpoint and segment.runs_again))
         for unit in model.units
-        if unit.checkpoint
         for segment in unit.segments
     )
 

@@ -110,7 +110,8 @@ class ForwardBackward:
         """Run the forward of the unit; return its last operation that reads parameters."""
         last = ""
         for part in visit.segments:
-            last = self._run(visit, part, after, saves=not visit.again)
+            again = visit.again or self._segment(visit, part).reruns
+            last = self._run(visit, part, after, saves=not again)
             after = ()
         if visit.closes:
             self.checkpoints.put_away(visit, last)

@@ -95,8 +95,11 @@ MODULES: Mapping[RecomputedModule, Recomputed] = {
     RecomputedModule.MOE_ACT: Recomputed.EXPERT_ACTIVATION,
     RecomputedModule.MLP: Recomputed.MLP,
     RecomputedModule.SHARED_EXPERTS: Recomputed.SHARED_EXPERTS,
+    RecomputedModule.LAYERNORM: Recomputed.NORMS,
+    RecomputedModule.MLA_UP_PROJ: Recomputed.LATENT,
+    RecomputedModule.MOE: Recomputed.EXPERTS,
 }
-"""Modules that are modelled."""
+"""Parts of blocks that these modules are."""
 
 
 class GradientFormat(StrEnum):
@@ -192,7 +195,8 @@ class Megatron(RuntimeOptions):
             "full" is one graph for a block. With "local", "full_iteration" captures all of forward
             and backward (the name before 2026).
         recompute_modules: with selective checkpointing, the modules that run again in backward:
-            core_attn, moe_act, mlp and shared_experts; None is core_attn.
+            core_attn, moe_act, mlp, shared_experts, layernorm, mla_up_proj and moe; None is
+            core_attn.
         moe_token_dispatcher_type: with expert ranks, how tokens reach their experts: "alltoall",
             "flex" with a library, or "allgather", Megatron-LM's default.
         moe_shared_expert_overlap: with expert ranks, shared experts run on a side stream while
@@ -373,10 +377,6 @@ class Megatron(RuntimeOptions):
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
-        for each in self.recompute_modules or ():
-            if each not in MODULES:
-                why = f"is not modelled, only {', '.join(MODULES)}"
-                refuse([refusal("recompute_modules", each, why)])
         if self.overlap_param_gather and not self.overlap_grad_reduce:
             refuse([refusal("overlap_param_gather", None, "true needs overlap_grad_reduce = true")])
         if self.tp_comm_overlap and not self.sequence_parallel:  # validate_args

@@ -30,6 +30,7 @@ from zsim.strategy.train import Train
 from zsim_runtimes.megatron.config_writer import write
 from zsim_runtimes.megatron.options import Megatron
 from zsim_torch.admission import refusal
+from zsim_torch.supervise.process_group import DeviceChoice
 
 SHAPE = Llama(
     layers=1,

@@ -7,6 +7,8 @@ Ranks of a tensor axis hold parts of the heads: of the layers that expand, and o
 the output. Each compresses its own tokens with copies of the other layers, and gathers the
 compressed tokens of all (`MLASelfAttention` of Megatron-LM core_v0.15.0,
 megatron/core/transformer/multi_latent_attention.py, whose down projections are `duplicated`).
+Layers that expand, with rotations, may run again before the backward of attention
+(`qkv_up_checkpoint` of the same class in August 2026, d98e8a64).
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,9 @@ from zsim.model.kernel import Kernel, KernelKind, flash_attention, streaming
 from zsim.model.model import Value
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor
+from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.size import Size
+from zsim.strategy.execution import Recomputed
 
 
 def latent_attention(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
@@ -27,14 +31,11 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
     assert latent is not None
     low = _Compressed(size.of_own_tokens, latent, source, name)
     expanded = _Expanded(size, low, target)
+    ups = expanded.queries(), expanded.keys()
+    turns, rest = (attend := expanded.attend())[:2], attend[2:]
+    again = (*ups, *turns) if Recomputed.LATENT in size.shape.execution.recomputes else ()
     if not size.cut:
-        operators = (
-            *low.queries(),
-            expanded.queries(),
-            *low.keys(),
-            expanded.keys(),
-            *expanded.attend(),
-        )
+        operators = recomputed((*low.queries(), ups[0], *low.keys(), ups[1], *turns, *rest), again)
         return (Stretch(inputs=(source.name,), outputs=(target,), operators=operators),)
     made = low.values(sharded=size.sequence)
     read = [each.name for each in made]
@@ -47,7 +48,7 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
         Stretch(
             inputs=(*(() if latent.query_rank is not None else (source.name,)), *read),
             outputs=(target,),
-            operators=(expanded.queries(), expanded.keys(), *expanded.attend()),
+            operators=recomputed((*ups, *turns, *rest), again),
             begins=size.token_gather,
             ends=size.token_sum,
         ),

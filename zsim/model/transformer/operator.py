@@ -101,7 +101,7 @@ class Stretch:
     `adds`, backward reads all inputs but the first. If it chooses experts, the output that it
     `routes` has the number of rows for each. If it is an auxiliary loss, it `loads` the rows of
     experts from this scope. Of copies that it sends, it `drops` some. It may run on a `side`
-    stream.
+    stream. If it `reruns`, it keeps nothing for backward, and runs again before it.
     """
 
     inputs: tuple[str, ...]
@@ -114,6 +114,7 @@ class Stretch:
     loads: LoadScope | None = None
     drops: Drops | None = None
     side: bool = False
+    reruns: bool = False
 
     @property
     def exchanges(self) -> bool:
@@ -192,6 +193,7 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         ends=stretches[-1].ends if stretches[-1].swaps else None,
         adds=first.adds,
         side=first.side,
+        reruns=first.reruns,
         routes=next((each.routes for each in stretches if each.routes), ""),
         loads=first.loads,
         drops=stretches[-1].drops,

@@ -62,6 +62,7 @@ def _segment(
         **flags_of(stretch.begins, stretch.ends),
         adds=stretch.adds,
         side=stretch.side,
+        reruns=stretch.reruns,
         routes=stretch.routes,
         loads=stretch.loads,
         drops=stretch.drops,
