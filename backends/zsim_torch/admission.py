@@ -158,8 +158,12 @@ def _experts(job: Job, experts: Experts) -> str | None:
         )
     if strategy.execution.gathers_experts:
         return "zero.megatron.moe_token_dispatcher_type: allgather is simulated only; say alltoall"
-    if strategy.execution.overlaps_shared:
-        return "zero.megatron.moe_shared_expert_overlap: true is simulated only; say false"
+    for option, has in (
+        ("moe_shared_expert_overlap", strategy.execution.overlaps_shared),
+        ("overlap_moe_expert_parallel_comm", strategy.execution.merges_micro_batches),
+    ):
+        if has:
+            return f"zero.megatron.{option}: true is simulated only; say false"
     for name in ("tensor", "context", "pipeline", "expert_tensor"):
         degree = getattr(parallel, name)
         if degree is not None and degree > 1:

@@ -39,7 +39,8 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
                 sent += (forward + goes_back) * block
     steps = strategy.train.gradient_accumulation_steps
     counting = _counting_ranks(model, strategy)
-    group = "expert" if counting == ranks else "tensor_expert"
+    alone = counting == ranks and not strategy.execution.merges_micro_batches
+    group = "expert" if alone else "tensor_expert"
     return [
         WireBytes(group="expert", collective="all_to_all", bytes=steps * (ranks - 1) * sent),
         WireBytes(group=group, collective="all_gather", bytes=steps * (counting - 1) * counted),

@@ -230,6 +230,8 @@ class Execution:
             experts, and add up results, in place of sending copies (`MoEAllGatherTokenDispatcher`).
         overlaps_shared: shared experts run on a side stream, in parts, while expert ranks exchange
             tokens and results (`--moe-shared-expert-overlap`).
+        merges_micro_batches: a forward runs in turn with the backward of the micro-batch before it;
+            shared experts come before the exchange of tokens.
         loops_experts: a rank runs its experts in sequence, whatever the model says.
         recomputes: parts of a block that run again in backward, apart from plain attention.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
@@ -272,6 +274,7 @@ class Execution:
             "weighs_at_source",
             "gathers_experts",
             "overlaps_shared",
+            "merges_micro_batches",
             "loops_experts",
             "recomputes",
         }
@@ -299,6 +302,7 @@ class Execution:
     weighs_at_source: bool = False
     gathers_experts: bool = False
     overlaps_shared: bool = False
+    merges_micro_batches: bool = False
     loops_experts: bool = False
     recomputes: tuple[Recomputed, ...] = ()
     cuts_latent: bool = True

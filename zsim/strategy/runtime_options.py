@@ -184,6 +184,11 @@ class RuntimeOptions(Table):
         return False
 
     @property
+    def merges_micro_batches(self) -> bool:
+        """True if a forward overlaps the backward of the micro-batch before it."""
+        return False
+
+    @property
     def overlaps_shared(self) -> bool:
         """True if shared experts run on a side stream while tokens are exchanged."""
         return False

@@ -361,6 +361,7 @@ class Strategy(Table):
             own_loads=runtime is not None and not runtime.sums_loads,
             weighs_at_source=sharing is not None and sharing.weighs_at_source,
             gathers_experts=sharing is not None and sharing.gathers_experts,
+            merges_micro_batches=sharing is not None and sharing.merges_micro_batches,
             overlaps_shared=sharing is not None and sharing.overlaps_shared,
             loops_experts=sharing is not None and sharing.loops_experts,
             recomputes=tuple(each for each in self.recomputes if each is not Recomputed.ATTENTION),

@@ -51,8 +51,14 @@ def swaps_counts(model: Model) -> bool:
 
 
 def counting_group(model: Model) -> tuple[str, int]:
-    """Return the group over which counts are gathered, Megatron-LM's `tp_ep`, and its ranks."""
-    if model.expert_tensor == 1:
+    """Return the group over which counts are gathered, Megatron-LM's `tp_ep`, and its ranks.
+
+    Without parts of experts it has the ranks of `ep`. Its own communicator matters if exchanges of
+    another micro-batch run meanwhile.
+    """
+    shape = model.architecture
+    merges = shape is not None and shape.execution.merges_micro_batches
+    if model.expert_tensor == 1 and not merges:
         return EXPERT, model.expert
     return TENSOR_EXPERT, model.expert * model.expert_tensor
 

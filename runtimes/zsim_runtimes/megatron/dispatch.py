@@ -5,7 +5,7 @@ from zsim.closed_form.by_model import kept_stages
 from zsim.model.model import Model, ModelError
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
-from zsim_runtimes.megatron import pipeline, recomputed_modules
+from zsim_runtimes.megatron import combined, pipeline, recomputed_modules
 from zsim_runtimes.megatron import schedule as megatron
 from zsim_runtimes.megatron.options import Megatron
 from zsim_runtimes.megatron.volume import VOLUME
@@ -20,6 +20,8 @@ def need(model: Model, strategy: Strategy) -> None:
     recomputed_modules.need(model, strategy)
     options = strategy.options(Megatron)
     _need_shared_experts(model, strategy, options)
+    if options.overlap_moe_expert_parallel_comm:
+        combined.need(model, strategy)
     if strategy.parallel.pipeline > 1:
         pipeline.need(kept_stages(model, strategy), strategy)
         return
@@ -45,6 +47,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     Raises:
         ModelError: the model does not fit the strategy.
     """
+    if strategy.options(Megatron).overlap_moe_expert_parallel_comm:
+        kind, streams = combined.CombinedStep, (combined.EXCHANGES,)
+        return megatron.schedule(model, strategy, kind=kind, more_streams=streams)
     of_stages = strategy.parallel.pipeline > 1
     return (pipeline.schedule if of_stages else megatron.schedule)(model, strategy)
 

@@ -38,6 +38,9 @@ WITHOUT_EFFECT: Final = (
 )
 """Arguments that change no bytes: kernels are fused in compiled blocks, and tokens balanced."""
 
+OVERLAPS: Final = ("moe-shared-expert-overlap", "overlap-moe-expert-parallel-comm")
+"""Flags that overlap exchanges of tokens."""
+
 NO_LOSS: Final = "none"
 LAYERS: Final = re.compile(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?")
 """`--moe-layer-freq` of first dense layers: a list in Python."""
@@ -151,9 +154,10 @@ def _dispatcher(arguments: Arguments) -> None:
         kind = DispatcherType.FLEX
     backend = arguments.word("moe-flex-dispatcher-backend", "deepep", tuple(DispatchLibrary))
     sms = {library: arguments.whole(f"moe-{library}-num-sms") for library in DispatchLibrary}
-    table, overlap = "zero.megatron", "moe-shared-expert-overlap"
-    overlaps = arguments.flag(overlap) or None
-    arguments.set_field(f"{table}.moe_shared_expert_overlap", overlaps, overlap)
+    table = "zero.megatron"
+    for flag in OVERLAPS:
+        field = f"{table}.{flag.replace('-', '_')}"
+        arguments.set_field(field, arguments.flag(flag) or None, flag)
     ranks = arguments.origins.get("parallel.expert")
     if ranks is None or ranks.value == 1:
         return

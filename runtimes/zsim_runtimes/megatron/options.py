@@ -201,6 +201,8 @@ class Megatron(RuntimeOptions):
             "flex" with a library, or "allgather", Megatron-LM's default.
         moe_shared_expert_overlap: with expert ranks, shared experts run on a side stream while
             tokens are exchanged.
+        overlap_moe_expert_parallel_comm: without a pipeline, layers of a forward run in turn with
+            those of the backward before it, and exchanges of tokens on another stream.
         moe_flex_dispatcher_backend: the library of "flex": "deepep" or "hybridep".
         moe_deepep_num_sms, moe_hybridep_num_sms: multiprocessors that its kernels occupy.
     """
@@ -256,6 +258,7 @@ class Megatron(RuntimeOptions):
     moe_token_dispatcher_type: DispatcherType = DispatcherType.ALLTOALL
     moe_flex_dispatcher_backend: DispatchLibrary = DispatchLibrary.DEEPEP
     moe_shared_expert_overlap: Flag = False
+    overlap_moe_expert_parallel_comm: Flag = False
     moe_deepep_num_sms: Count = DEEPEP_SMS
     moe_hybridep_num_sms: Count = HYBRIDEP_SMS
 
@@ -329,6 +332,11 @@ class Megatron(RuntimeOptions):
     def gathers_experts(self) -> bool:
         """True if every expert rank gathers all tokens."""
         return self.moe_token_dispatcher_type is DispatcherType.ALLGATHER
+
+    @property
+    def merges_micro_batches(self) -> bool:
+        """True if a forward overlaps the backward of the micro-batch before it."""
+        return self.overlap_moe_expert_parallel_comm
 
     @property
     def overlaps_shared(self) -> bool:
@@ -425,6 +433,13 @@ class Megatron(RuntimeOptions):
         if self.moe_shared_expert_overlap and self.gathers_experts:
             why = "true needs moe_token_dispatcher_type = alltoall or flex"
             refuse([refusal("moe_shared_expert_overlap", None, why)])
+        merges = self.overlap_moe_expert_parallel_comm
+        for name, other in (
+            ("moe_token_dispatcher_type = allgather", self.gathers_experts),
+            ("moe_shared_expert_overlap = true", self.moe_shared_expert_overlap),
+        ):
+            if merges and other:
+                refuse([refusal("overlap_moe_expert_parallel_comm", None, f"true excludes {name}")])
         again = self.recompute_modules or ()
         if self.moe_shared_expert_overlap and RecomputedModule.SHARED_EXPERTS in again:
             why = "true contradicts shared_experts in recompute_modules: allowed is one of the two"

@@ -63,8 +63,14 @@ END = 128
 """A bucket's size is a multiple of this and of the ranks."""
 
 
-def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of Megatron-LM training `model`.
+def schedule(
+    model: Model,
+    strategy: Strategy,
+    *,
+    kind: "type[MegatronStep] | None" = None,
+    more_streams: tuple[str, ...] = (),
+) -> Schedule:
+    """Return the schedule of Megatron-LM training `model`, a step of a `kind`.
 
     Raises:
         ModelError: the model was built for other parallel degrees, or a checkpoint cannot be
@@ -82,10 +88,10 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     buckets = numbered(
         model, members, place=packing(strategy), ranks=ranks, experts=of_experts(strategy)
     )
-    step = MegatronStep(model, strategy, buckets, overlaps=options.overlap_grad_reduce)
+    step = (kind or MegatronStep)(model, strategy, buckets, overlaps=options.overlap_grad_reduce)
     step.write()
     copies = (OFFLOAD,) if strategy.layers_on_host else ()
-    streams = (COMPUTE, COMMUNICATION, *expert_streams(strategy), *copies)
+    streams = (COMPUTE, COMMUNICATION, *expert_streams(strategy), *copies, *more_streams)
     return step.schedule(
         title(strategy),
         VOLUME,
@@ -98,7 +104,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 def promised_peak(strategy: Strategy) -> PeakOf | None:
     """Return the function of the peak if memory returns late; None for the writer's own."""
     # InputBuffer::accumulate of torch 2.13: gradients that a side stream reads are recorded
-    return worst_case if strategy.execution.overlaps_shared else None
+    execution = strategy.execution
+    return worst_case if execution.overlaps_shared or execution.merges_micro_batches else None
 
 
 def title(strategy: Strategy) -> str:

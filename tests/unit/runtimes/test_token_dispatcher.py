@@ -217,6 +217,10 @@ def test_a_dispatcher_of_nccl_is_written_and_read_as_an_argument(kind: str) -> N
             {"moe_shared_expert_overlap": True},
             "moe_shared_expert_overlap: true is simulated only; say false",
         ),
+        (
+            {"overlap_moe_expert_parallel_comm": True},
+            "overlap_moe_expert_parallel_comm: true is simulated only; say false",
+        ),
     ],
 )
 def test_real_ranks_refuse_what_they_do_not_run(option: dict[str, object], line: str) -> None:
@@ -229,11 +233,20 @@ def test_real_ranks_refuse_what_they_do_not_run(option: dict[str, object], line:
     assert why == f"zero.megatron.{line}"
 
 
-@pytest.mark.parametrize("words", ["", "--moe-shared-expert-overlap"])
-def test_arguments_overlap_shared_experts(words: str) -> None:
+@pytest.mark.parametrize(
+    "words", ["", "--moe-shared-expert-overlap", "--overlap-moe-expert-parallel-comm"]
+)
+def test_arguments_overlap_exchanges(words: str) -> None:
     all_run = "--moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 64"
-    strategy = of_arguments(f"{ARGUMENTS} {all_run} {words}")
-    assert strategy.execution.overlaps_shared is bool(words)
+    execution = of_arguments(f"{ARGUMENTS} {all_run} {words}").execution
+    assert execution.overlaps_shared is ("shared" in words)
+    assert execution.merges_micro_batches is ("parallel" in words)
+
+
+def test_delayed_weight_gradients_are_refused_by_name() -> None:
+    words = "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm"
+    with pytest.raises(ScenarioError, match="--delay-wgrad-compute"):
+        of_arguments(f"{ARGUMENTS} {words} --delay-wgrad-compute")
 
 
 def test_a_dispatcher_is_written_as_arguments_of_megatron() -> None:

@@ -36,8 +36,12 @@ class SharedExpertSteps:
 
     @property
     def _in_parts(self) -> bool:
-        """Return True if shared experts are in parts, on tensor ranks or on a side stream."""
-        return (self.whole.cut or self._overlaps) and self.experts.shared_intermediate_size > 0
+        """Return True if shared experts are in parts, on tensor ranks or on a side stream.
+
+        They are also apart if exchanges of tokens overlap another micro-batch.
+        """
+        is_apart = self._overlaps or self.whole.shape.execution.merges_micro_batches
+        return (self.whole.cut or is_apart) and self.experts.shared_intermediate_size > 0
 
     @property
     def _overlaps(self) -> bool:
