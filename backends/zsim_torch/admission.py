@@ -148,22 +148,27 @@ def _experts(job: Job, experts: Experts) -> str | None:
             f"model.experts.auxiliary_loss: true needs a loss that is not scaled, and "
             f"train.precision is {strategy.train.precision}; say bf16 or auxiliary_loss = false"
         )
-    parallel = strategy.parallel
+    parallel, runtime = strategy.parallel, strategy.zero.emulate
     if parallel.expert > 1 and strategy.execution.weighs_at_source:
-        runtime = strategy.zero.emulate
         assert runtime is not None  # zsim's own stages send weights with their rows
         return (
             f"zero.emulate: {runtime.table()} with parallel.expert = {parallel.expert} is "
             "simulated only; remove emulate, or say parallel.expert 1"
         )
-    if strategy.execution.gathers_experts:
-        return "zero.megatron.moe_token_dispatcher_type: allgather is simulated only; say alltoall"
-    for option, has in (
-        ("moe_shared_expert_overlap", strategy.execution.overlaps_shared),
-        ("overlap_moe_expert_parallel_comm", strategy.execution.merges_micro_batches),
+    execution = strategy.execution
+    for line, has in (
+        (
+            "moe_token_dispatcher_type: allgather is simulated only; say alltoall",
+            execution.gathers_experts,
+        ),
+        ("moe_shared_expert_overlap: true is simulated only; say false", execution.overlaps_shared),
+        (
+            "overlap_moe_expert_parallel_comm: true is simulated only; say false",
+            execution.merges_micro_batches,
+        ),
     ):
-        if has:
-            return f"zero.megatron.{option}: true is simulated only; say false"
+        if has and runtime is not None:
+            return f"zero.{runtime.table()}.{line}"
     for name in ("tensor", "context", "pipeline", "expert_tensor"):
         degree = getattr(parallel, name)
         if degree is not None and degree > 1:

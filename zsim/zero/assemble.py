@@ -1,6 +1,6 @@
 """Assemble a schedule from its mesh, groups, the programs of all roles, and its contract."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 
 from zsim.closed_form import DataVolume, file_bytes, host_bytes, wire_bytes
 from zsim.model.generator import Draws, Generator
@@ -47,8 +47,7 @@ from zsim.zero.names import (
     TENSOR_EXPERT,
     WORLD,
 )
-from zsim.zero.sequence import token_streams
-from zsim.zero.side_stream import side_streams
+from zsim.zero.sequence import side_streams, token_streams
 from zsim.zero.state import scalars
 from zsim.zero.token_exchange import count_streams
 from zsim.zero.token_rows import count_of
@@ -172,8 +171,7 @@ def assemble(
             *streams,
             *context_streams(strategy),
             *token_streams(strategy),
-            *(name for name in count_streams(model) if name not in streams),
-            *side_streams(model),
+            *_streams_of(model, streams),
         ),
         host_threads=tuple(each for each in streams if each == CPU),
         pools=_pools(writers, {pool for _, pool, _ in peaks}),
@@ -196,6 +194,13 @@ def assemble(
             host_bytes=host_bytes(model, strategy, volume),
             file_bytes=file_bytes(model, strategy, volume),
         ),
+    )
+
+
+def _streams_of(model: Model, known: Collection[str]) -> tuple[str, ...]:
+    """Return the streams of experts that are not known: shared ones, and their counts."""
+    return tuple(
+        name for name in (*side_streams(model), *count_streams(model)) if name not in known
     )
 
 

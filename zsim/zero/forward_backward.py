@@ -21,14 +21,15 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
 from zsim.zero.exchange_weaver import ExchangeWeaver
-from zsim.zero.names import TENSOR
-from zsim.zero.side_stream import SIDE, SideStream, side_streams
+from zsim.zero.names import SIDE, TENSOR
+from zsim.zero.sequence import side_streams
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
 from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
 
 if TYPE_CHECKING:
     from zsim.zero.load_sums import LoadsOfExperts
+    from zsim.zero.side_stream import SideStream
 
 Held = Callable[[int, UnitVisit], str]
 """Returns the name of the buffer that holds a bucket's parameters during a visit."""
@@ -71,7 +72,7 @@ class ForwardBackward:
         self.exchanges = ExchangeWeaver(writer, model, strategy)
         self.tokens, self.rows = self.exchanges.tokens, self.exchanges.experts.rows
         self.loads = _loads(writer, model, strategy)
-        self._side = SideStream(writer) if side_streams(model) else None
+        self._side = _side_stream(writer, model)
         self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
         self._views: dict[VisitKey, dict[str, View]] = {}
@@ -435,6 +436,15 @@ class ForwardBackward:
             return self.exchanges.experts.gradient(value.name)
         is_cut = value.name in self.tokens.scattered
         return self.tokens.gradient(value.name) if is_cut else f"{value.name}/gradient"
+
+
+def _side_stream(writer: ScheduleWriter, model: Model) -> "SideStream | None":
+    """Return the writer of waits for a side stream; None if no segment runs on one."""
+    if not side_streams(model):
+        return None
+    from zsim.zero.side_stream import SideStream  # noqa: PLC0415 (rare)
+
+    return SideStream(writer)
 
 
 def _loads(writer: ScheduleWriter, model: Model, strategy: Strategy) -> "LoadsOfExperts | None":

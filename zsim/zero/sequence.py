@@ -34,7 +34,7 @@ from zsim.zero.gemm_overlap import (
     scatter_overlapped,
     sum_overlapped,
 )
-from zsim.zero.names import SYMMETRIC, TENSOR
+from zsim.zero.names import SIDE, SYMMETRIC, TENSOR
 from zsim.zero.token_rows import TokenRows
 from zsim.zero.userbuffers import Userbuffers
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
@@ -49,6 +49,12 @@ def token_streams(strategy: Strategy) -> tuple[str, ...]:
     if fused_by is TokenFusion.NCCL:
         return (TOKEN_COLLECTIVES,) if strategy.parallel.tensor > 1 else ()
     return (TOKEN_COPIES,) if strategy.cuts_tokens and fused_by else ()
+
+
+def side_streams(model: Model) -> tuple[str, ...]:
+    """Return the side stream if a segment of the model runs on it; empty otherwise."""
+    has_side = any(segment.side for unit in model.units for segment in unit.segments)
+    return (SIDE,) if has_side else ()
 
 
 def _gathers(model: Model) -> dict[tuple[str, int], int]:

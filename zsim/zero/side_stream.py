@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from zsim.model.model import Model
 from zsim.schedule.access import Access, accesses
 from zsim.schedule.operation import (
     Allocate,
@@ -26,15 +25,7 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule_writer import ScheduleWriter
-
-SIDE = "shared_experts"
-"""The stream of shared experts."""
-
-
-def side_streams(model: Model) -> tuple[str, ...]:
-    """Return the side stream if a segment of the model runs on it; empty otherwise."""
-    has_side = any(segment.side for unit in model.units for segment in unit.segments)
-    return (SIDE,) if has_side else ()
+from zsim.zero.names import SIDE
 
 
 class SideStream:

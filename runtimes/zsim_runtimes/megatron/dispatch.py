@@ -5,7 +5,7 @@ from zsim.closed_form.by_model import kept_stages
 from zsim.model.model import Model, ModelError
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
-from zsim_runtimes.megatron import combined, pipeline, recomputed_modules
+from zsim_runtimes.megatron import pipeline, recomputed_modules
 from zsim_runtimes.megatron import schedule as megatron
 from zsim_runtimes.megatron.options import Megatron
 from zsim_runtimes.megatron.volume import VOLUME
@@ -21,6 +21,8 @@ def need(model: Model, strategy: Strategy) -> None:
     options = strategy.options(Megatron)
     _need_shared_experts(model, strategy, options)
     if options.overlap_moe_expert_parallel_comm:
+        from zsim_runtimes.megatron import combined  # noqa: PLC0415 (rare)
+
         combined.need(model, strategy)
     if strategy.parallel.pipeline > 1:
         pipeline.need(kept_stages(model, strategy), strategy)
@@ -48,6 +50,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         ModelError: the model does not fit the strategy.
     """
     if strategy.options(Megatron).overlap_moe_expert_parallel_comm:
+        from zsim_runtimes.megatron import combined  # noqa: PLC0415 (rare)
+
         kind, streams = combined.CombinedStep, (combined.EXCHANGES,)
         return megatron.schedule(model, strategy, kind=kind, more_streams=streams)
     of_stages = strategy.parallel.pipeline > 1

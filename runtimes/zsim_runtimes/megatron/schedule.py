@@ -50,7 +50,6 @@ from zsim.zero.state import Holding, Reduced, gather_path, own_view, persist_zer
 from zsim.zero.step_skeleton import Step
 from zsim.zero.updated_tensor import UpdatedTensor
 from zsim.zero.visit_order import UnitVisit
-from zsim_runtimes.late_frees import worst_case
 from zsim_runtimes.megatron.cast_weights import CastWeights, narrow_buckets
 from zsim_runtimes.megatron.layers_on_host import OFFLOAD, OffloadedPasses
 from zsim_runtimes.megatron.options import Megatron
@@ -105,7 +104,11 @@ def promised_peak(strategy: Strategy) -> PeakOf | None:
     """Return the function of the peak if memory returns late; None for the writer's own."""
     # InputBuffer::accumulate of torch 2.13: gradients that a side stream reads are recorded
     execution = strategy.execution
-    return worst_case if execution.overlaps_shared or execution.merges_micro_batches else None
+    if not (execution.overlaps_shared or execution.merges_micro_batches):
+        return None
+    from zsim_runtimes.late_frees import worst_case  # noqa: PLC0415 (rare)
+
+    return worst_case
 
 
 def title(strategy: Strategy) -> str:

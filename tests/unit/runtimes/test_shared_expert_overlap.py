@@ -37,7 +37,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy, Zero
-from zsim.zero.side_stream import SIDE
+from zsim.zero.names import SIDE
 from zsim_des.simulation import SimBackend
 from zsim_runtimes.megatron.options import Megatron
 

@@ -20,7 +20,6 @@ from zsim.model.kernel import Kernel, KernelKind, flash_attention, streaming
 from zsim.model.model import Value
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor
-from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.size import Size
 from zsim.strategy.execution import Recomputed
 
@@ -31,11 +30,10 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
     assert latent is not None
     low = _Compressed(size.of_own_tokens, latent, source, name)
     expanded = _Expanded(size, low, target)
-    ups = expanded.queries(), expanded.keys()
-    turns, rest = (attend := expanded.attend())[:2], attend[2:]
-    again = (*ups, *turns) if Recomputed.LATENT in size.shape.execution.recomputes else ()
+    ups, attend = (expanded.queries(), expanded.keys()), expanded.attend()
+    again = (*ups, *attend[:2])  # with rotations
     if not size.cut:
-        operators = recomputed((*low.queries(), ups[0], *low.keys(), ups[1], *turns, *rest), again)
+        operators = _dropped(size, (*low.queries(), ups[0], *low.keys(), ups[1], *attend), again)
         return (Stretch(inputs=(source.name,), outputs=(target,), operators=operators),)
     made = low.values(sharded=size.sequence)
     read = [each.name for each in made]
@@ -48,11 +46,22 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
         Stretch(
             inputs=(*(() if latent.query_rank is not None else (source.name,)), *read),
             outputs=(target,),
-            operators=recomputed((*ups, *turns, *rest), again),
+            operators=_dropped(size, (*ups, *attend), again),
             begins=size.token_gather,
             ends=size.token_sum,
         ),
     )
+
+
+def _dropped(
+    size: Size, operators: tuple[Operator, ...], again: tuple[Operator, ...]
+) -> tuple[Operator, ...]:
+    """Return `operators`; those in `again` may run again in backward, and keep nothing."""
+    if Recomputed.LATENT not in size.shape.execution.recomputes:
+        return operators
+    from zsim.model.transformer.recomputed_parts import recomputed  # noqa: PLC0415 (rare)
+
+    return recomputed(operators, again)
 
 
 class _Compressed:
