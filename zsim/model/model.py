@@ -137,7 +137,7 @@ class Segment:
     """Part of a unit between exchanges with other ranks.
 
     It begins and ends with at most one exchange: `begins` and `ends`. Files have ten fields for
-    them, `reduces_output` to `sums_experts`; nothing else reads these.
+    them, `reduces_output` to `adds_experts`; nothing else reads these.
 
     Attributes:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
@@ -163,9 +163,9 @@ class Segment:
             that shares a sequence, 0 for the own one; None if it is not exchanged.
         swaps_output: outputs with copies of tokens are exchanged over expert ranks after forward:
             block j goes to rank j; so are their gradients before backward.
-        gathers_experts: inputs are gathered from all ranks that run experts of its tokens, and
+        joins_experts: inputs are gathered from all ranks that run experts of its tokens, and
             their gradients are partial sums over these ranks.
-        sums_experts: outputs are partial sums over these ranks; each keeps the sums of its tokens.
+        adds_experts: outputs are partial sums over these ranks; each keeps the sums of its tokens.
         side: it runs on a side stream, beside exchanges of tokens of experts.
         reruns: it keeps nothing for its backward, and runs again before it; so do its outputs.
         adds: the first input is added to the output, so backward does not read it.
@@ -193,7 +193,7 @@ class Segment:
     """
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"gathers_experts", "sums_experts", "side", "reruns"}
+        {"joins_experts", "adds_experts", "side", "reruns"}
     )
 
     inputs: tuple[str, ...]
@@ -211,8 +211,8 @@ class Segment:
     gathers_context: bool = False
     context_offset: int | None = None
     swaps_output: bool = False
-    gathers_experts: bool = False
-    sums_experts: bool = False
+    joins_experts: bool = False
+    adds_experts: bool = False
     side: bool = False
     reruns: bool = False
     adds: bool = False
@@ -243,8 +243,8 @@ class Segment:
                 self.gathers_context,
                 self.context_offset,
                 self.swaps_output,
-                self.gathers_experts,
-                self.sums_experts,
+                self.joins_experts,
+                self.adds_experts,
             )
         )
         object.__setattr__(self, "begins", begins)

@@ -146,8 +146,8 @@ class ExchangeFlags(TypedDict):
     gathers_context: bool
     context_offset: int | None
     swaps_output: bool
-    gathers_experts: bool
-    sums_experts: bool
+    joins_experts: bool
+    adds_experts: bool
 
 
 def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> ExchangeFlags:
@@ -165,8 +165,8 @@ def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> Ex
         gathers_context=context is not None and not passes,
         context_offset=context.offset if context is not None and passes else None,
         swaps_output=ends is not None and ends.kind is ExchangeKind.SWAP,
-        gathers_experts=begins is not None and begins.axis is ExchangeAxis.EXPERT,
-        sums_experts=ends is not None and ends.over(ExchangeAxis.EXPERT, ExchangeKind.SUM),
+        joins_experts=begins is not None and begins.axis is ExchangeAxis.EXPERT,
+        adds_experts=ends is not None and ends.over(ExchangeAxis.EXPERT, ExchangeKind.SUM),
     )
 
 
