@@ -136,8 +136,8 @@ class SplitBackward:
 class Segment:
     """Part of a unit between exchanges with other ranks.
 
-    It begins and ends with at most one exchange: `begins` and `ends`. Files have ten fields for
-    them, `reduces_output` to `adds_experts`; nothing else reads these.
+    At most one exchange precedes it (`begins`), and one follows it (`ends`). Files describe them by
+    ten fields, `reduces_output` to `adds_experts`; nothing else reads these.
 
     Attributes:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
@@ -166,7 +166,7 @@ class Segment:
         joins_experts: inputs are gathered from all ranks that run experts of its tokens, and
             their gradients are partial sums over these ranks.
         adds_experts: outputs are partial sums over these ranks; each keeps the sums of its tokens.
-        side: it runs on a side stream, beside exchanges of tokens of experts.
+        side: it runs on a side stream, while tokens of experts are exchanged.
         reruns: it keeps nothing for its backward, and runs again before it; so do its outputs.
         adds: the first input is added to the output, so backward does not read it.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.

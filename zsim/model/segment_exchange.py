@@ -100,7 +100,7 @@ SWAP_EXPERTS = SegmentExchange(
 SUM_OF_EXPERTS = SegmentExchange(
     kind=ExchangeKind.SUM, axis=ExchangeAxis.EXPERT, adjoint=ExchangeKind.GATHER
 )
-"""The sum of outputs over expert ranks, of which each rank keeps its own tokens."""
+"""The sum of outputs over expert ranks; each rank keeps the sums of its tokens."""
 
 
 def gather_for_experts(*, stays: bool = False) -> SegmentExchange:

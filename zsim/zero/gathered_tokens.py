@@ -1,6 +1,6 @@
 """Tokens that every expert rank gathers, and the sums of what its experts make of them.
 
-A segment that reads all tokens begins with gathers over the ranks that hold different experts, or
+Before a segment that reads all tokens come gathers over the ranks that hold different experts, or
 parts of the same ones (`gather_for_experts`). Its outputs are partial sums of all tokens, which are
 reduce-scattered (`SUM_OF_EXPERTS`). Backward gathers gradients of the sums, and reduce-scatters
 gradients of the tokens. All of this is on the compute stream (`token_dispatch` and `token_combine`

@@ -29,6 +29,6 @@ REPLICA = "replica"
 SYMMETRIC = "symmetric_memory"
 """The buffer from which other ranks of the tensor axis copy."""
 SIDE = "shared_experts"
-"""The stream of shared experts that run beside exchanges of tokens."""
+"""The stream of shared experts that run while tokens are exchanged."""
 GENERATOR: Final = {Draws.ALIKE: "default", Draws.APART: "model-parallel"}
 """Generators of random numbers, as Megatron-LM calls them (`core/tensor_parallel/random.py`)."""

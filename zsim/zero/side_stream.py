@@ -1,4 +1,4 @@
-"""Segments on a side stream, beside the compute stream: shared experts during exchanges of tokens.
+"""Segments on a side stream: shared experts during exchanges of tokens.
 
 A side segment starts after all work of the compute stream except the exchanges issued last, with
 which it overlaps (`wait_current_stream` of SharedExpertMLP before each all-to-all,

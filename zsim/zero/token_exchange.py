@@ -53,8 +53,8 @@ def swaps_counts(model: Model) -> bool:
 def counting_group(model: Model) -> tuple[str, int]:
     """Return the group over which counts are gathered, Megatron-LM's `tp_ep`, and its ranks.
 
-    Without parts of experts it has the ranks of `ep`. Its own communicator matters if exchanges of
-    another micro-batch run meanwhile.
+    Without parts of experts these are the ranks of `ep`. A separate communicator matters if
+    exchanges of another micro-batch run meanwhile.
     """
     shape = model.architecture
     merges = shape is not None and shape.execution.merges_micro_batches

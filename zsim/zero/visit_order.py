@@ -130,7 +130,7 @@ class _CheckpointedUnits:
     """Units that are checkpointed together, the values they make, and checkpoints that are moved.
 
     They are recomputed before their backward (`again`), or keep the values that it reads: on the
-    device, or in a store (`stored`). Values of `rerun` are made again all the same.
+    device, or in a store (`stored`). Values in `rerun` have a second instance all the same.
     """
 
     units: tuple[int, ...]

@@ -6,7 +6,7 @@
 August 2026, d98e8a64. A layer has four nodes in each direction: attention to permutation, the
 exchange of tokens, experts, and the exchange of results with the sums after it. Exchanges run on a
 communication stream, and so do these sums. A layer of one micro-batch is issued in turn with a
-layer of the other; each node waits for the node before it of its own micro-batch (`ScheduleNode`).
+layer of the other; each node waits for the previous node of the same micro-batch (`ScheduleNode`).
 
 Memory belongs to the stream that first uses it. If the other stream uses it as well, it returns
 late (`record_stream`). Losses of routers run with the experts, where upstream has them before the

@@ -202,7 +202,7 @@ class Megatron(RuntimeOptions):
         moe_shared_expert_overlap: with expert ranks, shared experts run on a side stream while
             tokens are exchanged.
         overlap_moe_expert_parallel_comm: without a pipeline, layers of a forward run in turn with
-            those of the backward before it, and exchanges of tokens on another stream.
+            layers of the backward before it, and exchanges of tokens on another stream.
         moe_flex_dispatcher_backend: the library of "flex": "deepep" or "hybridep".
         moe_deepep_num_sms, moe_hybridep_num_sms: multiprocessors that its kernels occupy.
     """

@@ -4,7 +4,7 @@
 August 2026, d98e8a64). Every rank gathers tokens, the map from tokens to experts, and the weights
 of all experts. It selects the rows of its experts, runs them, and adds them up in the order of
 tokens. In the format of the weights, which is that of the router's logits, results are added up
-over ranks, and each rank keeps those of its tokens.
+over ranks, and each rank keeps the sums of its tokens.
 """
 
 from dataclasses import dataclass, replace
