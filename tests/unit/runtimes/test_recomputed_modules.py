@@ -148,6 +148,14 @@ PLACES: tuple[dict[str, int], ...] = (
 )
 
 
+def placed(modules: object, degrees: dict[str, int], *, compiled: bool = True) -> Strategy:
+    """Return a strategy on these ranks."""
+    ranks = {"data": 4, "expert": 1, **degrees}
+    return strategy_of(modules, compiled=compiled).but(
+        {f"parallel.{name}": count for name, count in ranks.items()}
+    )
+
+
 def latent_model(strategy: Strategy, experts: Experts | None = EXPERTS) -> Model:
     shape = replace(SHAPE, latent=LATENT, experts=experts, execution=strategy.execution)
     model = fitting(shape, strategy)
@@ -160,7 +168,7 @@ def latent_model(strategy: Strategy, experts: Experts | None = EXPERTS) -> Model
 def test_modules_that_run_again_before_backward_are_proved(
     modules: str, degrees: dict[str, int], *, compiled: bool
 ) -> None:
-    strategy = strategy_of(modules, compiled=compiled, **degrees)
+    strategy = placed(modules, degrees, compiled=compiled)
     dense = 1 if strategy.parallel.pipeline == 1 else 0  # each stage needs experts
     experts = replace(EXPERTS, score_bias=True, z_loss=True, dense_layers=dense)
     model = latent_model(strategy, experts)
@@ -169,7 +177,7 @@ def test_modules_that_run_again_before_backward_are_proved(
 
 def visits(modules: str, **degrees: int) -> list[tuple[str, int]]:
     """Return actions and segments of the second block in the last backward."""
-    strategy = strategy_of(modules, **degrees)
+    strategy = placed(modules, degrees)
     (program,) = make_schedule(latent_model(strategy), strategy).programs
     return [
         (each.action.value, each.segment)
@@ -237,7 +245,7 @@ def test_expanded_heads_are_not_kept_and_are_made_twice(tensor: int) -> None:
     """Queries and keys with positions, and the layer with keys and values, of each head."""
     degrees = {"data": 4, "expert": 2} | ({"tensor": tensor} if tensor > 1 else {})
     plain, again = (
-        latent_model(strategy_of(modules, **degrees)).units[1].segments
+        latent_model(placed(modules, degrees)).units[1].segments
         for modules in (None, "mla_up_proj")
     )
     heads = 2 // tensor
