@@ -154,7 +154,21 @@ def _experts(job: Job, experts: Experts) -> str | None:
             f"model.experts.{name}: true needs a loss that is not scaled, and "
             f"train.precision is {strategy.train.precision}; say bf16 or {name} = false"
         )
-    parallel = strategy.parallel
+    parallel, runtime = strategy.parallel, strategy.zero.emulate
+    execution = strategy.execution
+    for line, has in (
+        (
+            "moe_token_dispatcher_type: allgather is simulated only; say alltoall",
+            execution.gathers_experts,
+        ),
+        ("moe_shared_expert_overlap: true is simulated only; say false", execution.overlaps_shared),
+        (
+            "overlap_moe_expert_parallel_comm: true is simulated only; say false",
+            execution.merges_micro_batches,
+        ),
+    ):
+        if has and runtime is not None:
+            return f"zero.{runtime.table()}.{line}"
     degrees = {"context": parallel.context, "expert_tensor": job.model.expert_tensor}
     for name, degree in degrees.items():
         if degree > 1:

@@ -18,13 +18,16 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
     are gathered in forward, or exchanged as copies are.
     """
     ranks, again = strategy.parallel.expert, recomputed(model, strategy)
+    if strategy.execution.gathers_experts:
+        return _gathered_tokens(model, strategy)
     sent = counted = 0
     gathers = not _swaps_counts(model, strategy)
     for unit in model.units if ranks > 1 else ():
         for segment in unit.segments:
             if not segment.swaps:
                 continue
-            forward = 1 + (unit.name in again and segment.sums_output(again=True))
+            is_again = segment.reruns or (unit.name in again and segment.sums_output(again=True))
+            forward = 1 + is_again
             for value in segment.outputs:
                 if value == segment.counts:
                     counted += value.size_bytes if gathers else 0
@@ -36,7 +39,8 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
                 sent += (forward + goes_back) * block
     steps = strategy.train.gradient_accumulation_steps
     counting = _counting_ranks(model, strategy)
-    group = "expert" if counting == ranks else "tensor_expert"
+    alone = counting == ranks and not strategy.execution.merges_micro_batches
+    group = "expert" if alone else "tensor_expert"
     return [
         WireBytes(group="expert", collective="all_to_all", bytes=steps * (ranks - 1) * sent),
         WireBytes(group=group, collective="all_gather", bytes=steps * (counting - 1) * counted),
@@ -46,6 +50,34 @@ def tokens_of_experts(model: Model, strategy: Strategy) -> list[WireBytes]:
 def _swaps_counts(model: Model, strategy: Strategy) -> bool:
     """Return True if ranks exchange counts; weights of a user's module travel with their rows."""
     return model.architecture is not None and strategy.execution.weighs_at_source
+
+
+def _gathered_tokens(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Return the volume of gathers of all tokens and of sums of results: a rank's own, to others.
+
+    Recomputation gathers again. Gradients are summed where values are gathered, and vice versa.
+    """
+    again, gathered, scattered, is_left = recomputed(model, strategy), 0, 0, False
+    for unit in model.units:
+        for segment in unit.segments:
+            forward = 1 + (segment.reruns or unit.name in again)
+            read = [model.values[name] for name in segment.inputs if segment.reads_all]
+            gathered += 0 if is_left else forward * sum(each.size_bytes for each in read)
+            is_left = segment.reads_all and segment.leaves_gathered
+            if not segment.adds_all:
+                continue
+            added = sum(each.size_bytes for each in segment.outputs)
+            scattered += forward * added
+            if model.runs_backward(segment):
+                gathered += added
+                scattered += sum(each.size_bytes for each in read if each.requires_gradient)
+    ranks, steps = _counting_ranks(model, strategy), strategy.train.gradient_accumulation_steps
+    group = "expert" if model.expert_tensor == 1 else "tensor_expert"
+    times = steps * (ranks - 1)
+    return [
+        WireBytes(group=group, collective="all_gather", bytes=times * gathered),
+        WireBytes(group=group, collective="reduce_scatter", bytes=times * scattered),
+    ]
 
 
 def _counting_ranks(model: Model, strategy: Strategy) -> int:
@@ -111,14 +143,15 @@ def _stacked_loads(model: Model) -> int:
 def counts_on_host(model: Model, strategy: Strategy) -> HostBytes:
     """Return the bytes of the counts that are copied to host memory: of all ranks and experts.
 
-    If ranks exchange them, each copies only the counts of its experts.
+    If ranks exchange them, or gather all tokens, each copies only the counts of its experts.
     """
     found = sum(
         segment.counts.size_bytes
         for unit in model.units
         for segment in unit.segments
-        if segment.swaps and segment.counts is not None
+        if (segment.swaps or segment.reads_all) and segment.counts is not None
     )
-    sources = 1 if _swaps_counts(model, strategy) else _counting_ranks(model, strategy)
+    is_own = _swaps_counts(model, strategy) or strategy.execution.gathers_experts
+    sources = 1 if is_own else _counting_ranks(model, strategy)
     times = strategy.train.gradient_accumulation_steps * sources
     return HostBytes(to_host=times * found, from_host=0)

@@ -86,8 +86,9 @@ def _token_shards(model: Model, strategy: Strategy) -> tuple[int, int, int]:
         is_left = False
         for segment in unit.segments:
             made, read = _made(model, segment), _read(model, segment)
-            times = 0 if is_left else 1 + (is_again and segment.runs_again)
-            scattered += many * (1 + (is_again and segment.sums_output(again=True))) * _bytes(made)
+            sums = segment.reruns or (is_again and segment.sums_output(again=True))
+            times = 0 if is_left else 1 + (segment.reruns or (is_again and segment.runs_again))
+            scattered += many * (1 + sums) * _bytes(made)
             is_left = segment.leaves_gathered
             back = list[Value]()
             if model.runs_backward(segment):

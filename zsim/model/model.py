@@ -136,8 +136,8 @@ class SplitBackward:
 class Segment:
     """Part of a unit between exchanges with other ranks.
 
-    It begins and ends with at most one exchange: `begins` and `ends`. Files have seven fields for
-    them, `reduces_output` to `context_offset` and `swaps_output`; nothing else reads these.
+    At most one exchange precedes it (`begins`), and one follows it (`ends`). Files describe them by
+    ten fields, `reduces_output` to `adds_experts`; nothing else reads these.
 
     Attributes:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
@@ -163,6 +163,11 @@ class Segment:
             that shares a sequence, 0 for the own one; None if it is not exchanged.
         swaps_output: outputs with copies of tokens are exchanged over expert ranks after forward:
             block j goes to rank j; so are their gradients before backward.
+        joins_experts: inputs are gathered from all ranks that run experts of its tokens, and
+            their gradients are partial sums over these ranks.
+        adds_experts: outputs are partial sums over these ranks; each keeps the sums of its tokens.
+        side: it runs on a side stream, while tokens of experts are exchanged.
+        reruns: it keeps nothing for its backward, and runs again before it; so do its outputs.
         adds: the first input is added to the output, so backward does not read it.
         draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
@@ -187,6 +192,10 @@ class Segment:
         ends: the exchange of its outputs after forward, whose adjoint precedes backward.
     """
 
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
+        {"joins_experts", "adds_experts", "side", "reruns"}
+    )
+
     inputs: tuple[str, ...]
     outputs: tuple[Value, ...]
     parameters: tuple[str, ...] = ()
@@ -202,6 +211,10 @@ class Segment:
     gathers_context: bool = False
     context_offset: int | None = None
     swaps_output: bool = False
+    joins_experts: bool = False
+    adds_experts: bool = False
+    side: bool = False
+    reruns: bool = False
     adds: bool = False
     draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()
@@ -230,6 +243,8 @@ class Segment:
                 self.gathers_context,
                 self.context_offset,
                 self.swaps_output,
+                self.joins_experts,
+                self.adds_experts,
             )
         )
         object.__setattr__(self, "begins", begins)
@@ -245,14 +260,24 @@ class Segment:
 
     def exchange_of(self, value: str) -> SegmentExchange | None:
         """Return the exchange of an input before forward: of each, or of the last if of keys."""
-        if self.begins is None or self.begins.axis is ExchangeAxis.TENSOR:
+        if self.begins is None or self.begins.axis is not ExchangeAxis.CONTEXT:
             return self.begins
         return self.begins if value == self.inputs[-1] else None
 
     @property
     def sums(self) -> bool:
         """Return True if its outputs are partial sums over the tensor axis."""
-        return self.ends is not None and self.ends.kind is ExchangeKind.SUM
+        return self.ends is not None and self.ends.over(ExchangeAxis.TENSOR, ExchangeKind.SUM)
+
+    @property
+    def reads_all(self) -> bool:
+        """Return True if it gathers its inputs from all expert ranks."""
+        return self.begins is not None and self.begins.axis is ExchangeAxis.EXPERT
+
+    @property
+    def adds_all(self) -> bool:
+        """Return True if its outputs are partial sums over expert ranks."""
+        return self.ends is not None and self.ends.over(ExchangeAxis.EXPERT, ExchangeKind.SUM)
 
     @property
     def swaps(self) -> bool:

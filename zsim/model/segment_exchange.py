@@ -97,6 +97,21 @@ SWAP_EXPERTS = SegmentExchange(
 )
 """The exchange of outputs over expert ranks: tokens to their experts, or back."""
 
+SUM_OF_EXPERTS = SegmentExchange(
+    kind=ExchangeKind.SUM, axis=ExchangeAxis.EXPERT, adjoint=ExchangeKind.GATHER
+)
+"""The sum of outputs over expert ranks; each rank keeps the sums of its tokens."""
+
+
+def gather_for_experts(*, stays: bool = False) -> SegmentExchange:
+    """Return the gather of a segment's inputs from all expert ranks; their gradients are summed."""
+    return SegmentExchange(
+        kind=ExchangeKind.GATHER,
+        axis=ExchangeAxis.EXPERT,
+        adjoint=ExchangeKind.SUM,
+        stays=stays,
+    )
+
 
 def pass_along(offset: int) -> SegmentExchange:
     """Return the pass of the last input from the rank `offset` places before in the sequence."""
@@ -131,6 +146,8 @@ class ExchangeFlags(TypedDict):
     gathers_context: bool
     context_offset: int | None
     swaps_output: bool
+    joins_experts: bool
+    adds_experts: bool
 
 
 def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> ExchangeFlags:
@@ -140,7 +157,7 @@ def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> Ex
         context = begins
     passes = context is not None and context.kind is ExchangeKind.PASS
     return ExchangeFlags(
-        reduces_output=ends is not None and ends.kind is ExchangeKind.SUM,
+        reduces_output=ends is not None and ends.over(ExchangeAxis.TENSOR, ExchangeKind.SUM),
         reduces_input_gradient=sums_gradients(begins),
         gathers_input=begins is not None and begins.adjoint is ExchangeKind.OWN,
         leaves_whole=begins is not None and begins.stays,
@@ -148,19 +165,22 @@ def flags_of(begins: SegmentExchange | None, ends: SegmentExchange | None) -> Ex
         gathers_context=context is not None and not passes,
         context_offset=context.offset if context is not None and passes else None,
         swaps_output=ends is not None and ends.kind is ExchangeKind.SWAP,
+        joins_experts=begins is not None and begins.axis is ExchangeAxis.EXPERT,
+        adds_experts=ends is not None and ends.over(ExchangeAxis.EXPERT, ExchangeKind.SUM),
     )
 
 
 @cache  # models have thousands of segments with a few exchanges
 def exchanges_of(
-    flags: tuple[bool, bool, bool, bool, bool, bool, int | None, bool],
+    flags: tuple[bool, bool, bool, bool, bool, bool, int | None, bool, bool, bool],
 ) -> tuple[SegmentExchange | None, SegmentExchange | None]:
     """Return the input and output exchange of a segment, from the values of `ExchangeFlags`.
 
     Raises:
         ValueError: the values describe more than one input exchange, or output exchange.
     """
-    sums_output, sums_gradient, alike, stays, narrow, shared, offset, swaps = flags
+    sums_output, sums_gradient, alike, stays, narrow, shared, offset, *of_experts = flags
+    swaps, joins, adds = of_experts
     found: list[SegmentExchange] = []
     if sums_gradient:
         found.append(gather_tokens(narrow=narrow, stays=stays))
@@ -170,10 +190,14 @@ def exchanges_of(
         found.append(GATHER_SEQUENCE)
     if offset is not None:
         found.append(pass_along(offset))
+    if joins:
+        found.append(gather_for_experts(stays=stays))
     if len(found) > 1:
         words = " and ".join(f"{each.kind} over {each.axis}" for each in found)
         raise ValueError(f"segment: begins with {words}, must begin with one exchange")
-    if sums_output and swaps:
-        raise ValueError("segment: ends with sum and swap, must end with one exchange")
-    ends = sum_outputs(narrow=narrow) if sums_output else None
-    return found[0] if found else None, SWAP_EXPERTS if swaps else ends
+    ends = [sum_outputs(narrow=narrow)] * sums_output
+    ends += [SWAP_EXPERTS] * swaps + [SUM_OF_EXPERTS] * adds
+    if len(ends) > 1:
+        words = " and ".join(str(each.kind) for each in ends)
+        raise ValueError(f"segment: ends with {words}, must end with one exchange")
+    return found[0] if found else None, ends[0] if ends else None

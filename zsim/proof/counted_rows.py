@@ -4,7 +4,8 @@ Proved for every role, in the order of issue: the host has read the counts of a 
 micro-batch before it allocates rows that other ranks send; an exchange, a copy and a segment use
 rows of one micro-batch, their own; a copy has equal rows on both sides. The numbers that the host
 reads were made by the forward of one segment for that micro-batch, another segment for each layer,
-and exchanged once over the group, or over one that has its ranks. Routing is saved: no
+and exchanged once over the group, or over one that has its ranks, or the segment has read the maps
+of all of these ranks, which is a matter of values. Routing is saved: no
 recomputation chooses again, since other experts of a token than in forward could not be seen in
 values, unless the contract says `repeats_routing`. No operation on counted rows is
 conditional, so ranks without rows run all of them. Members
@@ -17,7 +18,7 @@ does not make (a fill) are not traced. Numbers that nothing wrote are a finding 
 Cost: linear in the operations; for numbers, the square of the roles of a group times its members.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from itertools import count
 from typing import NamedTuple
 
@@ -57,9 +58,10 @@ def examine(context: Context) -> list[Finding]:
     found: list[Finding] = []
     schedule = context.schedule
     routes = {} if context.model is None else _routes(context.model)
+    gathering = None if context.model is None else _gathering(context.model)
     if schedule.counts or routes:
         for each in context.programs:
-            rows = _Rows(each.program, schedule, routes)
+            rows = _Rows(each.program, schedule, routes, gathering)
             found += rows.findings()
             found += () if schedule.contract.repeats_routing else rows.recomputed()
     uneven = {
@@ -87,19 +89,40 @@ def _routes(model: Model) -> Routes:
     return found
 
 
+def _gathering(model: Model) -> frozenset[tuple[str, int]]:
+    """Return the segments that read the tokens, and so the map, of all ranks."""
+    return frozenset(
+        (unit.name, place)
+        for unit in model.units
+        for place, segment in enumerate(unit.segments)
+        if segment.reads_all
+    )
+
+
 class _SegmentNumbers(NamedTuple):
-    """Numbers that a segment made, its output, and the groups that exchanged them since."""
+    """Numbers that a segment made, its output, and the groups that exchanged them since.
+
+    It may have made them of what was gathered over groups.
+    """
 
     by: Compute
     output: int
     exchanged: tuple[str, ...]
+    gathered: tuple[str, ...]
 
 
 class _Rows:
     """Rows and counts alive in one program."""
 
-    def __init__(self, program: Program, schedule: Schedule, routes: Routes) -> None:
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        routes: Routes,
+        gathering: Container[tuple[str, int]] | None,
+    ) -> None:
         self._program = program
+        self._gathering = gathering
         self._routes = routes
         counts = schedule.counts
         self._groups = {count.name: count.group for count in counts}
@@ -119,6 +142,7 @@ class _Rows:
         self._alive: dict[str, int | None] = {}
         self._read: set[tuple[str, int, int]] = set()
         self._made: dict[str, _SegmentNumbers] = {}
+        self._whole: dict[str, str] = {}
         self._routers: dict[tuple[str, int], tuple[str, int]] = {}
 
     def findings(self) -> Iterator[Finding]:
@@ -127,6 +151,7 @@ class _Rows:
             self._alive.clear()
             self._read.clear()
             self._made.clear()
+            self._whole.clear()
             for operation in walk(part):
                 for why in self._faults(operation):
                     yield self._finding(operation, why)
@@ -162,6 +187,7 @@ class _Rows:
         elif isinstance(operation, Free):
             self._alive.pop(operation.buffer, None)
             self._made.pop(operation.buffer, None)
+            self._whole.pop(operation.buffer, None)
         elif isinstance(operation, Branch):
             yield from self._conditional(operation)
         elif isinstance(operation, Together):
@@ -196,7 +222,9 @@ class _Rows:
         if self._routes and made.output != self._routes.get((compute.unit, compute.segment)):
             yield f"reads numbers that {of} made, which are not the rows that it sends"
         group = self._groups[read.count]
-        if len(made.exchanged) != 1 or made.exchanged[0] not in self._counting[group]:
+        among = self._counting[group]
+        once = len(made.exchanged) == 1 and made.exchanged[0] in among
+        if not (once or (not made.exchanged and among.intersection(made.gathered))):
             times = " and ".join(made.exchanged) or "no group"
             yield f"reads counts exchanged over {times}, needed is {group}, once"
         router = (compute.unit, compute.segment)
@@ -210,10 +238,10 @@ class _Rows:
     def _follow(self, operation: Operation) -> None:
         """Follow numbers that segments make through whole copies and exchanges."""
         if isinstance(operation, Compute):
-            outputs = count()
+            outputs, over = count(), self._read_from(operation)
             for operand in operation.operands:
                 if operand.role is Role.OUTPUT:
-                    numbers = _SegmentNumbers(operation, next(outputs), ())
+                    numbers = _SegmentNumbers(operation, next(outputs), (), over)
                     self._made[operand.view.buffer] = numbers
                 elif COMPUTE_ACCESS[operation.action][operand.role][1]:
                     self._made.pop(operand.view.buffer, None)
@@ -221,6 +249,9 @@ class _Rows:
         for access in accesses(operation):
             if access.writes:
                 self._made.pop(access.view.buffer, None)
+                self._whole.pop(access.view.buffer, None)
+        if isinstance(operation, AllGather):
+            self._whole[operation.target.buffer] = operation.group
         if isinstance(operation, Copy | AllToAll | AllGather):
             made = self._made.get(operation.source.buffer)
             views = (operation.source, operation.target)
@@ -236,6 +267,14 @@ class _Rows:
             if isinstance(operation, AllToAll | AllGather):
                 made = made._replace(exchanged=(*made.exchanged, operation.group))
             self._made[operation.target.buffer] = made
+
+    def _read_from(self, compute: Compute) -> tuple[str, ...]:
+        """Return groups over which inputs of a segment were gathered."""
+        if self._gathering is not None:  # that they were is a matter of values
+            reads_all = (compute.unit, compute.segment) in self._gathering
+            return tuple(self._groups.values()) if reads_all else ()
+        read = (each.view.buffer for each in compute.operands if each.role is Role.INPUT)
+        return tuple(self._whole[name] for name in read if name in self._whole)
 
     def _allocated(self, allocate: Allocate, rows: Rows) -> Iterator[str]:
         if allocate.micro_batch is None:

@@ -12,7 +12,14 @@ from zsim.report.svg.dispatch_drawing import draw
 from zsim.report.svg.figure import BarRows, RowBar, Series
 from zsim.schedule.binding import BALANCED, CountPlace, Counts, by_member, routed
 from zsim.schedule.counts import NamedCount
-from zsim.schedule.operation import AllToAll, ReadCounts, walk
+from zsim.schedule.operation import (
+    AllGather,
+    AllToAll,
+    Operation,
+    ReadCounts,
+    ReduceScatter,
+    walk,
+)
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
@@ -123,7 +130,7 @@ def _stages(job: Job, named: Schedule, trace: Trace) -> Iterator[_Stage | None]:
     for program in named.programs:
         ranks = group.members(mesh, mesh.coordinates(firsts[program.role]))
         operations = [*walk(program.step)]
-        exchanges = {each.id for each in operations if isinstance(each, AllToAll)}
+        exchanges = _exchanges(named, operations)
         if not exchanges:
             yield None
             continue
@@ -147,6 +154,17 @@ def _rows(job: Job, count: NamedCount, trace: Trace, places: Sequence[CountPlace
     for place in () if seen else places:
         found += routed(BALANCED if count.padded else job.binding or BALANCED, count, place)
     return found
+
+
+def _exchanges(named: Schedule, operations: Sequence[Operation]) -> set[str]:
+    """Return the exchanges of copies of tokens, or the gathers and sums of all tokens."""
+    found = {each.id for each in operations if isinstance(each, AllToAll)}
+    axes = set(named.contract.expert_axes)
+    groups = {each.name for each in named.groups if set(each.axes) == axes}
+    kinds = AllGather | ReduceScatter
+    return found or {
+        each.id for each in operations if isinstance(each, kinds) and each.group in groups
+    }
 
 
 def _waits(exchanges: Set[str], trace: Trace, ranks: Set[int]) -> tuple[Counter[int], Counter[int]]:

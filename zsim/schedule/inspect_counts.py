@@ -87,14 +87,15 @@ def need_count(where: str, name: str, counts: Mapping[str, NamedCount]) -> Named
 def inspect_read(read: ReadCounts, count: NamedCount, members: int) -> None:
     """Raise ScheduleError unless the host reads a number for each source and own, or any, expert.
 
-    Ranks with parts of the same experts read the numbers of all their sources.
+    Ranks with parts of the same experts read the numbers of all their sources. Ranks that gather
+    all tokens read one number for each own expert, the sum over sources.
 
     Raises:
         ScheduleError: it reads another number of elements.
     """
     needed = members * (count.experts // members)
     size, every = read.source.size, members * count.experts
-    if size != needed and (size % every or not size):
+    if size not in (needed, needed // members) and (size % every or not size):
         what = f"{members} sources with {count.experts // members} experts need {needed}"
         raise ScheduleError(f"{read.id}: reads {read.source.size} elements, {what}")
 

@@ -46,6 +46,8 @@ class TensorCuts:
         experts: parameters that differ along the dimensions `expert`, instead of the tensor axis.
         expert: these dimensions, lanes counted; experts are equal along all other dimensions.
         swap: dimensions of the ranks that exchange tokens of experts, the slowest first.
+        joins: dimensions of the ranks that gather tokens of experts, the slowest first.
+        joined: pieces of a value on all of these ranks together.
         kinds: kinds of rows of one source for one expert, by the rules that drop rows.
     """
 
@@ -62,6 +64,8 @@ class TensorCuts:
     experts: frozenset[str] = frozenset()
     expert: tuple[int, ...] = ()
     swap: tuple[int, ...] = ()
+    joins: tuple[int, ...] = ()
+    joined: Mapping[str, int] = field(default_factory=dict[str, int])
     kinds: RowKinds = field(default_factory=RowKinds)
 
     @property
@@ -296,30 +300,29 @@ class PlainStep:
     def _is_cut(self, name: str) -> bool:
         return self.model.values[name].tensor_sharded and self.cut.tensor is not None
 
-    def _together(self, numbers: Numbers, place: int | None) -> Numbers:
-        """Return the concatenated values of all ranks along a dimension."""
-        assert place is not None
-        full = np.broadcast_to(
-            numbers,
-            (*numbers.shape[:place], self.cut.shape[place - 1], *numbers.shape[place + 1 :]),
-        )
-        moved = np.moveaxis(full, place, -2)
-        joined = moved.reshape(*moved.shape[:-2], -1)
-        return np.expand_dims(joined, place)
+    def _together(self, numbers: Numbers, places: Sequence[int]) -> Numbers:
+        """Return the concatenated values of all ranks along dimensions, the slowest first."""
+        shape = list(numbers.shape)
+        for place in places:
+            shape[place] = self.cut.shape[place - 1]
+        ends = range(-1 - len(places), -1)
+        moved = np.moveaxis(np.broadcast_to(numbers, shape), places, ends)
+        joined = moved.reshape(*moved.shape[: -1 - len(places)], -1)
+        return np.expand_dims(joined, tuple(places))
 
-    def _own(self, numbers: Numbers, place: int | None) -> Numbers:
-        """Return each rank's own part of the concatenated values of all ranks along a dimension."""
-        assert place is not None
-        ranks = self.cut.shape[place - 1]
-        parts = numbers.reshape(*numbers.shape[:-1], ranks, -1)
-        return np.moveaxis(parts, -2, place).squeeze(place + 1)
+    def _own(self, numbers: Numbers, places: Sequence[int]) -> Numbers:
+        """Return each rank's own part of the concatenated values of all ranks along dimensions."""
+        ranks = [self.cut.shape[place - 1] for place in places]
+        parts = numbers.squeeze(tuple(places))
+        parts = parts.reshape(*parts.shape[:-1], *ranks, -1)
+        return np.moveaxis(parts, range(-1 - len(places), -1), places)
 
     def _sum(self, numbers: Numbers, name: str) -> Numbers:
         """Add up over the tensor axis; of a sharded value each rank keeps its own part."""
         if self.cut.tensor is None:
             return numbers
         whole = self.cut.summed(numbers, (self.cut.tensor,))
-        return self._own(whole, self.cut.tensor) if self._is_cut(name) else whole
+        return self._own(whole, (self.cut.tensor,)) if self._is_cut(name) else whole
 
     def _read(self, values: Mapping[str, Numbers], unit: Unit, place: int) -> list[Numbers]:
         segment = unit.segments[place]
@@ -356,8 +359,8 @@ class PlainStep:
             return own
         match exchange.kind:
             case ExchangeKind.GATHER:
-                place = self._place_of(exchange, name)
-                return own if place is None else self._together(own, place)
+                places = self._places_of(exchange, name)
+                return self._together(own, places) if places else own
             case ExchangeKind.PASS:
                 return self._passed(own, exchange.offset)
             case ExchangeKind.SUM | ExchangeKind.OWN | ExchangeKind.SWAP:
@@ -370,16 +373,14 @@ class PlainStep:
         exchange = segment.exchange_of(name)
         if exchange is None:
             return gradient
-        place = self._place_of(exchange, name)
+        places = self._places_of(exchange, name)
         match exchange.adjoint:
             case ExchangeKind.SUM if exchange.axis is ExchangeAxis.TENSOR:
                 return self._sum(gradient, name)
             case ExchangeKind.SUM:
-                if place is None:
-                    return gradient
-                return self._own(self.cut.summed(gradient, (place,)), place)
+                return self._own(self.cut.summed(gradient, places), places) if places else gradient
             case ExchangeKind.OWN:
-                return gradient if place is None else self._own(gradient, place)
+                return self._own(gradient, places) if places else gradient
             case ExchangeKind.PASS:  # back to the rank that sent the input
                 return self._passed(gradient, -exchange.offset)
             case ExchangeKind.GATHER | ExchangeKind.SWAP:
@@ -387,17 +388,19 @@ class PlainStep:
             case _:
                 assert_never(exchange.adjoint)
 
-    def _place_of(self, exchange: SegmentExchange, name: str) -> int | None:
-        """Return the dimension of the ranks that hold parts of a value; None if all hold it."""
+    def _places_of(self, exchange: SegmentExchange, name: str) -> tuple[int, ...]:
+        """Return the dimensions of the ranks that hold parts of a value; empty if all hold it."""
+        place: int | None
         match exchange.axis:
             case ExchangeAxis.TENSOR:
-                return self.cut.tensor if self._is_cut(name) else None
+                place = self.cut.tensor if self._is_cut(name) else None
             case ExchangeAxis.CONTEXT:
-                return self.cut.context
+                place = self.cut.context
             case ExchangeAxis.EXPERT:
-                return None
+                return self.cut.joins
             case _:
                 assert_never(exchange.axis)
+        return () if place is None else (place,)
 
     def _passed(self, numbers: Numbers, offset: int) -> Numbers:
         """Return the values of the rank `offset` places before on the context axis."""
@@ -425,7 +428,9 @@ class PlainStep:
         """Return True if a segment reads an input of all ranks that share a sequence."""
         return self.cut.context is not None and name == segment.shared_input
 
-    def _pieces(self, name: str, *, whole: bool) -> int:
+    def _pieces(self, name: str, *, whole: bool, joined: bool) -> int:
+        if joined:
+            return self.cut.joined[name]
         return self.cut.whole[name] if whole and self._is_cut(name) else self.cut.values[name]
 
     def _forward(
@@ -444,9 +449,9 @@ class PlainStep:
             for value, output in zip(segment.outputs, made_rows, strict=False):
                 values[value.name] = output
             return
-        shape = spread(*inputs, *parameters)
+        shape, whole, joined = spread(*inputs, *parameters), segment.sums, segment.adds_all
         outputs = [
-            self.random.draw((*shape, self._pieces(value.name, whole=segment.sums)))
+            self.random.draw((*shape, self._pieces(value.name, whole=whole, joined=joined)))
             for value in segment.outputs
         ]
         saved = self.random.draw((*shape, 1)) if segment.saved_bytes else None
@@ -498,14 +503,18 @@ class PlainStep:
         """Return an output after the exchange that ends a segment."""
         if segment.exchanges_rows(self.model.values[value]):
             return self._swapped(output)
+        if segment.adds_all:
+            return self._own(self.cut.summed(output, self.cut.joins), self.cut.joins)
         return self._sum(output, value) if segment.sums else output
 
     def _before_end(self, slope: Numbers, segment: Segment, value: str) -> Numbers:
         """Return the gradient of an output before the exchange that ends a segment."""
         if segment.exchanges_rows(self.model.values[value]):
             return self._swapped(slope)
-        if segment.sums and self._is_cut(value):
-            return self._together(slope, self.cut.tensor)
+        if segment.adds_all:
+            return self._together(slope, self.cut.joins)
+        if segment.sums and self._is_cut(value) and self.cut.tensor is not None:
+            return self._together(slope, (self.cut.tensor,))
         return slope
 
     def _rows(self, unit: Unit, place: int, experts: int) -> RowKernel:
@@ -554,7 +563,7 @@ class PlainStep:
         counts += [
             self.cut.shared[each]
             if self._is_shared(segment, each)
-            else self._pieces(each, whole=segment.reads_gathered)
+            else self._pieces(each, whole=segment.reads_gathered, joined=segment.reads_all)
             for each in wanted
         ]
         ends = list(accumulate(counts))

@@ -159,6 +159,12 @@ class Recomputed(StrEnum):
     """Shared experts as a whole."""
     MLP = "mlp"
     """The MLP of blocks without experts."""
+    NORMS = "norms"
+    """Norms that are modules: before latent attention, and before experts. Outputs are dropped."""
+    LATENT = "latent"
+    """Layers that expand compressed queries, keys and values, and their rotations."""
+    EXPERTS = "experts"
+    """Experts as a whole: router, exchanges of tokens, routed and shared experts."""
 
 
 class DispatchLibrary(StrEnum):
@@ -220,6 +226,12 @@ class Execution:
         weighs_at_source: weights of expert copies stay with their tokens and multiply the results
             that come back; ranks exchange counts of copies in place of gathering them (torchtitan).
             If False, weights are sent with the copies.
+        gathers_experts: expert ranks gather all tokens, with the map and the weights of all
+            experts, and add up results, in place of sending copies (`MoEAllGatherTokenDispatcher`).
+        overlaps_shared: shared experts run on a side stream, in parts, while expert ranks exchange
+            tokens and results (`--moe-shared-expert-overlap`).
+        merges_micro_batches: a forward runs in turn with the backward of the micro-batch before it;
+            shared experts come before the exchange of tokens.
         loops_experts: a rank runs its experts in sequence, whatever the model says.
         recomputes: parts of a block that run again in backward, apart from plain attention.
         cuts_latent: latent attention may have a tensor axis, whose ranks compress their own tokens.
@@ -260,6 +272,9 @@ class Execution:
             "expert_tensor",
             "own_loads",
             "weighs_at_source",
+            "gathers_experts",
+            "overlaps_shared",
+            "merges_micro_batches",
             "loops_experts",
             "recomputes",
         }
@@ -285,6 +300,9 @@ class Execution:
     expert_tensor: int = 1
     own_loads: bool = False
     weighs_at_source: bool = False
+    gathers_experts: bool = False
+    overlaps_shared: bool = False
+    merges_micro_batches: bool = False
     loops_experts: bool = False
     recomputes: tuple[Recomputed, ...] = ()
     cuts_latent: bool = True

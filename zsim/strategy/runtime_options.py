@@ -179,6 +179,21 @@ class RuntimeOptions(Table):
         return None
 
     @property
+    def gathers_experts(self) -> bool:
+        """True if expert ranks gather all tokens in place of sending copies."""
+        return False
+
+    @property
+    def merges_micro_batches(self) -> bool:
+        """True if a forward overlaps the backward of the micro-batch before it."""
+        return False
+
+    @property
+    def overlaps_shared(self) -> bool:
+        """True if shared experts run on a side stream while tokens are exchanged."""
+        return False
+
+    @property
     def weighs_at_source(self) -> bool:
         """True if weights of expert copies stay with their tokens and multiply the results."""
         return False

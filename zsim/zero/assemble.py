@@ -1,6 +1,6 @@
 """Assemble a schedule from its mesh, groups, the programs of all roles, and its contract."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 
 from zsim.closed_form import DataVolume, file_bytes, host_bytes, wire_bytes
 from zsim.model.generator import Draws, Generator
@@ -47,7 +47,7 @@ from zsim.zero.names import (
     TENSOR_EXPERT,
     WORLD,
 )
-from zsim.zero.sequence import token_streams
+from zsim.zero.sequence import side_streams, token_streams
 from zsim.zero.state import scalars
 from zsim.zero.token_exchange import count_streams
 from zsim.zero.token_rows import count_of
@@ -173,7 +173,7 @@ def assemble(
             *streams,
             *context_streams(strategy),
             *token_streams(strategy),
-            *(name for name in count_streams(model) if name not in streams),
+            *_streams_of(model, streams),
         ),
         host_threads=tuple(each for each in streams if each == CPU),
         pools=_pools(writers, {pool for _, pool, _ in peaks}),
@@ -199,14 +199,21 @@ def assemble(
     )
 
 
+def _streams_of(model: Model, known: Collection[str]) -> tuple[str, ...]:
+    """Return the streams of experts that are not known: shared ones, and their counts."""
+    return tuple(
+        name for name in (*side_streams(model), *count_streams(model)) if name not in known
+    )
+
+
 def _repeats_routing(model: Model, strategy: Strategy) -> bool:
-    """Return True if recomputation runs a router again, as full recomputation of a block does."""
+    """Return True if recomputation runs a router again: that of a block, or of its experts."""
     # CheckpointFunction of Megatron-LM core_v0.15.0 (megatron/core/tensor_parallel/random.py) runs
     # the whole block again, with the generators of forward
-    return strategy.activations.checkpointing is Checkpointing.FULL and any(
-        segment.runs_again and segment.routes
+    full = strategy.activations.checkpointing is Checkpointing.FULL
+    return any(
+        segment.routes and (segment.reruns or (full and unit.checkpoint and segment.runs_again))
         for unit in model.units
-        if unit.checkpoint
         for segment in unit.segments
     )
 

@@ -84,7 +84,7 @@ class ExchangeWeaver:
     """
 
     def __init__(self, writer: ScheduleWriter, model: Model, strategy: Strategy) -> None:
-        self.experts = TokensOfExperts(writer, model)
+        self.experts = _tokens_of_experts(writer, model)
         self.tokens = Tokens(
             writer,
             model,
@@ -174,3 +174,14 @@ class ExchangeWeaver:
         """Record `operation` as the producer of the outputs; free received buffers."""
         self.sequence.note(part, operation)
         self.sequence.finish(segment, part, operation)
+        if segment.reads_all:
+            self.experts.after_forward(segment, part)
+
+
+def _tokens_of_experts(writer: ScheduleWriter, model: Model) -> TokensOfExperts:
+    """Return the writer of exchanges over expert ranks: of copies, or gathers of all tokens."""
+    if not any(segment.reads_all for unit in model.units for segment in unit.segments):
+        return TokensOfExperts(writer, model)
+    from zsim.zero.gathered_tokens import GatheredTokens  # noqa: PLC0415 (rare)
+
+    return GatheredTokens(writer, model)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zsim.model.model import Model, Segment, Value
 from zsim.schedule.operation import Action, Edge, Operand, Role, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.precision import Precision
@@ -20,13 +21,15 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
 from zsim.zero.exchange_weaver import ExchangeWeaver
-from zsim.zero.names import TENSOR
+from zsim.zero.names import SIDE, TENSOR
+from zsim.zero.sequence import side_streams
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
 from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
 
 if TYPE_CHECKING:
     from zsim.zero.load_sums import LoadsOfExperts
+    from zsim.zero.side_stream import SideStream
 
 Held = Callable[[int, UnitVisit], str]
 """Returns the name of the buffer that holds a bucket's parameters during a visit."""
@@ -69,6 +72,7 @@ class ForwardBackward:
         self.exchanges = ExchangeWeaver(writer, model, strategy)
         self.tokens, self.rows = self.exchanges.tokens, self.exchanges.experts.rows
         self.loads = _loads(writer, model, strategy)
+        self._side = _side_stream(writer, model)
         self._gradients, self._drawn = Counter[str](), Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
         self._views: dict[VisitKey, dict[str, View]] = {}
@@ -107,7 +111,8 @@ class ForwardBackward:
         """Run the forward of the unit; return its last operation that reads parameters."""
         last = ""
         for part in visit.segments:
-            last = self._run(visit, part, after, saves=not visit.again)
+            again = visit.again or self._segment(visit, part).reruns
+            last = self._run(visit, part, after, saves=not again)
             after = ()
         if visit.closes:
             self.checkpoints.put_away(visit, last)
@@ -149,6 +154,22 @@ class ForwardBackward:
         self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge], *, saves: bool
     ) -> str:
         """Write the forward or recompute of one segment; return its id."""
+        return self._beside(visit, part, lambda: self._forward(visit, part, after, saves=saves))
+
+    def _beside(self, visit: UnitVisit, part: SegmentVisit, write: Callable[[], str]) -> str:
+        """Write a segment, which may run on a side stream, or wait for it; return its id."""
+        if self._side is None:
+            return write()
+        start, side = self._side.place, self._segment(visit, part).side
+        self.tokens.stream = SIDE if side else COMPUTE
+        made = write()
+        self._side.settle(start, side=side)
+        self.tokens.stream = COMPUTE
+        return made
+
+    def _forward(
+        self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge], *, saves: bool
+    ) -> str:
         writer, segment = self.writer, self._segment(visit, part)
         path, again = f"{part.action}{part.segment}", part.action is Action.RECOMPUTE
         if self.loads is not None:
@@ -173,6 +194,7 @@ class ForwardBackward:
             after=(*after, *came, *self.exchanges.come()),
             kernels=segment.forward_kernels(again=again),
             draw=self._drawn.draw(segment, part, which, writer.path(path)),
+            stream=self.tokens.stream,
         )
         self.exchanges.after_forward(segment, part, name)
         writer.free(*whole, *workspace)
@@ -185,6 +207,9 @@ class ForwardBackward:
         return name
 
     def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
+        return self._beside(visit, part, lambda: self._backward(visit, part, after))
+
+    def _backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
         writer, segment = self.writer, self._segment(visit, part)
         if segment.loads is not None:
             self._seed(segment.outputs[-1], f"backward{part.segment}/seed")
@@ -203,6 +228,7 @@ class ForwardBackward:
             micro_batch=self.micro_batch,
             after=(*after, *came, *self.exchanges.come()),
             kernels=segment.backward,
+            stream=self.tokens.stream,
         )
         self.exchanges.after_backward(segment, part, done)
         writer.free(*whole, *workspace)
@@ -232,7 +258,12 @@ class ForwardBackward:
             return
         total, came = f"{value}/gradient", self.exchanges.come()
         self.writer.copy(
-            f"backward{part.segment}/add/{value}", name, total, accumulate=True, after=came
+            f"backward{part.segment}/add/{value}",
+            name,
+            total,
+            accumulate=True,
+            after=came,
+            stream=self.tokens.stream,
         )
         self.writer.free(name)
 
@@ -405,6 +436,15 @@ class ForwardBackward:
             return self.exchanges.experts.gradient(value.name)
         is_cut = value.name in self.tokens.scattered
         return self.tokens.gradient(value.name) if is_cut else f"{value.name}/gradient"
+
+
+def _side_stream(writer: ScheduleWriter, model: Model) -> "SideStream | None":
+    """Return the writer of waits for a side stream; None if no segment runs on one."""
+    if not side_streams(model):
+        return None
+    from zsim.zero.side_stream import SideStream  # noqa: PLC0415 (rare)
+
+    return SideStream(writer)
 
 
 def _loads(writer: ScheduleWriter, model: Model, strategy: Strategy) -> "LoadsOfExperts | None":

@@ -28,5 +28,7 @@ REPLICA = "replica"
 """The group of all ranks, and the group of the ranks that hold the model states once."""
 SYMMETRIC = "symmetric_memory"
 """The buffer from which other ranks of the tensor axis copy."""
+SIDE = "shared_experts"
+"""The stream of shared experts that run while tokens are exchanged."""
 GENERATOR: Final = {Draws.ALIKE: "default", Draws.APART: "model-parallel"}
 """Generators of random numbers, as Megatron-LM calls them (`core/tensor_parallel/random.py`)."""

@@ -34,7 +34,7 @@ from zsim.zero.gemm_overlap import (
     scatter_overlapped,
     sum_overlapped,
 )
-from zsim.zero.names import SYMMETRIC, TENSOR
+from zsim.zero.names import SIDE, SYMMETRIC, TENSOR
 from zsim.zero.token_rows import TokenRows
 from zsim.zero.userbuffers import Userbuffers
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
@@ -49,6 +49,12 @@ def token_streams(strategy: Strategy) -> tuple[str, ...]:
     if fused_by is TokenFusion.NCCL:
         return (TOKEN_COLLECTIVES,) if strategy.parallel.tensor > 1 else ()
     return (TOKEN_COPIES,) if strategy.cuts_tokens and fused_by else ()
+
+
+def side_streams(model: Model) -> tuple[str, ...]:
+    """Return the side stream if a segment of the model runs on it; empty otherwise."""
+    has_side = any(segment.side for unit in model.units for segment in unit.segments)
+    return (SIDE,) if has_side else ()
 
 
 def _gathers(model: Model) -> dict[tuple[str, int], int]:
@@ -72,7 +78,8 @@ class Tokens:
 
     `scattered` are the values whose partial sums of all tokens are reduce-scattered. `shared` are
     the parameters that every rank holds; each rank's gradient of them covers only its own tokens.
-    If it `measures`, a cast to 8 bits follows the maximum over all ranks.
+    If it `measures`, a cast to 8 bits follows the maximum over all ranks. Collectives that overlap
+    no GEMM are on `stream`.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class Tokens:
     ) -> None:
         self.writer = writer
         self.model = model
+        self.stream = COMPUTE
         self._rows = rows or TokenRows(model)
         self._measures = measures
         self.scattered = frozenset(
@@ -265,7 +273,7 @@ class Tokens:
         elif in_parts:
             self._gather_parts(path, own, whole)
         else:
-            self.writer.all_gather(path, TENSOR, own, whole, stream=COMPUTE)
+            self.writer.all_gather(path, TENSOR, own, whole, stream=self.stream)
         if narrow:
             self.writer.free(own)
         return whole
@@ -332,7 +340,9 @@ class Tokens:
             kernels=(streaming(KernelKind.ELEMENTWISE, (kept.elements,), kept.dtype, streams=1),),
         )
         maximum = Reduction.MAX
-        writer.all_reduce(f"{path}/amax/reduce", TENSOR, largest, reduction=maximum, stream=COMPUTE)
+        writer.all_reduce(
+            f"{path}/amax/reduce", TENSOR, largest, reduction=maximum, stream=self.stream
+        )
         cast = self._cast_copy(value, buffer, path, name=name)
         writer.free(largest)
         return cast
@@ -388,7 +398,7 @@ class Tokens:
             self._awaited.append(scatter_overlapped(writer, path, summands, buffer, maker=fused))
             return
         if fused is None:
-            writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
+            writer.reduce_scatter(path, TENSOR, summands, buffer, stream=self.stream)
             writer.free(summands)
             return
         if read_by is not None:  # `ub_obj_wgrad.get_buffer(local_chunk=True).clone()`
@@ -425,7 +435,7 @@ class Tokens:
                 sum_overlapped(self.writer, f"{path}/sum{suffix}", buffer, maker=fused)
             )
         else:
-            self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)
+            self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=self.stream)
 
     def keep_own(self, segment: Segment, value: str, buffer: str, path: str) -> None:
         """Copy the rank's tokens of a gradient that is whole to `buffer`, allocated here."""

@@ -40,6 +40,8 @@ def count_streams(model: Model) -> tuple[str, ...]:
     """Return the stream of copies of counts to host memory; empty if the host reads none."""
     routing = model.routing
     gathers = routing is not None and not routing.padded and not swaps_counts(model)
+    shape = model.architecture
+    gathers = gathers and not (shape is not None and shape.execution.gathers_experts)
     return (TO_HOST,) if gathers else ()
 
 
@@ -49,8 +51,14 @@ def swaps_counts(model: Model) -> bool:
 
 
 def counting_group(model: Model) -> tuple[str, int]:
-    """Return the group over which counts are gathered, Megatron-LM's `tp_ep`, and its ranks."""
-    if model.expert_tensor == 1:
+    """Return the group over which counts are gathered, Megatron-LM's `tp_ep`, and its ranks.
+
+    Without parts of experts these are the ranks of `ep`. A separate communicator matters if
+    exchanges of another micro-batch run meanwhile.
+    """
+    shape = model.architecture
+    merges = shape is not None and shape.execution.merges_micro_batches
+    if model.expert_tensor == 1 and not merges:
         return EXPERT, model.expert
     return TENSOR_EXPERT, model.expert * model.expert_tensor
 
@@ -174,6 +182,11 @@ class TokensOfExperts:
         return tuple(found)
 
     def before_forward(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
+        """Raise ModelError: no segment has an input exchange of expert ranks."""
+        del part
+        raise _unknown(segment)
+
+    def after_forward(self, segment: Segment, part: SegmentVisit) -> None:
         """Raise ModelError: no segment has an input exchange of expert ranks."""
         del part
         raise _unknown(segment)

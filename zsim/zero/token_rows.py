@@ -35,7 +35,7 @@ class TokenRows:
 
     Attributes:
         count: the count of rows; None if expert ranks exchange none.
-        swapped: values that segments end in exchanging.
+        swapped: values that segments end in exchanging, or in adding up over expert ranks.
     """
 
     def __init__(self, model: Model) -> None:
@@ -43,9 +43,11 @@ class TokenRows:
         self._arrived: dict[str, RowIndex] = {}
         self._layers: dict[str, int] = {}
         self._of_experts: dict[tuple[str, int], int] = {}
+        self._gathered: set[tuple[str, int]] = set()
         for unit in model.units:
             for place, segment in enumerate(unit.segments):
-                if segment.swaps or any(name in self._arrived for name in segment.inputs):
+                meets = segment.swaps or segment.reads_all
+                if meets or any(name in self._arrived for name in segment.inputs):
                     layer = 0 if model.routing is None else model.routing.layers.index(unit.name)
                     self._note((unit.name, place), segment, layer)
         self.swapped = frozenset(
@@ -53,14 +55,17 @@ class TokenRows:
             for unit in model.units
             for segment in unit.segments
             for value in segment.outputs
-            if segment.exchanges_rows(value)
+            if segment.exchanges_rows(value) or segment.adds_all
         )
+        self._parts = model.expert_tensor
 
     def _note(self, which: tuple[str, int], segment: Segment, layer: int) -> None:
         """Record the rows that a segment exchanges in block `layer`, and the rows that it reads."""
         runs = any(self._arrived.get(name) is RowIndex.EXPERT for name in segment.inputs)
-        if runs:
+        if runs or segment.adds_all:
             self._of_experts[which] = layer
+        if segment.adds_all:
+            self._gathered.add(which)
         for value in segment.outputs:
             self._layers[value.name] = layer
             if value.copies:
@@ -94,8 +99,12 @@ class TokenRows:
         layer = self._of_experts.get((unit, place))
         if self.count is None or layer is None or not elements:
             return elements, None
-        width = -(-elements // max(1, self.count.sent))
-        return self._rows(RowIndex.EXPERT, layer, width)
+        parts = self._parts if (unit, place) in self._gathered else 1
+        width = -(-elements // max(1, self.count.sent * parts))
+        rows = Rows(
+            count=self.count.name, layer=layer, own=RowIndex.EXPERT, width=width, parts=parts
+        )
+        return rows_at_most(self.count, rows), rows
 
     def _rows(self, own: RowIndex, layer: int, width: int) -> Sized:
         assert self.count is not None

@@ -6,7 +6,7 @@ together: all of them are recomputed, each in a separate visit, before backward 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -111,7 +111,7 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
                             ),
                         )
                         for number, segment in enumerate(unit.segments)
-                        if not (block.again and segment.loads is not None)
+                        if segment.loads is None or not (block.again or segment.reruns)
                     ),
                     parts=block.parts if last else (),
                     opens=index == block.units[0],
@@ -130,7 +130,7 @@ class _CheckpointedUnits:
     """Units that are checkpointed together, the values they make, and checkpoints that are moved.
 
     They are recomputed before their backward (`again`), or keep the values that it reads: on the
-    device, or in a store (`stored`).
+    device, or in a store (`stored`). Values in `rerun` have a second instance all the same.
     """
 
     units: tuple[int, ...]
@@ -139,6 +139,7 @@ class _CheckpointedUnits:
     again: bool
     stored: bool = False
     parts: tuple[str, ...] = ()
+    rerun: frozenset[str] = frozenset()
 
 
 def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
@@ -158,7 +159,10 @@ def _blocks(model: Model, strategy: Strategy) -> list[_CheckpointedUnits]:
             again = full and blocks % strategy.activations.every_nth == 0
             stored = blocks <= strategy.layers_on_host
         indices = tuple(range(first, first + len(units)))
-        found.append(_CheckpointedUnits(indices, own, given, again, stored))
+        rerun = frozenset(
+            value.name for segment in segments if segment.reruns for value in segment.outputs
+        )
+        found.append(_CheckpointedUnits(indices, own, given, again, stored, rerun=rerun))
         first += len(units)
     readers = Counter(name for block in found for name in block.given)
     moved = [_parts(model, strategy, each, readers) for each in found]
@@ -238,7 +242,7 @@ def _reads(
     def instance(name: str) -> ValueInstance:
         if name in block.parts:
             return ValueInstance(name, Made.GATHERED)
-        made_again = again and name in block.own
+        made_again = name in (block.own if again else block.rerun)
         return ValueInstance(name, Made.AGAIN if made_again else Made.FORWARD)
 
     return tuple(map(instance, names))
@@ -261,11 +265,44 @@ def _run_backward(
     model: Model, block: _CheckpointedUnits, unit: int, *, again: bool
 ) -> tuple[SegmentVisit, ...]:
     found: list[SegmentVisit] = []
+    ends = {} if again or not block.rerun else _reruns(model.units[unit])
     for number, segment in reversed(list(enumerate(model.units[unit].segments))):
+        found += _recomputes(model, block, unit, ends.get(number, range(0)))
         if model.runs_backward(segment):
             kept = _reads(block, segment.kept_inputs, again=again)
             found.append(SegmentVisit(Action.BACKWARD, number, kept, ()))
     return tuple(found)
+
+
+def _reruns(unit: Unit) -> dict[int, range]:
+    """Return runs of segments that run again, by the segment before whose backward they do.
+
+    It is the last segment before the next run: the one that ends the module, or adds its output.
+    """
+    segments = unit.segments
+    starts = [
+        number
+        for number, each in enumerate(segments)
+        if each.reruns and not (number and segments[number - 1].reruns)
+    ]
+    found: dict[int, range] = {}
+    for start, after in zip(starts, [*starts[1:], len(segments)], strict=True):
+        end = start
+        while end < after and segments[end].reruns:
+            end += 1
+        found[after - 1] = range(start, end)
+    return found
+
+
+def _recomputes(
+    model: Model, block: _CheckpointedUnits, unit: int, numbers: range
+) -> Iterator[SegmentVisit]:
+    """Yield the visits that run segments of a unit again that keep nothing."""
+    for number in numbers:
+        segment = model.units[unit].segments[number]
+        made = tuple(ValueInstance(value.name, Made.AGAIN) for value in segment.outputs)
+        read = _reads(block, segment.inputs, again=False)
+        yield SegmentVisit(Action.RECOMPUTE, number, read, made)
 
 
 def _end_values(found: list[UnitVisit], parts: Set[str]) -> None:

@@ -293,10 +293,12 @@ class _KeptActivations:
             given = {name for segment in unit.segments for name in segment.inputs} - own
             self._add_inputs(set() if self._moves_checkpoints else given)
             return
+        reruns = [each for each in unit.segments if each.reruns]
+        dropped = {value.name for each in reruns for value in each.outputs}
         for segment in unit.segments:
             if self._model.runs_backward(segment):
-                self.size_bytes += self._saved(segment)
-                self._add_inputs(set(segment.kept_inputs))
+                self.size_bytes += 0 if segment.reruns else self._saved(segment)
+                self._add_inputs(set(segment.kept_inputs) - dropped)
 
     def _saved(self, segment: Segment) -> int:
         """Return the saved bytes of a segment; experts save rows that their rank received."""

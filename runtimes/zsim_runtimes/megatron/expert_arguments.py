@@ -37,6 +37,9 @@ WITHOUT_EFFECT: Final = (
 )
 """Arguments that change no bytes: kernels are fused in compiled blocks, and tokens balanced."""
 
+OVERLAPS: Final = ("moe-shared-expert-overlap", "overlap-moe-expert-parallel-comm")
+"""Flags that overlap exchanges of tokens."""
+
 NO_LOSS: Final = "none"
 LAYERS: Final = re.compile(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?")
 """`--moe-layer-freq` of first dense layers: a list in Python."""
@@ -152,27 +155,23 @@ def _layers(arguments: Arguments) -> None:
 
 
 def _dispatcher(arguments: Arguments) -> None:
-    """Set the dispatcher of tokens, if tokens are exchanged.
-
-    Raises:
-        TrainerFileError: it is not modelled.
-    """
+    """Set the dispatcher of tokens, if tokens are exchanged; upstream's default is allgather."""
     name = "moe-token-dispatcher-type"
     kind = arguments.word(name, "allgather", tuple(DispatcherType))
     if arguments.flag("moe-enable-deepep"):  # an older name of flex with DeepEP
         kind = DispatcherType.FLEX
     backend = arguments.word("moe-flex-dispatcher-backend", "deepep", tuple(DispatchLibrary))
     sms = {library: arguments.whole(f"moe-{library}-num-sms") for library in DispatchLibrary}
+    table = "zero.megatron"
+    for flag in OVERLAPS:
+        field = f"{table}.{flag.replace('-', '_')}"
+        arguments.set_field(field, arguments.flag(flag) or None, flag)
     ranks = arguments.origins.get("parallel.expert")
     if ranks is None or ranks.value == 1:
         return
-    if kind == DispatcherType.ALLGATHER:
-        raise arguments.wrong(
-            name, "allgather is not modelled with expert ranks, only alltoall and flex"
-        )
-    if kind == DispatcherType.FLEX:
-        table = "zero.megatron"
+    if kind != DispatcherType.ALLTOALL:
         arguments.set_field(f"{table}.moe_token_dispatcher_type", kind, name)
+    if kind == DispatcherType.FLEX:
         of = "moe-flex-dispatcher-backend"
         arguments.set_field(f"{table}.moe_flex_dispatcher_backend", backend, of)
         own = DispatchLibrary(backend)

@@ -95,8 +95,11 @@ MODULES: Mapping[RecomputedModule, Recomputed] = {
     RecomputedModule.MOE_ACT: Recomputed.EXPERT_ACTIVATION,
     RecomputedModule.MLP: Recomputed.MLP,
     RecomputedModule.SHARED_EXPERTS: Recomputed.SHARED_EXPERTS,
+    RecomputedModule.LAYERNORM: Recomputed.NORMS,
+    RecomputedModule.MLA_UP_PROJ: Recomputed.LATENT,
+    RecomputedModule.MOE: Recomputed.EXPERTS,
 }
-"""Modules that are modelled."""
+"""Parts of blocks that these modules are."""
 
 
 class GradientFormat(StrEnum):
@@ -192,9 +195,14 @@ class Megatron(RuntimeOptions):
             "full" is one graph for a block. With "local", "full_iteration" captures all of forward
             and backward (the name before 2026).
         recompute_modules: with selective checkpointing, the modules that run again in backward:
-            core_attn, moe_act, mlp and shared_experts; None is core_attn.
-        moe_token_dispatcher_type: with expert ranks, how tokens reach their experts: "alltoall", or
-            "flex" with a library ("allgather", Megatron-LM's default, is not modelled).
+            core_attn, moe_act, mlp, shared_experts, layernorm, mla_up_proj and moe; None is
+            core_attn.
+        moe_token_dispatcher_type: with expert ranks, how tokens reach their experts: "alltoall",
+            "flex" with a library, or "allgather", Megatron-LM's default.
+        moe_shared_expert_overlap: with expert ranks, shared experts run on a side stream while
+            tokens are exchanged.
+        overlap_moe_expert_parallel_comm: without a pipeline, layers of a forward run in turn with
+            layers of the backward before it, and exchanges of tokens on another stream.
         moe_flex_dispatcher_backend: the library of "flex": "deepep" or "hybridep".
         moe_deepep_num_sms, moe_hybridep_num_sms: multiprocessors that its kernels occupy.
     """
@@ -249,6 +257,8 @@ class Megatron(RuntimeOptions):
     recompute_modules: Modules | None = None
     moe_token_dispatcher_type: DispatcherType = DispatcherType.ALLTOALL
     moe_flex_dispatcher_backend: DispatchLibrary = DispatchLibrary.DEEPEP
+    moe_shared_expert_overlap: Flag = False
+    overlap_moe_expert_parallel_comm: Flag = False
     moe_deepep_num_sms: Count = DEEPEP_SMS
     moe_hybridep_num_sms: Count = HYBRIDEP_SMS
 
@@ -319,6 +329,21 @@ class Megatron(RuntimeOptions):
         return TokenDispatch(library=library, num_sms=sms)
 
     @property
+    def gathers_experts(self) -> bool:
+        """True if every expert rank gathers all tokens."""
+        return self.moe_token_dispatcher_type is DispatcherType.ALLGATHER
+
+    @property
+    def merges_micro_batches(self) -> bool:
+        """True if a forward overlaps the backward of the micro-batch before it."""
+        return self.overlap_moe_expert_parallel_comm
+
+    @property
+    def overlaps_shared(self) -> bool:
+        """True if shared experts run on a side stream while tokens are exchanged."""
+        return self.moe_shared_expert_overlap
+
+    @property
     def captures_iteration(self) -> bool:
         """True if forward and backward are one CUDA graph."""
         scoped = GraphScope.FULL_ITERATION in self.cuda_graph_scope
@@ -360,10 +385,6 @@ class Megatron(RuntimeOptions):
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
-        for each in self.recompute_modules or ():
-            if each not in MODULES:
-                why = f"is not modelled, only {', '.join(MODULES)}"
-                refuse([refusal("recompute_modules", each, why)])
         if self.overlap_param_gather and not self.overlap_grad_reduce:
             refuse([refusal("overlap_param_gather", None, "true needs overlap_grad_reduce = true")])
         if self.tp_comm_overlap and not self.sequence_parallel:  # validate_args
@@ -408,7 +429,21 @@ class Megatron(RuntimeOptions):
             refuse([refusal("cuda_graph_impl", None, why)])
 
     def _need_library(self) -> None:
-        """Reject options of a library that does not exchange tokens."""
+        """Reject options of a library or of an exchange of tokens that is not used."""
+        if self.moe_shared_expert_overlap and self.gathers_experts:
+            why = "true needs moe_token_dispatcher_type = alltoall or flex"
+            refuse([refusal("moe_shared_expert_overlap", None, why)])
+        merges = self.overlap_moe_expert_parallel_comm
+        for name, other in (
+            ("moe_token_dispatcher_type = allgather", self.gathers_experts),
+            ("moe_shared_expert_overlap = true", self.moe_shared_expert_overlap),
+        ):
+            if merges and other:
+                refuse([refusal("overlap_moe_expert_parallel_comm", None, f"true excludes {name}")])
+        again = self.recompute_modules or ()
+        if self.moe_shared_expert_overlap and RecomputedModule.SHARED_EXPERTS in again:
+            why = "true contradicts shared_experts in recompute_modules: allowed is one of the two"
+            refuse([refusal("moe_shared_expert_overlap", None, why)])
         used = None if self.token_dispatch is None else self.token_dispatch.library
         flex = "needs moe_token_dispatcher_type = flex"
         if self.moe_flex_dispatcher_backend is not DispatchLibrary.DEEPEP and used is None:

@@ -46,6 +46,7 @@ from zsim_runtimes.megatron.schedule import (
     groups,
     of_experts,
     packing,
+    promised_peak,
     title,
 )
 from zsim_runtimes.megatron.volume import VOLUME, has_sizes
@@ -99,6 +100,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         writers=[step.writer for step in steps],
         streams=streams,
         layouts=tuple(layout for step in steps for layout in (*step.layouts, *step.bias_layouts)),
+        peak_of=promised_peak(strategy),
     )
 
 

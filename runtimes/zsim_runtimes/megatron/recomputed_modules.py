@@ -38,7 +38,19 @@ def _wrong(model: Model, strategy: Strategy) -> Iterator[tuple[RecomputedModule,
     if experts is None or experts.kernels is ExpertKernels.LOOP:
         yield RecomputedModule.MOE_ACT, 'needs experts with model.experts.kernels = "grouped"'
     if strategy.train.recipe is Float8.DELAYED:
-        yield RecomputedModule.MOE_ACT, "is not supported with train.float8 = delayed"
+        for module in (RecomputedModule.MOE_ACT, RecomputedModule.LAYERNORM):
+            yield module, "is not supported with train.float8 = delayed"
+    is_latent = shape is not None and shape.latent is not None
+    if not is_latent:
+        yield RecomputedModule.MLA_UP_PROJ, "needs model.latent"
+    if strategy.train.recipe is not None:  # it would keep compressed tokens, not their casts
+        yield RecomputedModule.MLA_UP_PROJ, f"is not modelled with {strategy.train.recipe} products"
+    if experts is None:
+        yield RecomputedModule.MOE, "needs model.experts"
+    if experts is None and not is_latent:
+        # TELayerNormColumnParallelLinear of get_gpt_layer_with_transformer_engine_submodules
+        why = "needs model.experts or model.latent: other norms are parts of linear layers"
+        yield RecomputedModule.LAYERNORM, why
     if experts is None or not experts.shared_intermediate_size:
         yield RecomputedModule.SHARED_EXPERTS, "needs model.experts.shared_intermediate_size"
     for module in WHOLE if tensor > 1 else ():

@@ -33,6 +33,7 @@ from zsim.schedule.schedule import Kind, Schedule
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.execution import NarrowWeights
 from zsim.strategy.strategy import Strategy
+from zsim.zero.assemble import PeakOf
 from zsim.zero.bucket import (
     Bucket,
     Buckets,
@@ -61,8 +62,14 @@ END = 128
 """A bucket's size is a multiple of this and of the ranks."""
 
 
-def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """Return the schedule of Megatron-LM training `model`.
+def schedule(
+    model: Model,
+    strategy: Strategy,
+    *,
+    kind: "type[MegatronStep] | None" = None,
+    more_streams: tuple[str, ...] = (),
+) -> Schedule:
+    """Return the schedule of Megatron-LM training `model`, a step of a `kind`.
 
     Raises:
         ModelError: the model was built for other parallel degrees, or a checkpoint cannot be
@@ -80,11 +87,28 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     buckets = numbered(
         model, members, place=packing(strategy), ranks=ranks, experts=of_experts(strategy)
     )
-    step = MegatronStep(model, strategy, buckets, overlaps=options.overlap_grad_reduce)
+    step = (kind or MegatronStep)(model, strategy, buckets, overlaps=options.overlap_grad_reduce)
     step.write()
     copies = (OFFLOAD,) if strategy.layers_on_host else ()
-    streams = (COMPUTE, COMMUNICATION, *expert_streams(strategy), *copies)
-    return step.schedule(title(strategy), VOLUME, streams=streams, layouts=step.layouts)
+    streams = (COMPUTE, COMMUNICATION, *expert_streams(strategy), *copies, *more_streams)
+    return step.schedule(
+        title(strategy),
+        VOLUME,
+        streams=streams,
+        layouts=step.layouts,
+        peak_of=promised_peak(strategy),
+    )
+
+
+def promised_peak(strategy: Strategy) -> PeakOf | None:
+    """Return the function of the peak if memory returns late; None for the writer's own."""
+    # InputBuffer::accumulate of torch 2.13: gradients that a side stream reads are recorded
+    execution = strategy.execution
+    if not (execution.overlaps_shared or execution.merges_micro_batches):
+        return None
+    from zsim_runtimes.late_frees import worst_case  # noqa: PLC0415 (rare)
+
+    return worst_case
 
 
 def title(strategy: Strategy) -> str:

@@ -11,10 +11,13 @@ from zsim.model.model import Segment, Value
 from zsim.model.segment_exchange import (
     GATHER_ALIKE,
     GATHER_SEQUENCE,
+    SUM_OF_EXPERTS,
+    SWAP_EXPERTS,
     ExchangeFlags,
     SegmentExchange,
     exchanges_of,
     flags_of,
+    gather_for_experts,
     gather_tokens,
     is_narrow,
     pass_along,
@@ -28,8 +31,9 @@ BEGINS: tuple[SegmentExchange | None, ...] = (
     GATHER_ALIKE,
     GATHER_SEQUENCE,
     *map(pass_along, range(3)),
+    *(gather_for_experts(stays=stays) for stays in (False, True)),
 )
-ENDS = (None, sum_outputs(), sum_outputs(narrow=True))
+ENDS = (None, sum_outputs(), sum_outputs(narrow=True), SWAP_EXPERTS, SUM_OF_EXPERTS)
 ROOT = Path(__file__).parents[3]
 IN_FILES = ("zsim/model/model.py", "zsim/model/segment_exchange.py")
 STRATEGY = "casts_tokens"
@@ -61,6 +65,7 @@ def test_exchanges_of_a_segment_are_read_as_they_were_written(
         (gather_tokens(), GATHER_SEQUENCE),
         (GATHER_ALIKE, pass_along(0)),
         (GATHER_SEQUENCE, pass_along(1)),
+        (gather_tokens(), gather_for_experts()),
     ],
 )
 def test_a_segment_that_begins_with_two_exchanges_is_refused(
@@ -81,14 +86,26 @@ def test_a_segment_that_begins_with_two_exchanges_is_refused(
         both["gathers_context"],
         both["context_offset"],
         both["swaps_output"],
+        both["joins_experts"],
+        both["adds_experts"],
     )
     with pytest.raises(ValueError, match=r"segment: begins with .* must begin with one exchange"):
         exchanges_of(flags)
 
 
-def test_a_segment_that_ends_with_a_sum_and_a_swap_is_refused() -> None:
-    with pytest.raises(ValueError, match="ends with sum and swap, must end with one exchange"):
-        exchanges_of((True, False, False, False, False, False, None, True))
+@pytest.mark.parametrize(
+    ("sums", "swaps", "adds", "words"),
+    [
+        (True, True, False, "sum and swap"),
+        (True, False, True, "sum and sum"),
+        (False, True, True, "swap and sum"),
+    ],
+)
+def test_a_segment_that_ends_with_two_exchanges_is_refused(
+    *, sums: bool, swaps: bool, adds: bool, words: str
+) -> None:
+    with pytest.raises(ValueError, match=f"ends with {words}, must end with one exchange"):
+        exchanges_of((sums, False, False, False, False, False, None, swaps, False, adds))
 
 
 def test_nothing_but_the_form_in_files_reads_flags_of_segments() -> None:

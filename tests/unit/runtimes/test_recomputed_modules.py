@@ -1,16 +1,21 @@
 """Modules of Megatron-LM that run again in backward: kept bytes, work, memory, refusals."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from faults.schedules import edited
 from fitting import fitting
 
 from zsim.config_error import ConfigError
 from zsim.model.architecture import Llama
-from zsim.model.experts import ExpertKernels, Experts
+from zsim.model.experts import ExpertKernels, Experts, Latent
 from zsim.model.model import Model, ModelError, Segment
+from zsim.model.pipeline_stages import in_blocks
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
+from zsim.schedule.operation import Allocate, AllToAll, Compute, Free, walk
+from zsim.schedule.program import ScheduleError
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -128,10 +133,149 @@ def test_steps_with_recomputed_modules_are_proved(modules: object, *, compiled: 
     assert check(make_schedule(model, strategy), model) == ()
 
 
-@pytest.mark.parametrize("module", ["layernorm", "mla_up_proj", "moe"])
-def test_modules_that_are_not_modelled_are_refused(module: str) -> None:
-    with pytest.raises(ConfigError, match=f"recompute_modules: {module!r} is not modelled, only"):
-        strategy_of([module])
+def test_modules_of_other_layers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="recompute_modules"):
+        strategy_of(["gdn_norm_out"])
+
+
+LATENT = Latent(key_value_rank=4, query_rank=4, nope_size=4, rope_size=2, value_size=4)
+MODULES = ("layernorm", "mla_up_proj", "moe", "layernorm,mla_up_proj,moe", "layernorm,moe_act")
+PLACES: tuple[dict[str, int], ...] = (
+    {"data": 4, "expert": 2},
+    {"data": 4},
+    {"data": 4, "tensor": 2, "expert": 2},
+    {"data": 4, "tensor": 2, "expert": 4, "expert_tensor": 1, "pipeline": 2},
+)
+
+
+def placed(modules: object, degrees: dict[str, int], *, compiled: bool = True) -> Strategy:
+    """Return a strategy on these ranks."""
+    ranks = {"data": 4, "expert": 1, **degrees}
+    return strategy_of(modules, compiled=compiled).but(
+        {f"parallel.{name}": count for name, count in ranks.items()}
+    )
+
+
+def latent_model(strategy: Strategy, experts: Experts | None = EXPERTS) -> Model:
+    shape = replace(SHAPE, latent=LATENT, experts=experts, execution=strategy.execution)
+    model = fitting(shape, strategy)
+    return in_blocks(model) if strategy.parallel.pipeline > 1 else model
+
+
+@pytest.mark.parametrize("modules", MODULES)
+@pytest.mark.parametrize("degrees", PLACES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_modules_that_run_again_before_backward_are_proved(
+    modules: str, degrees: dict[str, int], *, compiled: bool
+) -> None:
+    strategy = placed(modules, degrees, compiled=compiled)
+    dense = 1 if strategy.parallel.pipeline == 1 else 0  # each stage needs experts
+    experts = replace(EXPERTS, score_bias=True, z_loss=True, dense_layers=dense)
+    model = latent_model(strategy, experts)
+    assert check(make_schedule(model, strategy), model) == ()
+
+
+def visits(modules: str, **degrees: int) -> list[tuple[str, int]]:
+    """Return actions and segments of the second block in the last backward."""
+    strategy = placed(modules, degrees)
+    (program,) = make_schedule(latent_model(strategy), strategy).programs
+    return [
+        (each.action.value, each.segment)
+        for each in walk(program.step)
+        if isinstance(each, Compute) and each.id.startswith("step/backward/mb1/block1/")
+    ]
+
+
+def test_norms_run_again_before_the_backward_of_their_module() -> None:
+    """Norms are segments 0 and 2; attention is 1, experts are the others, with the sum."""
+    assert visits("layernorm", data=4, expert=2) == [
+        ("recompute", 2),
+        *(("backward", segment) for segment in (6, 5, 4, 3, 2)),
+        ("recompute", 0),
+        ("backward", 1),
+        ("backward", 0),
+    ]
+
+
+def test_experts_run_again_as_a_whole_before_the_sum_of_their_block() -> None:
+    """The loss of the router runs again alone: forward is without gradients."""
+    found = visits("moe", data=4, expert=2)
+    run = [segment for action, segment in found if action == "recompute"]
+    assert run == [1, 2, 3, 4]
+    assert found[: len(run)] == [("recompute", segment) for segment in run]
+    strategy = strategy_of("moe", data=4, expert=2)
+    schedule = make_schedule(latent_model(strategy), strategy)
+    exchanges = Counter(
+        each.id.split("/")[1]
+        for each in walk(schedule.programs[0].step)
+        if isinstance(each, AllToAll)
+    )
+    assert exchanges == {"forward": 2 * 2 * 3, "backward": 2 * 2 * (3 + 3)}
+    assert schedule.contract.repeats_routing
+
+
+@pytest.mark.parametrize("module", ["layernorm", "moe"])
+def test_what_runs_again_keeps_nothing(module: str) -> None:
+    """A block keeps the input of its norm, or of its experts, as with them dropped."""
+    kept: dict[str | None, set[str]] = {}
+    for modules in (None, module):
+        strategy = strategy_of(modules, data=4, expert=2)
+        (program,) = make_schedule(latent_model(strategy), strategy).programs
+        forward = [each for each in walk(program.step) if each.id.startswith("step/forward/mb0")]
+        alive: set[str] = set()
+        for each in forward:
+            if isinstance(each, Allocate):
+                alive.add(each.buffer)
+            elif isinstance(each, Free):
+                alive.discard(each.buffer)
+        kept[modules] = {name for name in alive if name.startswith("block0/")}
+    lost = {name.removeprefix("block0/") for name in kept[None]}
+    left = {name.removeprefix("block0/") for name in kept[module]}
+    if module == "layernorm":
+        assert {"ln1", "ln2"} & left == set()
+        assert "sum" in left
+    else:
+        assert "ln2" in left
+        assert not any(name.startswith(("experts", "shared")) for name in left)
+        assert any(name.startswith("experts") for name in lost)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_expanded_heads_are_not_kept_and_are_made_twice(tensor: int) -> None:
+    """Queries and keys with positions, and the layer with keys and values, of each head."""
+    degrees = {"data": 4, "expert": 2} | ({"tensor": tensor} if tensor > 1 else {})
+    plain, again = (
+        latent_model(placed(modules, degrees)).units[1].segments
+        for modules in (None, "mla_up_proj")
+    )
+    heads = 2 // tensor
+    of_token = heads * (2 * LATENT.head_size + LATENT.nope_size + LATENT.value_size)
+    assert saved(plain) - saved(again) == TOKENS * of_token * 2
+    ups = LATENT.query_rank * LATENT.head_size if LATENT.query_rank else 0
+    ups += LATENT.key_value_rank * (LATENT.nope_size + LATENT.value_size)
+    more = work(again, backward=True) - work(plain, backward=True)
+    assert more >= 2 * TOKENS * heads * ups
+    assert work(again, backward=False) == work(plain, backward=False)
+
+
+@pytest.mark.parametrize("modules", ["layernorm", "moe"])
+def test_a_module_that_does_not_run_again_is_found(modules: str) -> None:
+    """But for a loss, which no operation reads, and whose backward computes it again."""
+    strategy = strategy_of(modules, data=4, expert=2)
+    model = latent_model(strategy)
+    schedule = make_schedule(model, strategy)
+    again = [
+        each
+        for each in walk(schedule.programs[0].step)
+        if isinstance(each, Compute) and each.action.value == "recompute"
+        if model.units[2].segments[each.segment].loads is None
+    ]
+    for one in again:
+        try:
+            faulty = edited(schedule, lambda each: () if each.id == one.id else (each,))  # noqa: B023
+        except ScheduleError:
+            continue  # another operation waits for it
+        assert check(faulty, model), one.id
 
 
 @pytest.mark.parametrize(
@@ -149,6 +293,13 @@ def test_modules_that_are_not_modelled_are_refused(module: str) -> None:
             strategy_of("shared_experts"),
             replace(EXPERTS, shared_intermediate_size=0),
             "shared_experts needs model.experts.shared_intermediate_size",
+        ),
+        (strategy_of("mla_up_proj"), EXPERTS, "mla_up_proj needs model.latent"),
+        (strategy_of("moe", data=4), None, "moe needs model.experts"),
+        (
+            strategy_of("layernorm", data=4),
+            None,
+            "layernorm needs model.experts or model.latent: other norms are parts of linear layers",
         ),
         (
             strategy_of("shared_experts", data=4, tensor=2, expert=4, expert_tensor=1),

@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from exact_training import cluster
 
+from zsim.backend.backend import Job
 from zsim.files.source import settled
 from zsim.model.architecture import Llama
 from zsim.model.expert_transport import ExpertTransport
 from zsim.model.experts import Experts
-from zsim.model.model import Model, ModelError
+from zsim.model.model import Model
 from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.config import ConfigQuestion
@@ -27,6 +29,8 @@ from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_runtimes.megatron.config_writer import write
 from zsim_runtimes.megatron.options import Megatron
+from zsim_torch.admission import refusal
+from zsim_torch.supervise.process_group import DeviceChoice
 
 SHAPE = Llama(
     layers=1,
@@ -141,6 +145,14 @@ ARGUMENTS = (
 )
 
 
+def of_arguments(words: str) -> Strategy:
+    """Return the strategy of a scenario with these arguments of Megatron-LM."""
+    text = TEXT.replace("[train]", "megatron_arguments = 'arguments.txt'\n[train]")
+    text = text.replace('stage = 1\nemulate = "megatron"\n', "")
+    scenario = configured(parse(text), words, key="megatron_arguments")[0]
+    return settled("a dispatcher", scenario)[0].strategy
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -163,17 +175,78 @@ ARGUMENTS = (
 def test_arguments_select_the_library_that_exchanges_tokens(
     words: str, found: TokenDispatch | None
 ) -> None:
-    text = TEXT.replace("[train]", "megatron_arguments = 'arguments.txt'\n[train]")
-    text = text.replace('stage = 1\nemulate = "megatron"\n', "")
-    scenario = configured(parse(text), f"{ARGUMENTS} {words}", key="megatron_arguments")[0]
-    strategy = settled("a dispatcher", scenario)[0].strategy
-    assert strategy.execution.dispatch == found
+    assert of_arguments(f"{ARGUMENTS} {words}").execution.dispatch == found
 
 
-def test_the_allgather_dispatcher_is_refused_with_expert_ranks() -> None:
-    strategy = strategy_of(moe_token_dispatcher_type="allgather")
-    with pytest.raises(ModelError, match="allgather is not modelled with expert ranks; use"):
-        make_schedule(built(strategy), strategy)
+@pytest.mark.parametrize("words", ["", "--moe-token-dispatcher-type allgather"])
+def test_arguments_gather_all_tokens_by_default(words: str) -> None:
+    strategy = of_arguments(f"{ARGUMENTS} {words}")
+    assert strategy.execution.gathers_experts
+    assert strategy.execution.dispatch is None
+
+
+def test_without_expert_ranks_nothing_is_gathered() -> None:
+    alone = strategy_of(moe_token_dispatcher_type="allgather").but({"parallel.expert": 1})
+    assert not alone.execution.gathers_experts
+
+
+@pytest.mark.parametrize("kind", ["alltoall", "allgather"])
+def test_a_dispatcher_of_nccl_is_written_and_read_as_an_argument(kind: str) -> None:
+    changes = {
+        "zero.emulate": "megatron",
+        "zero.stage": 1,
+        "parallel.expert": 4,
+        "train.micro_batch_size": 1,
+        "activations.checkpointing": "none",
+        "zero.megatron.moe_token_dispatcher_type": kind,
+    }
+    asked = ConfigQuestion(changes=changes, precision="bf16", sequences=8, sequence_length=16)
+    (line,) = (each for each in write(asked).split(" \\\n") if "dispatcher" in each)
+    assert line == f"--moe-token-dispatcher-type {kind}"
+    assert of_arguments(f"{ARGUMENTS} {line}").execution.gathers_experts is (kind == "allgather")
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        (
+            {"moe_token_dispatcher_type": "allgather"},
+            "moe_token_dispatcher_type: allgather is simulated only; say alltoall",
+        ),
+        (
+            {"moe_shared_expert_overlap": True},
+            "moe_shared_expert_overlap: true is simulated only; say false",
+        ),
+        (
+            {"overlap_moe_expert_parallel_comm": True},
+            "overlap_moe_expert_parallel_comm: true is simulated only; say false",
+        ),
+    ],
+)
+def test_real_ranks_refuse_what_they_do_not_run(option: dict[str, object], line: str) -> None:
+    strategy = strategy_of(**option)
+    experts = Experts(count=4, top_k=2, intermediate_size=8, shared_intermediate_size=8)
+    shape = replace(SHAPE, experts=experts, execution=strategy.execution)
+    model = transformer(shape, micro_batch_size=1, precision=Precision.BF16)
+    job = Job(schedule=make_schedule(model, strategy), model=model, cluster=cluster(2), steps=1)
+    why = refusal(job, device=DeviceChoice.CPU, torchrun=None)
+    assert why == f"zero.megatron.{line}"
+
+
+@pytest.mark.parametrize(
+    "words", ["", "--moe-shared-expert-overlap", "--overlap-moe-expert-parallel-comm"]
+)
+def test_arguments_overlap_exchanges(words: str) -> None:
+    all_run = "--moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 64"
+    execution = of_arguments(f"{ARGUMENTS} {all_run} {words}").execution
+    assert execution.overlaps_shared is ("shared" in words)
+    assert execution.merges_micro_batches is ("parallel" in words)
+
+
+def test_delayed_weight_gradients_are_refused_by_name() -> None:
+    words = "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm"
+    with pytest.raises(ScenarioError, match="--delay-wgrad-compute"):
+        of_arguments(f"{ARGUMENTS} {words} --delay-wgrad-compute")
 
 
 def test_a_dispatcher_is_written_as_arguments_of_megatron() -> None:

@@ -247,10 +247,6 @@ def test_context_ranks_exchange_keys_and_values_as_transformer_engine_does(
             "4 is not modelled, only 2",
         ),
         (
-            f"{SHAPE} --num-experts 8 --expert-model-parallel-size 8",
-            "--moe-token-dispatcher-type: allgather is not modelled with expert ranks",
-        ),
-        (
             f"{SHAPE} --num-experts 8 --moe-layer-freq 2",
             "--moe-layer-freq: '2' must be 1, or as ([0]*3+[1]*58) for all layers",
         ),

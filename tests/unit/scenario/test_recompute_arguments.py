@@ -46,5 +46,5 @@ def test_recomputed_modules_are_read_with_selective_recomputation_alone() -> Non
 
 
 def test_a_recomputed_module_that_is_not_modelled_is_refused_by_name() -> None:
-    words = f"{SHAPE} --recompute-granularity selective --recompute-modules layernorm moe_act"
-    assert "--recompute-modules: 'layernorm' is not modelled, only core_attn, " in refusal(words)
+    words = f"{SHAPE} --recompute-granularity selective --recompute-modules gdn_norm_out moe_act"
+    assert "recompute_modules.0: 'gdn_norm_out' must be 'core_attn', " in refusal(words)

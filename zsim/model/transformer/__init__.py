@@ -14,7 +14,7 @@ from zsim.dtype import DType
 from zsim.model.architecture import Activation, Architecture, NormPlacement, QKNorm
 from zsim.model.experts import Experts, LoadBalancing
 from zsim.model.kernel import Kernel
-from zsim.model.model import BATCH, Model, ModelError, Unit, Value
+from zsim.model.model import BATCH, Model, ModelError, Segment, Unit, Value
 from zsim.model.token_loads import Routing, TokenLoads
 from zsim.model.transformer.block import block, like
 from zsim.model.transformer.ends import embedding, head
@@ -97,9 +97,14 @@ def _routing(size: Size, units: Sequence[Unit]) -> Routing | None:
         capacity=capacity,
         padded=experts.pads_to_capacity,
         drops=experts.drops(tokens),
-        layers=tuple(each.name for each in units if any(part.swaps for part in each.segments)),
+        layers=tuple(each.name for each in units if any(map(_meets_experts, each.segments))),
     )
     return made.limited()
+
+
+def _meets_experts(segment: Segment) -> bool:
+    """Return True if expert ranks exchange outputs of a segment, or gather its inputs."""
+    return segment.swaps or segment.reads_all
 
 
 def _products(size: Size, kernels: Sequence[Kernel]) -> int:

@@ -84,7 +84,8 @@ def between_exchanges(
 
 
 def _is_apart(stretch: Stretch) -> bool:
-    return stretch.swaps or stretch.loads is not None
+    is_alone = stretch.side or stretch.reruns or stretch.loads is not None
+    return is_alone or stretch.swaps or stretch.reads_all
 
 
 def _side_by_side(size: Size, name: str, source: Value, *, local: bool) -> tuple[Stretch, ...]:
@@ -108,14 +109,16 @@ def one_after_the_other(
     """Return attention and MLP, or experts, each with its norms and added to its input."""
     attended, transformed = size.value(f"{name}/proj"), size.value(f"{name}/down")
     middle, output = size.value(f"{name}/sum"), size.value(f"{name}/output")
-    before, read = _before(size, source, f"{name}.ln1")
+    before, read = _before(size, source, f"{name}.ln1", alone=size.shape.latent is not None)
     after, added = _after(size, attended, f"{name}.ln1_after")
-    before2, read2 = _before(size, middle, f"{name}.ln2")
+    before2, read2 = _before(size, middle, f"{name}.ln2", alone=routed)
     after2, added2 = _after(size, transformed, f"{name}.ln2_after")
     if routed:
         from zsim.model.transformer.mixture import mixture  # noqa: PLC0415 (most models have no experts)
 
-        last = mixture(size, read2, transformed, name)
+        again = Recomputed.EXPERTS in size.shape.execution.recomputes
+        made = mixture(size, read2, transformed, name)
+        last = tuple(replace(each, reruns=again) for each in made)
     else:
         last = _feed_forward(size, read2, transformed, name)
     return (
@@ -140,12 +143,20 @@ def _feed_forward(size: Size, source: Value, target: Value, name: str) -> tuple[
     return tuple(rerun(each) for each in made)
 
 
-def _before(size: Size, source: Value, name: str) -> tuple[tuple[Stretch, ...], Value]:
-    """Return the norm before attention or MLP, if any, and the value that they then read."""
+def _before(
+    size: Size, source: Value, name: str, *, alone: bool
+) -> tuple[tuple[Stretch, ...], Value]:
+    """Return the norm before attention or MLP, if any, and the value that they then read.
+
+    A norm that is `alone`, not a part of the next layer, may run again in backward
+    (`recompute_input_layernorm` and `recompute_pre_mlp_layernorm` of TransformerLayer,
+    megatron/core/transformer/transformer_layer.py in August 2026, d98e8a64).
+    """
     if size.shape.norm_placement is NormPlacement.AFTER:
         return (), source
     normed = size.value(name.replace(".", "/"))
-    return (norm(size, source, normed, name),), normed
+    reruns = alone and Recomputed.NORMS in size.shape.execution.recomputes
+    return (replace(norm(size, source, normed, name), reruns=reruns),), normed
 
 
 def _after(size: Size, source: Value, name: str) -> tuple[tuple[Stretch, ...], Value]:

@@ -76,6 +76,8 @@ class ExpertRows:
         if transport is not None:
             places = transport.choice.places(execution.expert)
             moved = (round(self.size.tokens * places) + rows) * width
+        elif execution.gathers_experts:
+            moved = 0  # copied in the order of experts
         elif execution.expert > 1 and (
             self.loads.experts > 1 or (execution.weighs_at_source and not self.loops)
         ):

@@ -7,6 +7,8 @@ Ranks of a tensor axis hold parts of the heads: of the layers that expand, and o
 the output. Each compresses its own tokens with copies of the other layers, and gathers the
 compressed tokens of all (`MLASelfAttention` of Megatron-LM core_v0.15.0,
 megatron/core/transformer/multi_latent_attention.py, whose down projections are `duplicated`).
+Layers that expand, with rotations, may run again before the backward of attention
+(`qkv_up_checkpoint` of the same class in August 2026, d98e8a64).
 """
 
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from zsim.model.model import Value
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor
 from zsim.model.transformer.size import Size
+from zsim.strategy.execution import Recomputed
 
 
 def latent_attention(size: Size, source: Value, target: Value, name: str) -> tuple[Stretch, ...]:
@@ -27,14 +30,10 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
     assert latent is not None
     low = _Compressed(size.of_own_tokens, latent, source, name)
     expanded = _Expanded(size, low, target)
+    ups, attend = (expanded.queries(), expanded.keys()), expanded.attend()
+    again = (*ups, *attend[:2])  # with rotations
     if not size.cut:
-        operators = (
-            *low.queries(),
-            expanded.queries(),
-            *low.keys(),
-            expanded.keys(),
-            *expanded.attend(),
-        )
+        operators = _dropped(size, (*low.queries(), ups[0], *low.keys(), ups[1], *attend), again)
         return (Stretch(inputs=(source.name,), outputs=(target,), operators=operators),)
     made = low.values(sharded=size.sequence)
     read = [each.name for each in made]
@@ -47,11 +46,22 @@ def latent_attention(size: Size, source: Value, target: Value, name: str) -> tup
         Stretch(
             inputs=(*(() if latent.query_rank is not None else (source.name,)), *read),
             outputs=(target,),
-            operators=(expanded.queries(), expanded.keys(), *expanded.attend()),
+            operators=_dropped(size, (*ups, *attend), again),
             begins=size.token_gather,
             ends=size.token_sum,
         ),
     )
+
+
+def _dropped(
+    size: Size, operators: tuple[Operator, ...], again: tuple[Operator, ...]
+) -> tuple[Operator, ...]:
+    """Return `operators`; those in `again` may run again in backward, and keep nothing."""
+    if Recomputed.LATENT not in size.shape.execution.recomputes:
+        return operators
+    from zsim.model.transformer.recomputed_parts import recomputed  # noqa: PLC0415 (rare)
+
+    return recomputed(operators, again)
 
 
 class _Compressed:

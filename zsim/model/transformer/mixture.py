@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import repeat
 
 from zsim.dtype import DType
-from zsim.model.experts import Drops, ExpertKernels, Experts
+from zsim.model.experts import Drops, ExpertKernels, Experts, RouterFormat
 from zsim.model.kernel import (
     Kernel,
     KernelKind,
@@ -30,6 +30,7 @@ from zsim.model.kernel import (
 from zsim.model.model import Parameter, Value
 from zsim.model.segment_exchange import SWAP_EXPERTS, gather_tokens, sum_outputs
 from zsim.model.token_loads import balanced, repeated
+from zsim.model.transformer.all_token_experts import AllTokenExperts
 from zsim.model.transformer.expert_rows import ExpertRows
 from zsim.model.transformer.linear import column_sum
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
@@ -47,10 +48,10 @@ def mixture(size: Size, source: Value, target: Value, name: str) -> tuple[Stretc
     experts = size.shape.experts
     assert experts is not None
     steps = _ExpertSteps(size, experts, source, name)
-    before, read = steps.shared_apart()
+    before, read = steps.shared.apart()
     if steps.exchanges:
         return (*before, *steps.exchanged(target, read))
-    routed, shared = steps.with_shared(target)
+    routed, shared = steps.shared.added_to(target)
     stretch = Stretch(
         inputs=(source.name, *(value.name for value in read)),
         outputs=(target, *steps.losses.values()),
@@ -78,11 +79,16 @@ class _ExpertSteps:
         self.loop = loops or experts.kernels is ExpertKernels.LOOP
         self.exchanges = size.shape.execution.expert > 1
         self.parts = size.shape.execution.expert_tensor
+        self.gathers = size.shape.execution.gathers_experts
         self.held = experts.count // size.shape.execution.expert
         self.loads = size.loads or balanced(experts.copies(size.tokens), self.held)
         self.copies = self.loads.total
         self.rows = ExpertRows(size=size, loads=self.loads, loops=self.loop)
-        self.weights = self._tensor("weights", self.copies, size.wide)
+        # the format of the router's logits, `probs.type_as(logits)` of moe_utils.py
+        narrow = self.gathers and experts.router_format is not RouterFormat.FP32
+        self.wide = size.dtype if narrow else size.wide
+        self.weights = self._tensor("weights", self.copies, self.wide)
+        every = self._tensor("probabilities", size.tokens * experts.count, self.wide)
         self.at_source = self.exchanges and size.shape.execution.weighs_at_source
         self.router = Router(
             size=size,
@@ -90,7 +96,7 @@ class _ExpertSteps:
             source=self.source,
             name=name,
             copies=self.copies,
-            weights=self.weights,
+            weights=every if self.gathers else self.weights,
             losses_apart=are_apart(self.whole, experts),
         )
         self.losses = RouterLosses(
@@ -112,50 +118,18 @@ class _ExpertSteps:
             drops=experts.drops(size.tokens),
         )
 
+        self.shared = SharedExpertSteps(
+            whole=self.whole,
+            size=size,
+            experts=experts,
+            name=name,
+            read=self.read,
+            source=self.source,
+        )
+
     def route(self) -> tuple[Operator, ...]:
         """Return the steps of the router, which makes what its losses and its bias read."""
         return (*self.router.route(), *self.losses.made_by_router())
-
-    @property
-    def _all_run(self) -> SharedExpertSteps:
-        """The experts that all tokens run through."""
-        return SharedExpertSteps(
-            size=self.size, experts=self.shape, name=self.name, source=self.source
-        )
-
-    @property
-    def apart(self) -> bool:
-        """Return True if ranks of the tensor axis hold parts of shared experts."""
-        return self.whole.cut and self.shape.shared_intermediate_size > 0
-
-    def with_shared(self, target: Value) -> tuple[Tensor, tuple[Operator, ...]]:
-        """Return the outputs of routed experts, and steps that add outputs of shared ones."""
-        if not self.shape.shared_intermediate_size:
-            return tensor_of(target), ()
-        routed = self.size.rows(f"{self.name}/routed", self.size.hidden)
-        made, all_run = self.size.rows(f"{self.name}/shared/down", self.size.hidden), self._all_run
-        steps = () if self.apart else all_run.operators(self.size, self.source, self.source, made)
-        return routed, (*steps, *all_run.added(made, routed, tensor_of(target)))
-
-    def shared_apart(self) -> tuple[tuple[Stretch, ...], tuple[Value, ...]]:
-        """Return shared experts in parts, between a gather and a sum of tokens, and their output.
-
-        Both are empty if there are none, or if each rank holds them whole.
-        """
-        if not self.apart:
-            return (), ()
-        size, read = self.whole, self.read
-        made = size.value(f"{self.name}/shared/down")
-        stretch = Stretch(
-            inputs=(read.name,),
-            outputs=(made,),
-            operators=self._all_run.operators(
-                size, size.whole(read), size.kept_in_block(read), size.whole(made)
-            ),
-            begins=size.token_gather,
-            ends=size.token_sum,
-        )
-        return (stretch,), (made,)
 
     def exchanged(self, target: Value, read: tuple[Value, ...]) -> tuple[Stretch, ...]:
         """Return the experts of other ranks: routing, the experts of this rank, and the sums.
@@ -163,9 +137,12 @@ class _ExpertSteps:
         The sums also `read` the outputs of shared experts that ranks hold parts of.
         """
         size = self.size
-        routed, shared = self.with_shared(target)
-        reads_source = shared and (not read or self.shape.shared_gate)
+        routed, shared = self.shared.added_to(target)
+        up, down = self.shared.beside()
+        reads_source = shared and not up and (not read or self.shape.shared_gate)
         others = (*((self.source.name,) if reads_source else ()), *(each.name for each in read))
+        if self.gathers:
+            return self._of_all_tokens(target, (routed, shared), others)
         if self.at_source:
             return self.kept.stretches(
                 self.source,
@@ -200,14 +177,44 @@ class _ExpertSteps:
                 routes=counts[0].makes.name if counts else "",
                 drops=drops,
             ),
+            *up,
             *self.losses.stretches(),
             *run,
+            *down,
             Stretch(
                 inputs=(back.name, *others),
                 outputs=(target,),
                 operators=(*self._returned(routed), *shared),
             ),
         )
+
+    def _of_all_tokens(
+        self, target: Value, adds: tuple[Tensor, tuple[Operator, ...]], others: tuple[str, ...]
+    ) -> tuple[Stretch, ...]:
+        """Return routing, and the experts of this rank on the tokens of all ranks."""
+        steps = self._of_all_parts()
+        steps.parts = 1  # rows are made here, not gathered
+        made = steps._rows("fc2", self.size.hidden)
+        results = made if self.fused else steps._weighted
+        weigh = () if self.fused else (steps._weigh(made, results),)
+        every = AllTokenExperts(
+            size=self.size,
+            experts=self.shape,
+            name=self.name,
+            source=self.source,
+            probabilities=self.router.weights,
+            loads=steps.loads,
+            rows=steps._row_numbers,
+        )
+        route = Stretch(
+            inputs=(self.source.name,),
+            outputs=(value_of(every.map), value_of(every.probabilities), *self.losses.values()),
+            operators=(*self.route(), every.routed()),
+        )
+        moved = steps._rows("permuted", self.size.hidden), steps._ordered, results
+        experts = (*steps.experts(), *weigh)
+        stretches = every.stretches(target, moved=moved, experts=experts, adds=adds, others=others)
+        return (route, *self.losses.stretches(), *stretches)
 
     def _run(
         self,
@@ -297,7 +304,7 @@ class _ExpertSteps:
         """
         if self.exchanges and (self.fused or self.loop):
             return self.weights
-        return self._tensor("ordered", self.copies, self.size.wide)
+        return self._tensor("ordered", self.copies, self.wide)
 
     @property
     def _returning(self) -> Tensor:

@@ -100,7 +100,8 @@ class Stretch:
     It `begins` with an exchange of its inputs and `ends` with one of its outputs, if any. If it
     `adds`, backward reads all inputs but the first. If it chooses experts, the output that it
     `routes` has the number of rows for each. If it is an auxiliary loss, it `loads` the rows of
-    experts from this scope. Of copies that it sends, it `drops` some.
+    experts from this scope. Of copies that it sends, it `drops` some. It may run on a `side`
+    stream. If it `reruns`, it keeps nothing for backward, and runs again before it.
     """
 
     inputs: tuple[str, ...]
@@ -112,6 +113,8 @@ class Stretch:
     routes: str = ""
     loads: LoadScope | None = None
     drops: Drops | None = None
+    side: bool = False
+    reruns: bool = False
 
     @property
     def exchanges(self) -> bool:
@@ -122,6 +125,11 @@ class Stretch:
     def swaps(self) -> bool:
         """Return True if expert ranks exchange its outputs."""
         return self.ends is not None and self.ends.axis is ExchangeAxis.EXPERT
+
+    @property
+    def reads_all(self) -> bool:
+        """Return True if its inputs are gathered from all expert ranks."""
+        return self.begins is not None and self.begins.axis is ExchangeAxis.EXPERT
 
     @property
     def sums_gradients(self) -> bool:
@@ -181,9 +189,11 @@ def joined(stretches: Sequence[Stretch], later: Collection[str] = ()) -> Stretch
         inputs=tuple(inputs),
         outputs=tuple(value for name, value in made.items() if name in later or name in loads),
         operators=tuple(operator for stretch in stretches for operator in stretch.operators),
-        begins=first.begins if first.exchanges else None,
+        begins=first.begins if first.exchanges or first.reads_all else None,
         ends=stretches[-1].ends if stretches[-1].swaps else None,
         adds=first.adds,
+        side=first.side,
+        reruns=first.reruns,
         routes=next((each.routes for each in stretches if each.routes), ""),
         loads=first.loads,
         drops=stretches[-1].drops,

@@ -61,6 +61,8 @@ def _segment(
         backward_workspace_bytes=_backward_workspace(course),
         **flags_of(stretch.begins, stretch.ends),
         adds=stretch.adds,
+        side=stretch.side,
+        reruns=stretch.reruns,
         routes=stretch.routes,
         loads=stretch.loads,
         drops=stretch.drops,

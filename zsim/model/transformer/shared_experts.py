@@ -1,14 +1,16 @@
 """Experts that all tokens run through: an MLP, which may have a gate, and its sum with others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
 from zsim.model.experts import Experts
 from zsim.model.kernel import Kernel, KernelKind, streaming
+from zsim.model.model import Value
 from zsim.model.transformer.linear import linear
-from zsim.model.transformer.operator import Operator, Tensor
+from zsim.model.transformer.operator import Operator, Stretch, Tensor, tensor_of
 from zsim.model.transformer.recomputed_parts import recomputed
 from zsim.model.transformer.size import Size
+from zsim.model.transformer.source_weights import value_of
 from zsim.strategy.execution import Recomputed
 
 
@@ -17,16 +19,107 @@ class SharedExpertSteps:
     """The shared experts of the block `name`.
 
     Attributes:
+        whole: the tokens of a micro-batch.
         size: the tokens of this rank.
         experts: the experts of the block.
         name: the name of the block.
+        read: the tokens as a value.
         source: the tokens, which a gate reads.
     """
 
+    whole: Size
     size: Size
     experts: Experts
     name: str
+    read: Value
     source: Tensor
+
+    @property
+    def _in_parts(self) -> bool:
+        """Return True if shared experts are in parts, on tensor ranks or on a side stream.
+
+        They are also apart if exchanges of tokens overlap another micro-batch.
+        """
+        is_apart = self._overlaps or self.whole.shape.execution.merges_micro_batches
+        return (self.whole.cut or is_apart) and self.experts.shared_intermediate_size > 0
+
+    @property
+    def _overlaps(self) -> bool:
+        return self.whole.shape.execution.overlaps_shared
+
+    def beside(self) -> tuple[tuple[Stretch, ...], tuple[Stretch, ...]]:
+        """Return the parts on a side stream: during the exchange of tokens, and that of results.
+
+        The first part computes the scores of a gate, and runs up to the activation
+        (`pre_forward_comm` and `linear_fc1_forward_and_act` of SharedExpertMLP). The second part is
+        `linear_fc2_forward`, `post_forward_comm`, and the product with the gate in `get_output`.
+        """
+        if not (self._overlaps and self.experts.shared_intermediate_size):
+            return (), ()
+        size, read, name = self.whole, self.read, f"{self.name}/shared"
+        made = size.value(f"{name}/down")
+        *up, down = self.operators(
+            size, size.whole(read), size.kept_in_block(read), size.whole(made)
+        )
+        product = value_of(up[-1].makes)
+        first = Stretch(
+            inputs=(read.name,),
+            outputs=(product,),
+            operators=tuple(up),
+            begins=size.token_gather,
+            side=True,
+        )
+        second = Stretch(
+            inputs=(product.name,),
+            outputs=(made,),
+            operators=(down,),
+            ends=size.token_sum,
+            side=True,
+        )
+        if not self.experts.shared_gate:
+            return (first,), (second,)
+        (*scores, gates), gated = self._gates(tensor_of(made))
+        score = value_of(scores[-1].makes)
+        opens = Stretch(inputs=(read.name,), outputs=(score,), operators=tuple(scores), side=True)
+        closes = Stretch(
+            inputs=(made.name, score.name),
+            outputs=(replace(made, name=gated.name),),
+            operators=(gates,),
+            side=True,
+        )
+        return (opens, first), (second, closes)
+
+    def added_to(self, target: Value) -> tuple[Tensor, tuple[Operator, ...]]:
+        """Return the outputs of routed experts, and steps that add outputs of shared ones."""
+        if not self.experts.shared_intermediate_size:
+            return tensor_of(target), ()
+        routed = self.size.rows(f"{self.name}/routed", self.size.hidden)
+        made, own = self._wide("down", self.size.hidden), self.source
+        steps = () if self._in_parts else self.operators(self.size, own, own, made)
+        return routed, (*steps, *self.added(made, routed, tensor_of(target)))
+
+    def apart(self) -> tuple[tuple[Stretch, ...], tuple[Value, ...]]:
+        """Return shared experts in parts, between a gather and a sum of tokens, and their output.
+
+        Both are empty if there are none, or if each rank holds them whole.
+        """
+        if not self._in_parts:
+            return (), ()
+        size, read = self.whole, self.read
+        made = size.value(f"{self.name}/shared/down")
+        if self._overlaps:
+            name = self._wide("gated", 1).name if self.experts.shared_gate else made.name
+            return (), (replace(made, name=name),)
+        stretch = Stretch(
+            inputs=(read.name,),
+            outputs=(made,),
+            operators=self.operators(
+                size, size.whole(read), size.kept_in_block(read), size.whole(made)
+            ),
+            begins=size.token_gather,
+            ends=size.token_sum,
+        )
+        return (stretch,), (made,)
 
     def operators(
         self, size: Size, source: Tensor, kept: Tensor, target: Tensor
@@ -83,7 +176,9 @@ class SharedExpertSteps:
         """Return the sum of routed experts and of shared ones, which may have a gate."""
         size, gated = self.size, made
         gates: tuple[Operator, ...] = ()
-        if self.experts.shared_gate:
+        if self.experts.shared_gate and self._overlaps:
+            gated = self._wide("gated", size.hidden)
+        elif self.experts.shared_gate:
             gates, gated = self._gates(made)
         rows, kind = (size.tokens, size.hidden), KernelKind.ELEMENTWISE
         added = Operator(

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import TypeGuard, assert_never
 
 from zsim.model.model import Model, Segment, Value
 from zsim.proof.execution.grid import Grid, RankArray
-from zsim.proof.execution.inferred_model import CONTEXT, TENSOR
+from zsim.proof.execution.inferred_model import CONTEXT, TENSOR, expert_axes
 from zsim.proof.execution.pieces import Key
 from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.counts import RowIndex
@@ -65,6 +66,13 @@ class ElementLinks:
             for name in {part.shared_input for unit in model.units for part in unit.segments}:
                 if name is not None:
                     self._join(("shared", name), model.values[name], CONTEXT)
+        axes = expert_axes(tensors.mesh)
+        for unit in model.units:
+            for segment in unit.segments:
+                read = segment.inputs if segment.reads_all else ()
+                made = segment.outputs if segment.adds_all else ()
+                for name in (*read, *(value.name for value in made)):
+                    self._join(("joined", name), model.values[name], *axes)
         for name, elements in self._parameters.items():
             self.tensors.spaces.space(("parameter", name), elements)
         for name, load in model.loads.items():
@@ -79,12 +87,12 @@ class ElementLinks:
             what = f"{bias} has {self._parameters[bias]} elements, its load {load.elements}"
             self.misfits.append(("", "step", what))
 
-    def _join(self, key: Key, value: Value, axis: str) -> None:
-        """Add a space for the values of all ranks along an axis, each rank's in its own part."""
+    def _join(self, key: Key, value: Value, *axes: str) -> None:
+        """Add a space for the values of all ranks along axes, each rank's in its own part."""
         tensors, size = self.tensors, value.elements
-        tensors.spaces.space(key, size * tensors.mesh.axis_size(axis))
-        tensors.split(key, 0, size, (axis,))
-        for rank in self.grid.tracked[axis].coordinates:
+        tensors.spaces.space(key, size * prod(map(tensors.mesh.axis_size, axes)))
+        tensors.split(key, 0, size, axes)
+        for rank, _ in tensors.run(axes):
             own = (("value", value.name), 0)
             tensors.spaces.link(own, (key, rank * size), size, own=True)
 
@@ -223,14 +231,12 @@ class ElementLinks:
         wanted = [name for name in segment.inputs if values[name].requires_gradient]
         trained = self.model.trained_of(segment)
         outputs = [value.name for value in segment.outputs]
-        reduces = segment.sums
+        made_of = partial(self._made, segment)
         read = segment.kept_inputs if compute.action in BACKWARDS else segment.inputs
         names: dict[Role, list[Key]] = {
             Role.INPUT: [self._read(segment, name) for name in read],
-            Role.OUTPUT: [self._value(name, whole=reduces) for name in outputs],
-            Role.OUTPUT_GRADIENT: [
-                self._value(name, whole=reduces) for name in outputs if name in self._sloped
-            ],
+            Role.OUTPUT: [made_of(name) for name in outputs],
+            Role.OUTPUT_GRADIENT: [made_of(name) for name in outputs if name in self._sloped],
             Role.INPUT_GRADIENT: [self._read(segment, name) for name in wanted],
             Role.PARAMETER: [("parameter", name) for name in segment.parameters],
             Role.GRADIENT: [("parameter", name) for name in trained],
@@ -304,7 +310,13 @@ class ElementLinks:
         """Return the space of an input as a segment reads it."""
         if self._is_shared and name == segment.shared_input:
             return ("shared", name)
+        if segment.reads_all:
+            return ("joined", name)
         return self._value(name, whole=segment.reads_gathered)
+
+    def _made(self, segment: Segment, name: str) -> Key:
+        """Return the space of an output as a segment makes it."""
+        return ("joined", name) if segment.adds_all else self._value(name, whole=segment.sums)
 
     def _value(self, name: str, *, whole: bool) -> Key:
         return ("whole" if whole and self.model.values[name].tensor_sharded else "value", name)

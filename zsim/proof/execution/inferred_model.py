@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
 from zsim.model.segment_exchange import flags_of, gather_tokens, sum_outputs
+from zsim.schedule.mesh import Mesh
 from zsim.schedule.operation import (
     Action,
     Allocate,
@@ -32,8 +33,18 @@ CONTEXT = "context"
 """The axis along which ranks share each sequence."""
 EXPERT = "expert"
 """The axis along which ranks hold different experts, and exchange tokens."""
+EXPERT_TENSOR = "expert_tensor"
+"""The axis along which ranks hold parts of the same experts."""
 
 Place = tuple[str, int, int]
+
+
+def expert_axes(mesh: Mesh, *names: str) -> tuple[str, ...]:
+    """Return the single axes of the axes of experts in `names`, or of both, the slowest first."""
+    known = {*(axis.name for axis in mesh.axes), *(each.name for each in mesh.joined)}
+    asked = known.intersection(names or (EXPERT, EXPERT_TENSOR))
+    parts = {part for name in asked for part in mesh.parts(name)}
+    return tuple(axis.name for axis in mesh.axes if axis.name in parts)
 
 
 def _place(view: View) -> Place:

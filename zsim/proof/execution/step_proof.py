@@ -23,7 +23,7 @@ from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.constant_factors import hidden
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
-from zsim.proof.execution.inferred_model import CONTEXT, EXPERT, TENSOR, Training
+from zsim.proof.execution.inferred_model import CONTEXT, EXPERT, TENSOR, Training, expert_axes
 from zsim.proof.execution.interpreter import Interpreter
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.persistent import LaidOut, Persistent, StateDifference
@@ -182,7 +182,7 @@ class StepProof:
         tensor = 1 + axes.index(TENSOR) if TENSOR in axes else None
         if tensor is not None and len(self.grid.tracked[TENSOR].coordinates) == 1:
             tensor = None
-        contract = self.schedule.contract
+        contract, mesh = self.schedule.contract, self.schedule.mesh
         tracked = [self.grid.tracked[name] for name in axes]
         return TensorCuts(
             shape=tuple(len(each.coordinates) for each in tracked),
@@ -203,16 +203,11 @@ class StepProof:
             expert=tuple(
                 1 + place for place, name in enumerate(axes) if name in contract.expert_axes
             ),
-            swap=tuple(1 + axes.index(name) for name in self._swapping),
+            swap=tuple(1 + axes.index(name) for name in expert_axes(mesh, EXPERT)),
+            joins=tuple(1 + axes.index(name) for name in expert_axes(mesh)),
+            joined={key[1]: space.count for key, space in spaces.items() if key[0] == "joined"},
             kinds=kinds_of(self.schedule, self.model),
         )
-
-    @property
-    def _swapping(self) -> tuple[str, ...]:
-        """Return the single axes of the ranks that exchange tokens of experts."""
-        mesh = self.schedule.mesh
-        names = {*(axis.name for axis in mesh.axes), *(each.name for each in mesh.joined)}
-        return mesh.parts(EXPERT) if EXPERT in names else ()
 
     def run(self, scalars: Mapping[str, float]) -> StepResult:
         """Run steps from states in which the host has `scalars`, and return the result.
