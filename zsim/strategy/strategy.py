@@ -312,6 +312,12 @@ class Strategy(Table):
             yield refusal(option, self.layers_on_host, why)
 
     @property
+    def delays_updates(self) -> bool:
+        """True if the gradients of a step are applied too late for the next one."""
+        runtime = self.zero.emulate
+        return self.offload.delayed_update if runtime is None else runtime.delays_updates
+
+    @property
     def layers_on_host(self) -> int:
         """Number of first layers whose activations are in host memory until their backward."""
         return 0 if self.zero.emulate is None else self.zero.emulate.layers_on_host

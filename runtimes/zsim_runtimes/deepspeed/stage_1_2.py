@@ -72,7 +72,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             *([CPU] if step.options.offload_optimizer.is_on else []),
         ),
         layouts=(*step.buckets.layouts, *step.reductions.layouts.values()),
-        peak_of=worst_case if copies else None,
+        peak_of=worst_case if copies or step.options.migration_stream else None,
     )
 
 
@@ -229,7 +229,8 @@ class Stage12Step(Step):
             # all_gather_dp_groups (runtime/utils.py): one gather of the flat tensor, in place
             bucket = flats[item.name]
             parameter = self.states[bucket.index].parameter
-            gather_updated(writer, bucket, parameter, stream=COMPUTE)
+            delivered = item.after if self.options.delay_param_update else ()
+            gather_updated(writer, bucket, parameter, stream=COMPUTE, after=delivered)
 
         reduced = self.reductions.reduced
         after = tuple(dict.fromkeys(reduced[each.index].operation for each in flats.values()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from zsim.schedule.layout import Layout, Piece
-from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation import Edge, FreeMode, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
@@ -224,7 +224,10 @@ class AllReducedBuckets(StepPart):
             kept_in, filled = self.host.gradient, self.host.copied or done
             read_on = self.host.copies
         if flat in writer.alive:
-            writer.free(flat, uses=(done,) if {stream, own, read_on} != {own} else ())
+            # copy_grads_in_partition at e4bd86a: no stream waits for copies on the migration stream
+            mode = FreeMode.DEFERRED if read_on == MIGRATION else FreeMode.WAITED
+            uses = (done,) if {stream, own, read_on} != {own} else ()
+            writer.free(flat, uses=uses, mode=mode)
         self._done = done
         self.reduced = {each.index: Reduced(kept_in(each), filled) for each in self.flats}
 
