@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, InstanceOf, model_validator
 from pydantic_core import InitErrorDetails
 
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
+from zsim.dtype import DType
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.config_table import Count, Table
 from zsim.strategy.execution import (
@@ -438,6 +439,16 @@ class Strategy(Table):
     def bucket_limit(self) -> int | None:
         """Most elements of a bucket of several parameters; None if all parameters are in one."""
         return None if self.zero.fused_buffers is FusedBuffers.MODEL else self.zero.bucket_elements
+
+    @property
+    def reduction_format(self) -> DType:
+        """Format in which zsim's own stages reduce gradients over the data axis.
+
+        Trainers before ZeRO fused 16-bit gradients and reduced them in fp32.
+        """
+        precision = self.train.precision
+        fuses = self.zero.stage == 0 and self.zero.fused_buffers is FusedBuffers.MODEL
+        return precision.optimizer if fuses and precision.has_master else precision.compute
 
     @property
     def first_bucket_limit(self) -> int | None:

@@ -8,10 +8,11 @@ sum over the replicas is taken once, in the last micro-batch (MiCS, Zhang et al.
 """
 
 from collections import Counter
+from functools import partial
 
 from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
-from zsim.schedule.operation_list import COMMUNICATION
+from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
@@ -159,8 +160,9 @@ class BucketReductions:
         writer, strategy = self.writer, self.strategy
         path, after = f"reduce/{bucket.name}", (copied,)
         if strategy.zero.stage == 0:
-            done = writer.all_reduce(path, bucket.axis, source, after=after)
-            self.reduced[bucket.index] = Reduced(source, done)
+            fuses = strategy.reduction_format is not strategy.train.precision.compute
+            reduce = self._fuse if fuses else partial(writer.all_reduce, after=after)
+            self.reduced[bucket.index] = Reduced(source, reduce(path, bucket.axis, source))
             return
         target = (
             source if strategy.zero.stage == 1 else _shard(writer, strategy, bucket, Kind.GRADIENT)
@@ -187,12 +189,39 @@ class BucketReductions:
         while len(self._in_flight) > strategy.zero.reductions_in_flight:
             self._free_oldest()
 
+    def _fuse(self, path: str, axis: str, source: str) -> str:
+        """Copy all gradients into a buffer, cast it, reduce it and copy it back.
+
+        Return the copy. Nothing overlaps it: the host waited for the device.
+        """
+        # allreduce_params of megatron/model/distributed.py with fp32_allreduce, Megatron-LM at
+        # f86bb67 (December 2019): _flatten_dense_tensors, float, all_reduce, copy_
+        writer, held = self.writer, self.writer.buffers[source]
+        flat, wide = (
+            writer.buffer(
+                f"{source}/{name}", held.elements, dtype, Kind.COMMUNICATION, layout=held.layout
+            )
+            for name, dtype in (("fused", held.dtype), ("wide", self.strategy.reduction_format))
+        )
+        writer.allocate(flat)
+        writer.copy(f"fuse/{source}", source, flat)
+        writer.allocate(wide)
+        writer.copy(f"widen/{source}", flat, wide)
+        writer.free(flat)
+        writer.all_reduce(path, axis, wide, stream=COMPUTE)
+        done = writer.copy(f"spread/{source}", wide, source)
+        writer.free(wide)
+        return done
+
     def _all_reduce(self, bucket: Bucket) -> None:
         """Sum gradients that are reduced over the data axis over the replicas as well."""
         reduced, writer = self.reduced[bucket.index], self.writer
         whole = self.strategy.zero.stage == 0
         view = writer.all(reduced.buffer) if whole else own_view(writer, bucket, reduced.buffer)
-        reduced.operation = writer.all_reduce(f"reduce/{bucket.name}/replicas", REPLICATE, view)
+        on_compute = self.strategy.reduction_format is not self.strategy.train.precision.compute
+        after = (reduced.operation,) if whole and on_compute else ()
+        path = f"reduce/{bucket.name}/replicas"
+        reduced.operation = writer.all_reduce(path, REPLICATE, view, after=after)
 
     def _free_oldest(self, verb: str = "free") -> None:
         buffer, operation = self._in_flight.pop(0)

@@ -273,14 +273,14 @@ class DeepSpeed(RuntimeOptions):
         return 2 if 0 < stage < 3 else 1
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return dtypes: gradients accumulate in that of parameters, in stage 1 in that of states.
+        """Return dtypes: gradients accumulate in that of parameters.
 
-        DeepSpeed 0.16, `stage3.partition_grads` and `stage_1_and_2`, `grad_accum`.
+        DeepSpeed 0.16 and 0.19, `DeepSpeedEngine.get_data_types` without `grad_accum_dtype`.
         """
         return Formats(
             compute=compute,
             reduction=self.communication_data_type or compute,
-            whole=optimizer if stage == 1 else compute,
+            whole=compute,
             reduced=compute,
             optimizer=optimizer,
         )

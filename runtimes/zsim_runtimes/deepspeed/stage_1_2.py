@@ -172,14 +172,15 @@ class Stage12Step(Step):
         self.reductions.add(parameter.name, source, flat, start, divisor=divisor)
 
     def _accumulated(self, parameter: Parameter) -> View:
-        """Return the view of a parameter in stage 1's whole gradients, in the optimizer's dtype."""
+        """Return the view of a parameter in stage 1's whole gradients, in the model's dtype."""
         flat, start = self._places[parameter.name]
-        optimizer = self.strategy.train.precision.optimizer
-        name = flat.buffer(self.writer, "accumulated", optimizer, Kind.GRADIENT)
+        compute = self.strategy.train.precision.compute
+        name = flat.buffer(self.writer, "accumulated", compute, Kind.GRADIENT)
         return View(buffer=name, start=start, size=parameter.elements)
 
     def _accumulate(self, parameter: Parameter, source: View, *, adds: bool) -> None:
-        # fill_grad_accum_attribute: `param.grad_accum` in gradient_accumulation_dtype
+        # get_data_types (runtime/engine.py): gradient_accumulation_dtype is the model's, so
+        # gradients stay in `param.grad` (use_grad_accum_attribute is False)
         target = self._accumulated(parameter)
         if target.buffer not in self.writer.alive:
             self.writer.allocate(target.buffer)

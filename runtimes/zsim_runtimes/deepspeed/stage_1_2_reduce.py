@@ -296,11 +296,10 @@ class AllReducedBuckets(StepPart):
                 self._add_up(flat, done, last=last)
 
     def _add_up(self, flat: Bucket, done: str, *, last: bool) -> None:
-        """Add the rank's part to the sum of earlier micro-batches, in the optimizer's dtype."""
+        """Add the rank's part to the sum of earlier micro-batches, in the model's dtype."""
         # independent_gradient_partition_epilogue: `all_grad_tensors`
         writer, owned, elsewhere = self.writer, self._owned(flat), self._stream != COMPUTE
-        optimizer = self.strategy.train.precision.optimizer
-        total = flat.shard_buffer(writer, "gradient", optimizer, Kind.GRADIENT)
+        total = flat.shard_buffer(writer, "gradient", self.compute, Kind.GRADIENT)
         first = total not in writer.alive
         if first:
             writer.allocate(total)
