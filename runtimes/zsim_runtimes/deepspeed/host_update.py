@@ -56,7 +56,7 @@ class HostPartitionStep(NormPerGroupOnHost):
     """
 
     def write(self) -> None:
-        """Write the step; gather the parameters that backward has delivered, if it has."""
+        """Write the step; with delayed updates, gather the delivered parameters at its end."""
         super().write()
         if self.strategy.delays_updates:  # step_with_param_delay, after the update
             self._gather(self.writer)

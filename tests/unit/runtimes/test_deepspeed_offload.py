@@ -8,6 +8,7 @@ from offload_traffic import OffloadScheme, tier_bytes, traffic
 from small_files import small_files
 
 from zsim.config_error import ConfigError
+from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model, ModelError
@@ -169,6 +170,18 @@ def test_a_late_update_is_delivered_by_the_next_backward_and_gathered_after_the_
     assert all(each.id.startswith("step/backward/mb1/") for each in delivered)
     last = [each.id for each in walk(program.step) if isinstance(each, StreamOperation)][-1]
     assert last.endswith("/gather")
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_gradients_of_micro_batches_are_summed_in_the_dtype_of_the_model(stage: int) -> None:
+    made, _ = of_gpt(strategy(stage, 3, offload_optimizer={"device": "none"}))
+    (program,) = made.programs
+    sums = {
+        program.by_name[each.target.buffer].dtype
+        for each in walk(program.step)
+        if isinstance(each, Copy) and "/accumulate/" in each.id
+    }
+    assert sums == {DType.BF16}
 
 
 def test_a_parameter_that_is_delivered_before_its_last_use_is_found() -> None:
