@@ -65,18 +65,6 @@ def drive_bytes_per_s(drives: Drives, access: DriveAccess, *, writes: bool) -> i
     return int(min(Fraction(busy * rate), in_flight * access.block_bytes / (latency + transfer)))
 
 
-def drive_ps(size_bytes: int, drives: Drives, access: DriveAccess, *, writes: bool) -> int:
-    """Return the picoseconds in which one rank alone reads or writes `size_bytes`.
-
-    Raises:
-        ClusterError: as `drive_bytes_per_s`.
-    """
-    if not size_bytes:
-        return 0
-    rate = drive_bytes_per_s(drives, access, writes=writes)
-    return drives.latency_ps - (-size_bytes * PICOSECONDS_PER_SECOND // rate)
-
-
 def wear_per_day(written_bytes: int, step_s: float, drives: Drives) -> float | None:
     """Return the share of all drives' endurance that a day of steps uses; None if not rated.
 

@@ -442,10 +442,7 @@ class Strategy(Table):
 
     @property
     def reduction_format(self) -> DType:
-        """Format in which zsim's own stages reduce gradients over the data axis.
-
-        Trainers before ZeRO fused 16-bit gradients and reduced them in fp32.
-        """
+        """Format in which zsim's own stages reduce; fp32 for one buffer, as before ZeRO."""
         precision = self.train.precision
         fuses = self.zero.stage == 0 and self.zero.fused_buffers is FusedBuffers.MODEL
         return precision.optimizer if fuses and precision.has_master else precision.compute

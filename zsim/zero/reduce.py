@@ -11,7 +11,7 @@ from collections import Counter
 from functools import partial
 
 from zsim.model.model import Model
-from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation import View
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
@@ -67,23 +67,6 @@ def copy_run(
     )
 
 
-def set_or_add(writer: ScheduleWriter, source: str, target: str, *, stream: str) -> str:
-    """Copy to `target`, allocating it, or add if an earlier micro-batch allocated it."""
-    first = target not in writer.alive
-    if first:
-        writer.allocate(target)
-    verb = "set" if first else "add"
-    return writer.copy(f"{verb}/{target}", source, target, accumulate=not first, stream=stream)
-
-
-def divide(
-    writer: ScheduleWriter, name: str, divisor: int, *, stream: str, after: tuple[Edge, ...] = ()
-) -> str:
-    """Divide a buffer in place."""
-    path = f"divide/{name}"
-    return writer.copy(path, name, name, divisor=divisor, stream=stream, after=after)
-
-
 class BucketReductions:
     """Takes the gradients of each unit's backward and reduces complete buckets."""
 
@@ -101,6 +84,7 @@ class BucketReductions:
         self._in_flight: list[tuple[str, str]] = []
         self.to_host: GradientsToHost | None = None
         self._divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
+        self._fuses = strategy.reduction_format is not strategy.train.precision.compute
 
     def contribute(self, unit: int, *, last: bool) -> None:
         """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
@@ -160,8 +144,7 @@ class BucketReductions:
         writer, strategy = self.writer, self.strategy
         path, after = f"reduce/{bucket.name}", (copied,)
         if strategy.zero.stage == 0:
-            fuses = strategy.reduction_format is not strategy.train.precision.compute
-            reduce = self._fuse if fuses else partial(writer.all_reduce, after=after)
+            reduce = self._fuse if self._fuses else partial(writer.all_reduce, after=after)
             self.reduced[bucket.index] = Reduced(source, reduce(path, bucket.axis, source))
             return
         target = (
@@ -190,19 +173,13 @@ class BucketReductions:
             self._free_oldest()
 
     def _fuse(self, path: str, axis: str, source: str) -> str:
-        """Copy all gradients into a buffer, cast it, reduce it and copy it back.
-
-        Return the copy. Nothing overlaps it: the host waited for the device.
-        """
+        """Copy all gradients into a buffer, cast, reduce and copy them back; return the copy."""
         # allreduce_params of megatron/model/distributed.py with fp32_allreduce, Megatron-LM at
-        # f86bb67 (December 2019): _flatten_dense_tensors, float, all_reduce, copy_
-        writer, held = self.writer, self.writer.buffers[source]
-        flat, wide = (
-            writer.buffer(
-                f"{source}/{name}", held.elements, dtype, Kind.COMMUNICATION, layout=held.layout
-            )
-            for name, dtype in (("fused", held.dtype), ("wide", self.strategy.reduction_format))
-        )
+        # f86bb67 (December 2019), which also waits for the device
+        writer, (held, kind) = self.writer, (self.writer.buffers[source], Kind.COMMUNICATION)
+        size, layout, wider = held.elements, held.layout, self.strategy.reduction_format
+        flat = writer.buffer(f"{source}/fused", size, held.dtype, kind, layout=layout)
+        wide = writer.buffer(f"{source}/wide", size, wider, kind, layout=layout)
         writer.allocate(flat)
         writer.copy(f"fuse/{source}", source, flat)
         writer.allocate(wide)
@@ -218,9 +195,7 @@ class BucketReductions:
         reduced, writer = self.reduced[bucket.index], self.writer
         whole = self.strategy.zero.stage == 0
         view = writer.all(reduced.buffer) if whole else own_view(writer, bucket, reduced.buffer)
-        on_compute = self.strategy.reduction_format is not self.strategy.train.precision.compute
-        after = (reduced.operation,) if whole and on_compute else ()
-        path = f"reduce/{bucket.name}/replicas"
+        path, after = f"reduce/{bucket.name}/replicas", (reduced.operation,) * self._fuses
         reduced.operation = writer.all_reduce(path, REPLICATE, view, after=after)
 
     def _free_oldest(self, verb: str = "free") -> None:

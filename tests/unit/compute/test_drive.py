@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.host_side import Drives
-from zsim.compute.drive import DriveAccess, drive_bytes_per_s, drive_ps, wear_per_day
+from zsim.compute.drive import DriveAccess, drive_bytes_per_s, wear_per_day
 
 SECOND = 10**12
 EIGHT = Drives(
@@ -86,12 +86,6 @@ def test_waves_are_never_faster_than_a_queue_that_is_refilled(
         for each in (False, True)
     )
     assert waves <= refilled
-
-
-def test_time_is_the_latency_and_the_bytes_and_nothing_takes_none() -> None:
-    access = DriveAccess(queue_depth=32, threads=8)
-    assert drive_ps(28 * 10**9, EIGHT, access, writes=False) == SECOND + EIGHT.latency_ps
-    assert drive_ps(0, EIGHT, access, writes=False) == 0
 
 
 @pytest.mark.parametrize(
