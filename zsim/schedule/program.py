@@ -385,7 +385,7 @@ class UncheckedSchedule:
     def delays_updates(self) -> bool:
         """True if the gradients of a step are applied while the next one runs."""
         strategy = self.contract.strategy
-        return strategy is not None and strategy.offload.delayed_update
+        return strategy is not None and strategy.delays_updates
 
     def role_of(self, rank: int) -> RankRole:
         """Return the role of `rank`."""

@@ -159,6 +159,11 @@ class RuntimeOptions(Table):
         return self.checkpoint_option is not None and bool(getattr(self, self.checkpoint_option))
 
     @property
+    def delays_updates(self) -> bool:
+        """True if a step computes with parameters that are one update old."""
+        return False
+
+    @property
     def layers_on_host(self) -> int:
         """Return the number of first layers whose activations are kept in host memory."""
         return 0 if self.layers_option is None else int(getattr(self, self.layers_option))

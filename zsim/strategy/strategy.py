@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, InstanceOf, model_validator
 from pydantic_core import InitErrorDetails
 
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
+from zsim.dtype import DType
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.config_table import Count, Table
 from zsim.strategy.execution import (
@@ -312,6 +313,12 @@ class Strategy(Table):
             yield refusal(option, self.layers_on_host, why)
 
     @property
+    def delays_updates(self) -> bool:
+        """True if the gradients of a step are applied too late for the next one."""
+        runtime = self.zero.emulate
+        return self.offload.delayed_update if runtime is None else runtime.delays_updates
+
+    @property
     def layers_on_host(self) -> int:
         """Number of first layers whose activations are in host memory until their backward."""
         return 0 if self.zero.emulate is None else self.zero.emulate.layers_on_host
@@ -435,6 +442,13 @@ class Strategy(Table):
     def bucket_limit(self) -> int | None:
         """Most elements of a bucket of several parameters; None if all parameters are in one."""
         return None if self.zero.fused_buffers is FusedBuffers.MODEL else self.zero.bucket_elements
+
+    @property
+    def reduction_format(self) -> DType:
+        """Format in which zsim's own stages reduce; fp32 for one buffer, as before ZeRO."""
+        precision = self.train.precision
+        fuses = self.zero.stage == 0 and self.zero.fused_buffers is FusedBuffers.MODEL
+        return precision.optimizer if fuses and precision.has_master else precision.compute
 
     @property
     def first_bucket_limit(self) -> int | None:

@@ -8,10 +8,11 @@ sum over the replicas is taken once, in the last micro-batch (MiCS, Zhang et al.
 """
 
 from collections import Counter
+from functools import partial
 
 from zsim.model.model import Model
-from zsim.schedule.operation import Edge, View
-from zsim.schedule.operation_list import COMMUNICATION
+from zsim.schedule.operation import View
+from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
@@ -66,23 +67,6 @@ def copy_run(
     )
 
 
-def set_or_add(writer: ScheduleWriter, source: str, target: str, *, stream: str) -> str:
-    """Copy to `target`, allocating it, or add if an earlier micro-batch allocated it."""
-    first = target not in writer.alive
-    if first:
-        writer.allocate(target)
-    verb = "set" if first else "add"
-    return writer.copy(f"{verb}/{target}", source, target, accumulate=not first, stream=stream)
-
-
-def divide(
-    writer: ScheduleWriter, name: str, divisor: int, *, stream: str, after: tuple[Edge, ...] = ()
-) -> str:
-    """Divide a buffer in place."""
-    path = f"divide/{name}"
-    return writer.copy(path, name, name, divisor=divisor, stream=stream, after=after)
-
-
 class BucketReductions:
     """Takes the gradients of each unit's backward and reduces complete buckets."""
 
@@ -100,6 +84,7 @@ class BucketReductions:
         self._in_flight: list[tuple[str, str]] = []
         self.to_host: GradientsToHost | None = None
         self._divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
+        self._fuses = strategy.reduction_format is not strategy.train.precision.compute
 
     def contribute(self, unit: int, *, last: bool) -> None:
         """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
@@ -159,8 +144,8 @@ class BucketReductions:
         writer, strategy = self.writer, self.strategy
         path, after = f"reduce/{bucket.name}", (copied,)
         if strategy.zero.stage == 0:
-            done = writer.all_reduce(path, bucket.axis, source, after=after)
-            self.reduced[bucket.index] = Reduced(source, done)
+            reduce = self._fuse if self._fuses else partial(writer.all_reduce, after=after)
+            self.reduced[bucket.index] = Reduced(source, reduce(path, bucket.axis, source))
             return
         target = (
             source if strategy.zero.stage == 1 else _shard(writer, strategy, bucket, Kind.GRADIENT)
@@ -187,12 +172,31 @@ class BucketReductions:
         while len(self._in_flight) > strategy.zero.reductions_in_flight:
             self._free_oldest()
 
+    def _fuse(self, path: str, axis: str, source: str) -> str:
+        """Copy all gradients into a buffer, cast, reduce and copy them back; return the copy."""
+        # allreduce_params of megatron/model/distributed.py with fp32_allreduce, Megatron-LM at
+        # f86bb67 (December 2019), which also waits for the device
+        writer, (held, kind) = self.writer, (self.writer.buffers[source], Kind.COMMUNICATION)
+        size, layout, wider = held.elements, held.layout, self.strategy.reduction_format
+        flat = writer.buffer(f"{source}/fused", size, held.dtype, kind, layout=layout)
+        wide = writer.buffer(f"{source}/wide", size, wider, kind, layout=layout)
+        writer.allocate(flat)
+        writer.copy(f"fuse/{source}", source, flat)
+        writer.allocate(wide)
+        writer.copy(f"widen/{source}", flat, wide)
+        writer.free(flat)
+        writer.all_reduce(path, axis, wide, stream=COMPUTE)
+        done = writer.copy(f"spread/{source}", wide, source)
+        writer.free(wide)
+        return done
+
     def _all_reduce(self, bucket: Bucket) -> None:
         """Sum gradients that are reduced over the data axis over the replicas as well."""
         reduced, writer = self.reduced[bucket.index], self.writer
         whole = self.strategy.zero.stage == 0
         view = writer.all(reduced.buffer) if whole else own_view(writer, bucket, reduced.buffer)
-        reduced.operation = writer.all_reduce(f"reduce/{bucket.name}/replicas", REPLICATE, view)
+        path, after = f"reduce/{bucket.name}/replicas", (reduced.operation,) * self._fuses
+        reduced.operation = writer.all_reduce(path, REPLICATE, view, after=after)
 
     def _free_oldest(self, verb: str = "free") -> None:
         buffer, operation = self._in_flight.pop(0)

@@ -58,7 +58,7 @@ def train(
         _apply(model, strategy, state, late)
         count(strategy, state.scalars, overflows=overflows)
         late = [] if overflows else [(step, state.scalars[STEP], gradients)]
-        delays = strategy.offload.delayed_update and step >= strategy.offload.warm_up_steps
+        delays = strategy.delays_updates and step >= strategy.offload.warm_up_steps
         if not delays:
             _apply(model, strategy, state, late)
             late = []

@@ -5,8 +5,13 @@ result of its test for infinities at once. The part is then cast to fp32 and cop
 the pinned gradient of the partition. If stage 2 accumulates, the sum of earlier micro-batches is
 copied from the host in 16 bits, added to on the device, and copied back. All of this runs on the
 stream of the reduction, because a separate stream raced with the next reduction (DeepSpeed 1219).
-With `migration_stream`, the cast and the copy run on a separate stream, and the memory that they
-read is not reused before they finish; DeepSpeed waited only at the end of backward.
+With `migration_stream`, the cast and the copy run on a separate stream. No stream waits for them
+before the end of backward, so reduced gradients stay allocated until they are copied. In DeepSpeed
+they were in a bucket that was overwritten meanwhile, in memory for 4.5 buckets.
+
+With `delay_param_update`, the copy of a gradient is followed by one of the parameter, which the CPU
+has updated after the previous step. The branch copied masters in fp32, which PyTorch casts on the
+CPU; here they are cast after the update.
 
 DeepSpeed keeps the whole parameter if a rank owns a part of it; zsim keeps the part. In DeepSpeed
 an owner measures only its parameters; in zsim a rank measures its parts of all parameters.
@@ -54,6 +59,7 @@ class HostPartitions(StepPart):
         self._stream = stream
         self.copies = copies
         self._pinned = pinned
+        self._delays = step.strategy.delays_updates
         self._flats = step.buckets.trained
         self._optimizer = step.strategy.train.precision.optimizer
         largest = max(each.elements for each in step.model.parameters)
@@ -74,6 +80,9 @@ class HostPartitions(StepPart):
             pinned = [self.gradient(flat), self.bounce(flat)]
             for name in (*pinned, *([self._sum(flat)] if self.accumulates else [])):
                 self.writer.fill(f"zero/{name}", self.writer.persist(name), 0.0, stream=CPU)
+            master = self.states[flat.index].master
+            if self._delays and master is not None:
+                self.writer.copy("cast", master, self.bounce(flat), stream=CPU)
         self.writer.prefix = "setup/offload"
         if self.accumulates:
             self.writer.persist(self._temporary)
@@ -167,11 +176,20 @@ class HostPartitions(StepPart):
             source, after = target, ()
         kept = replace(source, buffer=self.gradient(each.flat), origin=None)
         path = f"offload/{each.parameter}"
-        self.copied = self._crossed(path, source, kept, stream=stream, after=after)
+        copied = self._crossed(path, source, kept, stream=stream, after=after)
+        self.copied = self._deliver(each) if self._delays else copied
         if not cast:
-            return self.copied
+            return copied
         writer.free(cast)
         return read
+
+    def _deliver(self, each: ReducedSlice) -> str:
+        """Copy a slice of the last update to the device; its gradient is already complete."""
+        # "copy p32 to p16" in async_inplace_copy_grad_to_fp32_buffer_from_gpu of the branch
+        view, parameter = each.view, self.states[each.flat.index].parameter
+        source = replace(view, buffer=self.bounce(each.flat), origin=None)
+        target = replace(view, buffer=parameter, origin=view.start)
+        return self.writer.copy(f"deliver/{each.parameter}", source, target, stream=self.copies)
 
     def _crossed(
         self,

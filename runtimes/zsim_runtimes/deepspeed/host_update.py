@@ -50,7 +50,16 @@ class NormPerGroupOnHost(BlockingHostStep):
 
 
 class HostPartitionStep(NormPerGroupOnHost):
-    """The update of stages 1 and 2: norms measured while gradients were reduced are added up."""
+    """The update of stages 1 and 2: norms measured while gradients were reduced are added up.
+
+    A delayed update stays in pinned memory until the next backward, which delivers it.
+    """
+
+    def write(self) -> None:
+        """Write the step; with delayed updates, gather the delivered parameters at its end."""
+        super().write()
+        if self.strategy.delays_updates:  # step_with_param_delay, after the update
+            self._gather(self.writer)
 
     @property
     def parameters(self) -> MemoryTier:
@@ -110,12 +119,19 @@ class HostPartitionStep(NormPerGroupOnHost):
         updated = self.apply_one(writer, bounce, norm)
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
         writer.host_wait("wait", updated)
-        writer.copy("upload", bounce.parameter, item.parameter, stream=COMPUTE, after=(updated,))
+        if not self.strategy.delays_updates:
+            source, after = bounce.parameter, (updated,)
+            writer.copy("upload", source, item.parameter, stream=COMPUTE, after=after)
         writer.prefix = outer
 
     def completed(self, writer: ScheduleWriter) -> None:
         """Gather all partitions, once the last copy is issued."""
         # `step` calls all_gather_dp_groups (runtime/utils.py) after its loop
+        if not self.strategy.delays_updates:
+            self._gather(writer)
+
+    def _gather(self, writer: ScheduleWriter) -> None:
+        """Gather all partitions on the device."""
         outer = writer.prefix
         for item in self.tensors:
             writer.prefix = f"{outer}/{item.name}"

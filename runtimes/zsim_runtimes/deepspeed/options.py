@@ -130,6 +130,10 @@ class DeepSpeed(RuntimeOptions):
         migration_stream: stages 1 and 2 with `offload_optimizer`: gradients are cast and copied to
             the host on a separate stream. Not an option of DeepSpeed: the branch of ZeRO-Offload's
             first author did so (jren73/DeepSpeed at e4bd86a, `copy_grads_in_partition`).
+        delay_param_update: stage 2 with `migration_stream`: a step computes with parameters one
+            update old. The CPU updates before the next forward, and the backward of the next step
+            copies each parameter to the device once its gradient is copied. Not an option of
+            DeepSpeed: the same branch has it (`step_with_param_delay`).
         cpu_checkpointing: with full checkpointing, inputs of checkpointed blocks are in host memory
             until recompute (`activation_checkpointing.cpu_checkpointing`).
         checkpoint_stream: with `cpu_checkpointing`: copies run on a separate stream. Not an option
@@ -166,6 +170,7 @@ class DeepSpeed(RuntimeOptions):
     stage3_param_persistence_threshold: Elements = 100_000
     zero_hpz_partition_size: Count = 1
     migration_stream: Flag = False
+    delay_param_update: Flag = False
     cpu_checkpointing: Flag = False
     checkpoint_stream: Flag = False
     expert_layer: ExpertLayer = ExpertLayer.AUTO_EP
@@ -177,6 +182,11 @@ class DeepSpeed(RuntimeOptions):
     def weighs_at_source(self) -> bool:
         """True: `combine_from_routed` of AutoEP, `_sparse_decode` of native experts."""
         return True
+
+    @property
+    def delays_updates(self) -> bool:
+        """True with `delay_param_update`."""
+        return self.delay_param_update
 
     @property
     def loops_experts(self) -> bool:
@@ -219,6 +229,8 @@ class DeepSpeed(RuntimeOptions):
         if self.migration_stream and (stage == 3 or not optimizer.is_on):
             why = "is for stages 1 and 2 with offload_optimizer.device = cpu"
             yield "migration_stream", True, why
+        if self.delay_param_update and (stage != 2 or not self.migration_stream):
+            yield "delay_param_update", None, "true needs stage 2 and migration_stream = true"
         if self.checkpoint_stream and not self.cpu_checkpointing:
             yield "checkpoint_stream", None, "true needs cpu_checkpointing = true"
         if stage == 0 and optimizer.is_on:
@@ -261,14 +273,14 @@ class DeepSpeed(RuntimeOptions):
         return 2 if 0 < stage < 3 else 1
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
-        """Return dtypes: gradients accumulate in that of parameters, in stage 1 in that of states.
+        """Return dtypes: gradients accumulate in that of parameters.
 
-        DeepSpeed 0.16, `stage3.partition_grads` and `stage_1_and_2`, `grad_accum`.
+        DeepSpeed 0.16 and 0.19, `DeepSpeedEngine.get_data_types` without `grad_accum_dtype`.
         """
         return Formats(
             compute=compute,
             reduction=self.communication_data_type or compute,
-            whole=optimizer if stage == 1 else compute,
+            whole=compute,
             reduced=compute,
             optimizer=optimizer,
         )

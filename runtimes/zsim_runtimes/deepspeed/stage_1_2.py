@@ -72,7 +72,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             *([CPU] if step.options.offload_optimizer.is_on else []),
         ),
         layouts=(*step.buckets.layouts, *step.reductions.layouts.values()),
-        peak_of=worst_case if copies else None,
+        peak_of=worst_case if copies or step.options.migration_stream else None,
     )
 
 
@@ -172,14 +172,15 @@ class Stage12Step(Step):
         self.reductions.add(parameter.name, source, flat, start, divisor=divisor)
 
     def _accumulated(self, parameter: Parameter) -> View:
-        """Return the view of a parameter in stage 1's whole gradients, in the optimizer's dtype."""
+        """Return the view of a parameter in stage 1's whole gradients, in the model's dtype."""
         flat, start = self._places[parameter.name]
-        optimizer = self.strategy.train.precision.optimizer
-        name = flat.buffer(self.writer, "accumulated", optimizer, Kind.GRADIENT)
+        compute = self.strategy.train.precision.compute
+        name = flat.buffer(self.writer, "accumulated", compute, Kind.GRADIENT)
         return View(buffer=name, start=start, size=parameter.elements)
 
     def _accumulate(self, parameter: Parameter, source: View, *, adds: bool) -> None:
-        # fill_grad_accum_attribute: `param.grad_accum` in gradient_accumulation_dtype
+        # get_data_types (runtime/engine.py): gradient_accumulation_dtype is the model's, so
+        # gradients stay in `param.grad` (use_grad_accum_attribute is False)
         target = self._accumulated(parameter)
         if target.buffer not in self.writer.alive:
             self.writer.allocate(target.buffer)
@@ -229,7 +230,8 @@ class Stage12Step(Step):
             # all_gather_dp_groups (runtime/utils.py): one gather of the flat tensor, in place
             bucket = flats[item.name]
             parameter = self.states[bucket.index].parameter
-            gather_updated(writer, bucket, parameter, stream=COMPUTE)
+            delivered = item.after if self.options.delay_param_update else ()
+            gather_updated(writer, bucket, parameter, stream=COMPUTE, after=delivered)
 
         reduced = self.reductions.reduced
         after = tuple(dict.fromkeys(reduced[each.index].operation for each in flats.values()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from zsim.schedule.layout import Layout, Piece
-from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation import Edge, FreeMode, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
@@ -224,7 +224,10 @@ class AllReducedBuckets(StepPart):
             kept_in, filled = self.host.gradient, self.host.copied or done
             read_on = self.host.copies
         if flat in writer.alive:
-            writer.free(flat, uses=(done,) if {stream, own, read_on} != {own} else ())
+            # copy_grads_in_partition at e4bd86a: no stream waits for copies on the migration stream
+            mode = FreeMode.DEFERRED if read_on == MIGRATION else FreeMode.WAITED
+            uses = (done,) if {stream, own, read_on} != {own} else ()
+            writer.free(flat, uses=uses, mode=mode)
         self._done = done
         self.reduced = {each.index: Reduced(kept_in(each), filled) for each in self.flats}
 
@@ -293,11 +296,10 @@ class AllReducedBuckets(StepPart):
                 self._add_up(flat, done, last=last)
 
     def _add_up(self, flat: Bucket, done: str, *, last: bool) -> None:
-        """Add the rank's part to the sum of earlier micro-batches, in the optimizer's dtype."""
+        """Add the rank's part to the sum of earlier micro-batches, in the model's dtype."""
         # independent_gradient_partition_epilogue: `all_grad_tensors`
         writer, owned, elsewhere = self.writer, self._owned(flat), self._stream != COMPUTE
-        optimizer = self.strategy.train.precision.optimizer
-        total = flat.shard_buffer(writer, "gradient", optimizer, Kind.GRADIENT)
+        total = flat.shard_buffer(writer, "gradient", self.compute, Kind.GRADIENT)
         first = total not in writer.alive
         if first:
             writer.allocate(total)

@@ -141,7 +141,9 @@ def host(model: Model, strategy: Strategy) -> HostBytes:
     sums = strategy.train.gradient_accumulation_steps if strategy.zero.stage == 2 else 1
     out = sum(owned) * (number + (sums * compute if sums > 1 else 0))
     out += measured * (DType.FP64.size_bytes + number) + len(found) * number
-    back = padded_elements(model, strategy) // ranks * compute + (sums - 1) * sum(owned) * compute
+    delays = strategy.delays_updates  # delivers parameters one by one, without padding
+    updated = sum(owned) if delays else padded_elements(model, strategy) // ranks
+    back = updated * compute + (sums - 1) * sum(owned) * compute
     back += (len(found) + (precision is Precision.FP16)) * number
     return HostBytes(to_host=out, from_host=back)
 

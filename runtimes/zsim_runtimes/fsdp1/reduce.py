@@ -10,10 +10,11 @@ from zsim.schedule.operation import FreeMode, View
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket, UnitRun
 from zsim.zero.names import DATA, REPLICATE
-from zsim.zero.reduce import copy_run, divide, set_or_add
+from zsim.zero.reduce import copy_run
 from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import StepPart
 from zsim_runtimes.fsdp1.options import FSDP1
+from zsim_runtimes.reduced_gradients import divide, set_or_add
 from zsim_runtimes.wrapping import WrappedStep, two_parts
 
 # _init_streams

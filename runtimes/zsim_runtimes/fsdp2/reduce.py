@@ -18,12 +18,12 @@ from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import REPLICATE
-from zsim.zero.reduce import divide, set_or_add
 from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import StepPart
 from zsim.zero.token_copies import shared_views, sum_over_tokens
 from zsim_runtimes.fsdp2.options import FSDP2, Sync
 from zsim_runtimes.fsdp2.placement import shard_axis, sharded_by_second
+from zsim_runtimes.reduced_gradients import divide, set_or_add
 from zsim_runtimes.wrapping import WrappedStep, two_parts
 
 # FSDPCommContext.lazy_init

@@ -1,19 +1,31 @@
 """DeepSpeed with offload_optimizer and offload_param does what its sources say, step by step."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from offload_traffic import OffloadScheme, tier_bytes, traffic
 from small_files import small_files
 
 from zsim.config_error import ConfigError
+from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.host_traffic import file_bytes, host_bytes, leaves_device
-from zsim.schedule.operation import Action, Compute, Copy, HostWait, Operation, Read, Write, walk
+from zsim.schedule.operation import (
+    Action,
+    Compute,
+    Copy,
+    HostWait,
+    Operation,
+    Read,
+    StreamOperation,
+    Write,
+    walk,
+)
 from zsim.schedule.schedule import Kind, Place, Schedule
 from zsim.strategy.optimizer_rule import SGD, ParameterGroup
 from zsim.strategy.strategy import Strategy
@@ -140,6 +152,54 @@ def test_gradients_that_are_copied_on_a_stream_of_their_own_are_those_of_one_str
 def test_a_stream_for_copies_needs_an_optimizer_on_the_cpu() -> None:
     with pytest.raises(ConfigError, match="migration_stream"):
         strategy(2, migration_stream=True, offload_optimizer={"device": "none"})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_late_update_is_delivered_by_the_next_backward_and_gathered_after_the_update(
+    precision: str,
+) -> None:
+    late = strategy(2, 2, migration_stream=True, delay_param_update=True, reduce_bucket_size=60)
+    made, model = of_gpt(late.but({"train.precision": precision}))
+    assert check(made) == ()
+    (program,) = made.programs
+    copies = [each for each in walk(program.step) if isinstance(each, Copy)]
+    kinds = {buffer.name: buffer.kind for buffer in program.buffers}
+    delivered = [each for each in copies if kinds[each.target.buffer] is Kind.PARAMETER]
+    names = [each.id.partition("/deliver/")[2] for each in delivered]
+    assert sorted(names) == sorted(each.name for each in model.parameters)
+    assert all(each.id.startswith("step/backward/mb1/") for each in delivered)
+    last = [each.id for each in walk(program.step) if isinstance(each, StreamOperation)][-1]
+    assert last.endswith("/gather")
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_gradients_of_micro_batches_are_summed_in_the_dtype_of_the_model(stage: int) -> None:
+    made, _ = of_gpt(strategy(stage, 3, offload_optimizer={"device": "none"}))
+    (program,) = made.programs
+    sums = {
+        program.by_name[each.target.buffer].dtype
+        for each in walk(program.step)
+        if isinstance(each, Copy) and "/accumulate/" in each.id
+    }
+    assert sums == {DType.BF16}
+
+
+def test_a_parameter_that_is_delivered_before_its_last_use_is_found() -> None:
+    late = strategy(2, 1, migration_stream=True, delay_param_update=True, reduce_bucket_size=60)
+    made, _ = of_gpt(late)
+    (program,) = made.programs
+    first = next(each for each in walk(program.step) if "/deliver/" in each.id)
+    early = [each for each in program.step if each is not first]
+    wrong = replace(made, programs=(replace(program, step=(first, *early)),))
+    assert {each.invariant for each in check(wrong)} & {"races", "values", "order"}
+
+
+def test_a_late_update_needs_stage_2_and_a_stream_for_copies() -> None:
+    for said in ({}, {"migration_stream": False}):
+        with pytest.raises(ConfigError, match="delay_param_update"):
+            strategy(2, delay_param_update=True, **said)
+    with pytest.raises(ConfigError, match="delay_param_update"):
+        strategy(1, delay_param_update=True, migration_stream=True)
 
 
 def test_all_partitions_are_updated_before_the_first_is_gathered() -> None:

@@ -15,6 +15,7 @@ from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim.strategy.train import Train
+from zsim_runtimes.deepspeed.options import DeepSpeed
 
 pytestmark = pytest.mark.matrix(12, together=True)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
@@ -100,6 +101,33 @@ def test_a_delay_and_its_warm_up_are_seen_in_the_losses(ran: Ran) -> None:
         assert losses[:same] == plain[:same], case
         if case.strategy.train.precision is Precision.FP32:  # rounding hides little there
             assert losses[same] != plain[same], case
+
+
+def test_deepspeeds_late_update_trains_as_zsims_own(pool_of: SharedPools) -> None:
+    own = Case(
+        Strategy(
+            parallel=Parallel(data=2),
+            zero=Zero(stage=2, bucket_elements=60),
+            offload=Offload(optimizer=MemoryTier.HOST, delayed_update=True),
+            train=Train(optimizer=ADAM, precision=Precision.FP32, clip_norm=0.05),
+        ),
+        steps=5,
+    )
+    options = DeepSpeed.model_validate(
+        {
+            "offload_optimizer": {"device": "cpu"},
+            "migration_stream": True,
+            "delay_param_update": True,
+            "reduce_bucket_size": 60,
+        }
+    )
+    emulated = own.strategy.but({"zero": Zero(stage=2, emulate=options), "offload": Offload()})
+    asked = [own, replace(own, strategy=emulated)]
+    for ours, theirs in trained_on_ranks(pool_of(2), asked):
+        assert theirs.losses == pytest.approx(ours.losses, rel=1e-6)
+        assert theirs.losses[1] != theirs.losses[0]
+        for name, value in ours.parameters.items():
+            torch.testing.assert_close(theirs.parameters[name], value, rtol=1e-5, atol=1e-7)
 
 
 def test_pools_hold_their_book_and_at_most_what_is_promised(ran: Ran) -> None:

@@ -15,7 +15,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import Action, Allocate, Compute, Free
+from zsim.schedule.operation import Action, Allocate, AllReduce, Compute, Free
 from zsim.schedule.replace import replace
 from zsim.schedule.schedule import HostBytes, Kind, Program
 from zsim.strategy.activations import Activations, Checkpointing
@@ -230,6 +230,27 @@ def test_a_fused_buffer_is_of_a_constant_size_or_the_models(stage: int) -> None:
     assert found["model"] == [everything, everything // shards]
     assert max(found["constant"]) <= 20_000
     assert found["constant"][1] <= 20_000 // shards
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_trainer_before_zero_reduces_all_gradients_in_fp32(precision: str) -> None:
+    fused = {
+        "zero.stage": 0,
+        "zero.fused_buffers": FusedBuffers.MODEL,
+        "train.precision": precision,
+    }
+    strategy = FULL.but(fused)
+    made = make_schedule(model(strategy), strategy)
+    assert check(made) == ()
+    (found,) = made.programs
+    (reduced,) = [
+        each
+        for each in found.step
+        if isinstance(each, AllReduce) and each.source.buffer.startswith("bucket0/")
+    ]
+    assert reduced.wire is reduced.accumulate is DType.FP32
+    copies = [name for name in found.by_name if name.endswith(("/fused", "/wide"))]
+    assert len(copies) == (2 if precision == "bf16" else 0)
 
 
 def holes(stage: int, layers: int, *, contiguous: bool) -> int:

@@ -82,7 +82,7 @@ def training_of(schedule: Schedule) -> Training | None:
             divisor=contract.loss_divisor,
             rules=contract.rules,
             clip=clip,
-            warm_up=strategy.offload.warm_up_steps if strategy.offload.delayed_update else None,
+            warm_up=strategy.offload.warm_up_steps if strategy.delays_updates else None,
             overflows=strategy.train.precision is Precision.FP16,
         )
     computes = [
