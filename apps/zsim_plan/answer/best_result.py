@@ -409,8 +409,8 @@ class BestResult(BestPages, AnswerInFacts):
             return f"best{verdict}"
         verdict = f", within the error{verdict}" if self.is_tie(each) else verdict
         verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
-        is_fewest = self.objective == "gpus" and self.best is not None
-        of_gpus = " GPUs" if is_fewest and each.gpus != self.best.gpus else ""
+        best = each if self.best is None else self.best
+        of_gpus = " GPUs" if self.objective == "gpus" and each.gpus != best.gpus else ""
         return f"{self.more(each):+.1%}{of_gpus}{verdict}"
 
     def _losses_text(self) -> str:

@@ -26,6 +26,7 @@ from zsim.api.run_forecast import RunForecast
 from zsim.backend.backend import Job, UnsteadyError
 from zsim.files.source import Source, scheduled, settled
 from zsim.memory.longer_ledger import UnsteadyMemoryError, longer_reservations
+from zsim.mistake import MistakeError
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import from_tables
 from zsim.schedule.schedule import Place
@@ -157,16 +158,23 @@ class FoldedPipeline:
         Raises:
             MistakeError: the model cannot exist, or has no schedule.
         """
-        train, parallel = self.found.strategy.train, self.found.strategy.parallel
-        if parallel.pipeline > MANY_STAGES and train.gradient_accumulation_steps > 1:
-            one = scheduled(NAME, _with_micro_batches(self.found, 1)).job()
-            count_work(one)
-            lack = certain_out_of_memory(one)
-            if lack is not None:
-                return _without_time(lack), True
+        if (lack := self._lack_of_one()) is not None:
+            return _without_time(lack), True
         count_work(self.job)
         found = self.first.certain
         return None if found is None else _without_time(found), self.first.is_exact
+
+    def _lack_of_one(self) -> Footprint | None:
+        """Return the footprint of one micro-batch of many stages if it cannot fit; else None."""
+        micro_batches = self.found.strategy.train.gradient_accumulation_steps
+        if self.found.strategy.parallel.pipeline <= MANY_STAGES or micro_batches == 1:
+            return None
+        try:
+            one = scheduled(NAME, _with_micro_batches(self.found, 1)).job()
+        except MistakeError:  # some orders need several micro-batches
+            return None
+        count_work(one)
+        return certain_out_of_memory(one)
 
     def forecast(self) -> RunForecast:
         """Return the figures that `zsim run` finds.
