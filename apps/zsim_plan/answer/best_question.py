@@ -33,7 +33,7 @@ ADAPTED_SEQUENCES: Final = 128
 """Default sequences of a step with LoRA: the batch of its paper for GPT-3 (arXiv 2106.09685)."""
 
 OF_GPUS: Final = 40
-"""Power of the number of GPUs in a value: a trillion for twice as many, so that GPUs decide."""
+"""Power of the number of GPUs in a value: twice the GPUs multiply it by a trillion."""
 
 LEAST_STEP_S: Final = 1e-6
 """Step time of settings that have no bound of it."""
@@ -128,7 +128,7 @@ class Question:
         """Return the value to minimize; it grows with the step time.
 
         With the fewest GPUs as objective, a setting with half the GPUs has the smaller value at any
-        step time. Values of as many GPUs differ as their step times do.
+        step time. With equal numbers of GPUs, the ratio of two values is that of the step times.
         """
         match self.objective:
             case "time":

@@ -149,11 +149,11 @@ class FoldedPipeline:
         return self.first.job
 
     def memory(self) -> tuple[RunForecast | None, bool]:
-        """Return whether the setting fits, and whether its memory is certain.
+        """Return the memory of the setting, and True if it is certain.
 
-        None means that only a simulation decides. Memory is that of the first fold, and an upper
-        bound unless it is certain; more micro-batches need at least as much. One micro-batch of
-        many stages is checked first, since its schedule is much faster to write.
+        None means that only a simulation decides. Memory that is not certain is an upper bound. It is
+        that of the first fold; more micro-batches need at least as much. One micro-batch of many
+        stages is checked first, since its schedule is much faster to write.
 
         Raises:
             MistakeError: the model cannot exist, or has no schedule.
@@ -195,7 +195,7 @@ class FoldedPipeline:
 
 
 def folded_pipeline(tables: Mapping[str, Any]) -> FoldedPipeline | None:
-    """Return the setting in `tables` if it has pipeline stages, else None.
+    """Return the setting in `tables` with its folds; None without pipeline stages.
 
     Raises:
         MistakeError: fields contradict each other, or a named file cannot be read.
@@ -208,7 +208,7 @@ def folded_pipeline(tables: Mapping[str, Any]) -> FoldedPipeline | None:
 
 
 def _shorter(found: ResolvedScenario) -> list[MicroBatchFold]:
-    """Return a fold that is often enough, shorter than those of `zsim run`.
+    """Return a fold with fewer micro-batches than any fold of `zsim run`, which often holds.
 
     Every fold that holds gives the figures of the whole step.
     """
