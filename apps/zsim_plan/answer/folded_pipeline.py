@@ -151,9 +151,9 @@ class FoldedPipeline:
     def memory(self) -> tuple[RunForecast | None, bool]:
         """Return the memory of the setting, and True if it is certain.
 
-        None means that only a simulation decides. Memory that is not certain is an upper bound. It is
-        that of the first fold; more micro-batches need at least as much. One micro-batch of many
-        stages is checked first, since its schedule is much faster to write.
+        None means that only a simulation decides. Memory that is not certain is an upper bound.
+        It is that of the first fold; more micro-batches need at least as much. One micro-batch of
+        many stages is checked first, since its schedule is much faster to write.
 
         Raises:
             MistakeError: the model cannot exist, or has no schedule.

@@ -141,10 +141,7 @@ def _is_trained(stretch: Stretch) -> bool:
 
 
 def _is_one_layer(stretch: Stretch) -> bool:
-    """Return True if all layers that read an input read the same one, so that they are one product.
-
-    The second projections of latent attention read several inputs. They overlap no collective.
-    """
+    """Return True if layers read one input; those of latent attention read several."""
     read = {each.name for own in stretch.operators if own.parameters for each in own.reads}
     return len(read.intersection(stretch.inputs)) <= 1
 
