@@ -284,13 +284,15 @@ class SimBackend:
         return self._trace(job, seed, done), periodic
 
     @uncollected()
-    def periodic_step(self, job: Job, *, seed: int, micro_batches: int, turn: int) -> PeriodicStep:
-        """Return the period alone.
+    def periodic_step(
+        self, job: Job, *, seed: int, micro_batches: int, turn: int, waits: bool = True
+    ) -> PeriodicStep:
+        """Return the period alone; without `waits`, hosts do not check their memory.
 
         Raises:
             UnsteadyError, RefusedError, NoRouteError, RunFailedError: as in `run_periodic`.
         """
-        return self._periodic(job, self._simulate(job, seed), micro_batches, turn)
+        return self._periodic(job, self._simulate(job, seed, waits=waits), micro_batches, turn)
 
     def _periodic(self, job: Job, done: "_Done", micro_batches: int, turn: int) -> PeriodicStep:
         """Return the last step and its period.

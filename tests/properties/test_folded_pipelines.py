@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline_tables import pipeline_tables
 
 import zsim
+from zsim_plan.answer.setting_trial import tried
 
 MEGATRON: dict[str, st.SearchStrategy[object]] = {
     "overlap_grad_reduce": st.booleans(),
@@ -57,6 +58,21 @@ def test_a_folded_step_has_every_figure_of_the_step_written_out(tables: dict[str
     whole = zsim.run(tables, check=False, folds=False)
     assert asdict(folded.summary) == asdict(whole.summary)
     assert folded.step_time_band_s == whole.step_time_band_s
+
+
+@examples(12)
+@given(pipelines(), st.integers(0, 12))
+def test_a_trial_of_a_search_has_the_figures_of_the_run(tables: dict[str, Any], fewer: int) -> None:
+    train, turn = tables["train"], tables["parallel"]["pipeline"]
+    count = train["gradient_accumulation_steps"]
+    train["gradient_accumulation_steps"] = max(turn, count - turn * fewer)
+    found, ran = tried(tables), zsim.run(tables, check=False)
+    figures = ran.summary
+    assert not found.refusal
+    assert found.step_time_s == figures.step_time_s
+    assert found.memory_bytes == figures.peak_reserved_bytes
+    assert found.fits is figures.fits is True
+    assert found.error_text == ran.error
 
 
 @pytest.mark.parametrize(

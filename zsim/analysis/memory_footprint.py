@@ -99,21 +99,25 @@ def footprint(job: Job) -> Footprint:
     """
     if depends_on_time(job.schedule):
         raise DependsOnTimeError("frees are deferred: memory depends on when their uses end")
-    return _footprint(job, _served(job))
+    return _footprint(job, served_ledgers(job))
 
 
-def certain_footprint(job: Job) -> Footprint | None:
+def certain_footprint(
+    job: Job, served: Mapping[str, ServedLedger] | None = None
+) -> Footprint | None:
     """Return a footprint that decides if `job` fits, or None if only a run can decide.
 
-    With deferred frees the footprint is a bound. A job that does not fit gets the memory it holds
-    if all frees return at once. A job that fits gets the memory it reserves if they return as late
-    as possible and no host waits.
+    `served` are its `served_ledgers`, if they are known. With deferred frees the footprint is a
+    bound. A job that does not fit gets the memory it holds if all frees return at once. A job that
+    fits gets the memory it reserves if they return as late as possible and no host waits.
     """
     lacking = certain_out_of_memory(job)
-    if lacking is not None or not depends_on_time(job.schedule):
-        return lacking or footprint(job)
-    served = _served(job)
+    if lacking is not None:
+        return lacking
+    served = served or served_ledgers(job)
     found = _footprint(job, served)
+    if not depends_on_time(job.schedule):
+        return found
     waits = any(each.waits for _, made in served.values() for each in made)
     return found if found.fits and not waits else None
 
@@ -166,7 +170,7 @@ def most_kept_bytes(job: Job) -> int:
     return most
 
 
-def _served(job: Job) -> dict[str, ServedLedger]:
+def served_ledgers(job: Job) -> dict[str, ServedLedger]:
     """Return the allocations and reservations of each role, with frees as late as possible."""
     schedule = job.schedule
     served: dict[str, ServedLedger] = {}

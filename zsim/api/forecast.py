@@ -35,7 +35,6 @@ FORECASTS_AT_ONCE = 4
 OBJECTS_KEPT = 5_000_000
 """Objects that a process allocates before it collects garbage: a few hundred MB."""
 
-
 HIDDEN = 1e-3
 """Fraction by which a micro-batch may be shorter than the busiest stage and count as equal."""
 

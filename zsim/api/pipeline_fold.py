@@ -52,14 +52,16 @@ class MicroBatchFold:
         """Return the number of periods that follow the simulated ones."""
         return (self.micro_batches - self.simulated) // self.turn
 
-    def last_step_s(self, job: Job, simulation: Backend) -> float:
+    def last_step_s(self, job: Job, simulation: Backend, *, waits: bool = True) -> float:
         """Return the seconds of the last step of `job`, whose step has the simulated micro-batches.
+
+        `waits=False` asserts that no host waits for memory, which makes the simulation faster.
 
         Raises:
             UnsteadyError: the step has no period.
         """
         found = _periodic(simulation).periodic_step(
-            job, seed=0, micro_batches=self.simulated, turn=self.turn
+            job, seed=0, micro_batches=self.simulated, turn=self.turn, waits=waits
         )
         return found.with_periods(self.times) / PICOSECONDS_PER_SECOND
 

@@ -156,8 +156,10 @@ class PeriodicBackend(Protocol):
         """
         ...
 
-    def periodic_step(self, job: Job, *, seed: int, micro_batches: int, turn: int) -> PeriodicStep:
-        """Return the period alone.
+    def periodic_step(
+        self, job: Job, *, seed: int, micro_batches: int, turn: int, waits: bool = True
+    ) -> PeriodicStep:
+        """Return the period alone; without `waits`, hosts do not check their memory.
 
         Raises:
             UnsteadyError, RefusedError, NoRouteError, RunFailedError: as in `run_periodic`.

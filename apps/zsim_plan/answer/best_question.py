@@ -32,6 +32,12 @@ BATCH_TOKENS: Final = 4 * 2**20
 ADAPTED_SEQUENCES: Final = 128
 """Default sequences of a step with LoRA: the batch of its paper for GPT-3 (arXiv 2106.09685)."""
 
+OF_GPUS: Final = 40
+"""Power of the number of GPUs in a value: twice the GPUs multiply it by a trillion."""
+
+LEAST_STEP_S: Final = 1e-6
+"""Step time of settings that have no bound of it."""
+
 OBJECTIVES: Final = ("time", "cost", "energy", "gpus")
 
 FOLLOWS: Final = {
@@ -119,12 +125,16 @@ class Question:
         return self.sequences * self.sequence_length
 
     def value(self, step_time_s: float, gpus: int) -> float:
-        """Return the value to minimize; it grows with the step time."""
+        """Return the value to minimize; it grows with the step time.
+
+        With the fewest GPUs as objective, a setting with half the GPUs has the smaller value at any
+        step time. With equal numbers of GPUs, the ratio of two values is that of the step times.
+        """
         match self.objective:
             case "time":
                 return step_time_s
             case "gpus":
-                return gpus + step_time_s / (1 + step_time_s)
+                return max(step_time_s, LEAST_STEP_S) * float(gpus) ** OF_GPUS
             case "cost":
                 assert self.price is not None  # checked in question_of
                 return gpus * step_time_s / SECONDS_PER_HOUR * self.price.per_gpu_hour

@@ -192,15 +192,22 @@ class BestResult(BestPages, AnswerInFacts):
         return OrderedSettings(answers=self.answers, ten=self.ten, ties=self.ties)
 
     def more(self, other: TriedSetting) -> float:
-        """Return by which fraction `other` is worse than the best."""
+        """Return by which fraction `other` is worse than the best.
+
+        With the fewest GPUs as objective, it is that of GPUs if they differ.
+        """
         assert self.best is not None
         assert self.best.value
         assert other.value is not None
+        if self.objective == "gpus" and other.gpus != self.best.gpus:
+            return other.gpus / self.best.gpus - 1
         return other.value / self.best.value - 1
 
     def is_tie(self, other: TriedSetting) -> bool | None:
         """Return True if `other` is within the error of its ratio to the best; None if unknown."""
         assert self.best is not None
+        if self.objective == "gpus" and other.gpus != self.best.gpus:
+            return False
         found = counts(self.more(other), self.best.outcome.error, other.outcome.error)
         return None if found is None else not found
 
@@ -408,7 +415,9 @@ class BestResult(BestPages, AnswerInFacts):
             return f"best{verdict}"
         verdict = f", within the error{verdict}" if self.is_tie(each) else verdict
         verdict += f", {each.longer()}" if each.outcome.slower >= LONGER else ""
-        return f"{self.more(each):+.1%}{verdict}"
+        best = each if self.best is None else self.best
+        of_gpus = " GPUs" if self.objective == "gpus" and each.gpus != best.gpus else ""
+        return f"{self.more(each):+.1%}{of_gpus}{verdict}"
 
     def _losses_text(self) -> str:
         many = sorted(self.losses, key=lambda each: -each.count)[:REASONS_SHOWN]
@@ -451,7 +460,7 @@ class BestResult(BestPages, AnswerInFacts):
             "step_time_s": each.outcome.step_time_s,
             "peak_reserved_bytes": each.outcome.memory_bytes,
             "usable_memory_bytes": each.outcome.usable_bytes,
-            "value": each.value,
+            "value": each.gpus if self.objective == "gpus" else each.value,
             "error": error_object(
                 each.outcome.error, each.outcome.step_time_s, each.outcome.error_text
             ),

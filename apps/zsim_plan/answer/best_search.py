@@ -23,7 +23,7 @@ from zsim.workers.dask_cluster import dask_cluster
 from zsim.workers.processes import cores, processes
 from zsim_plan.answer.best_question import FABRIC_KEY, BestOptions, Question, question_of
 from zsim_plan.answer.best_result import BestResult, LossReason
-from zsim_plan.answer.search_text import BETTER
+from zsim_plan.answer.search_text import may_exist
 from zsim_plan.answer.setting_pool import SettingPool
 from zsim_plan.answer.setting_trial import SettingOutcome, sure_bytes, tried
 from zsim_plan.answer.tried_setting import TriedSetting
@@ -286,7 +286,7 @@ class _SearchRun:
         found = f"{simulated}, best so far {seconds} a step: {best.description()}"
         if self.pool.unbounded or self.search.best == inf:
             return found
-        return f"{found}; up to {self.search.gap:.1%} {BETTER[self.question.objective]} may exist"
+        return f"{found}; {may_exist(self.question.objective, self.search.gap)}"
 
     def _is_over(self, running: Iterable[tuple[int, int]]) -> bool:
         """Return True if no setting other than those `running` may be simulated."""

@@ -66,7 +66,7 @@ class ClusterAnswer:
         if self.best is None or self.best.value is None:
             return None
         if self.result.objective == "gpus":
-            return self.best.value
+            return float(self.best.gpus)
         goodput = self.result.goodput_of(self.best.gpus)
         lost = 1.0 if goodput is None else goodput.passing_s(1.0)
         if goodput is not None and self.result.objective == "cost":
@@ -90,9 +90,10 @@ class ClusterChoice(AnswerInFacts):
     def ranked(self) -> tuple[ClusterAnswer, ...]:
         """Results, the best first; those on which nothing fits come last."""
 
-        def order(each: ClusterAnswer) -> tuple[bool, bool, float]:
+        def order(each: ClusterAnswer) -> tuple[bool, bool, float, float]:
             is_sure = each.best is not None and each.best.outcome.is_sure
-            return each.value is None, not is_sure, each.value or 0.0
+            step_s = 0.0 if each.best is None else each.best.outcome.step_time_s
+            return each.value is None, not is_sure, each.value or 0.0, step_s
 
         return tuple(sorted(self.answers, key=order))
 

@@ -12,6 +12,9 @@ from zsim_plan.answer.tried_setting import TriedSetting
 MOST_GAP: Final = 0.05
 """Maximum gap at which a search counts as finished: settings not reached may be better by this."""
 
+ALL: Final = 0.999
+"""Gap between settings with different numbers of GPUs, if the fewest are sought."""
+
 BETTER: Final = {
     "time": "faster",
     "cost": "cheaper",
@@ -102,6 +105,13 @@ def better_unsure(found: FoundSettings) -> list[tuple[str, str]]:
     return [("faster" if found.objective == "time" else "better", text)]
 
 
+def may_exist(objective: str, gap: float) -> str:
+    """Return by how much a setting that was not simulated may be better."""
+    if objective == "gpus" and gap > ALL:
+        return "fewer GPUs may do"
+    return f"up to {gap:.1%} {BETTER[objective]} may exist"
+
+
 def unfinished_text(state: SearchState, *, has_best: bool, is_sure: bool) -> str:
     """Return a warning that a setting better by more than 5 % may be missed; empty if not."""
     is_cut_off = state.is_stopped or state.is_interrupted
@@ -111,7 +121,7 @@ def unfinished_text(state: SearchState, *, has_best: bool, is_sure: bool) -> str
     if not has_best:
         left = f"nothing fits so far, {left}"
     elif is_sure and state.gap < 1:
-        left = f"up to {state.gap:.1%} {BETTER[state.objective]} may exist, {left}"
+        left = f"{may_exist(state.objective, state.gap)}, {left}"
     more = f"continue with --search-operations {max(2 * state.operations, 1)}"
     if state.is_stopped:
         more = f"it reached its limit of processor time, {more}"

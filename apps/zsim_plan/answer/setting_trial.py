@@ -42,6 +42,7 @@ from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import StepError
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
+from zsim_plan.answer.folded_pipeline import FoldedPipeline, folded_pipeline
 from zsim_plan.answer.setting_bound import SettingBound, least_bound
 from zsim_plan.bounds.collective_bounds import CollectiveBounds
 from zsim_plan.bounds.memory_bounds import device_bytes, host_state_bytes
@@ -149,32 +150,51 @@ def tried(tables: Mapping[str, Any], *, times_unsure: bool = True) -> SettingOut
 
 
 def _tried(tables: Mapping[str, Any], *, times_unsure: bool) -> SettingOutcome:
-    found = forecast(tables, None)  # most failures need no simulation
-    if not isinstance(found, str) and found.fits:
+    try:
+        pipeline = folded_pipeline(tables)
+        return _outcome(tables, pipeline, times_unsure=times_unsure)
+    except RUN_FAULTS as fault:
+        return SettingOutcome(refusal=str(fault).removeprefix("scenario: "))
+
+
+def _outcome(
+    tables: Mapping[str, Any], pipeline: FoldedPipeline | None, *, times_unsure: bool
+) -> SettingOutcome:
+    """Return the result of a setting, from its memory alone if that decides.
+
+    Raises:
+        MistakeError, BackendError, RunFailedError, NoRouteError: the setting cannot run.
+    """
+    found, is_certain = (forecast(tables, None), False) if pipeline is None else pipeline.memory()
+    if found is not None and not isinstance(found, str) and found.fits:
         outcome = SettingOutcome(
             memory_bytes=found.needed_bytes,
             usable_bytes=found.usable_bytes,
             kept_bytes=found.kept_bytes,
             fits=True,
         )
-        was_simulated = found.step_time_s > 0  # else memory may be an upper bound
-        is_unsure = outcome.keeps_to_be_unsure or (was_simulated and not outcome.is_sure)
+        is_certain = is_certain or found.step_time_s > 0  # else memory may be an upper bound
+        is_unsure = outcome.keeps_to_be_unsure or (is_certain and not outcome.is_sure)
         if is_unsure and not times_unsure:
             return outcome
-        found = forecast(tables)
+        found = None
+    if found is None:
+        found = forecast(tables) if pipeline is None else pipeline.forecast()
     if isinstance(found, str):
         return SettingOutcome(refusal=found.removeprefix("scenario: "))
-    try:
-        job = settled_source(_as_simulated(tables)).job()
-    except RUN_FAULTS as fault:
-        return SettingOutcome(refusal=str(fault))
-    found_error = step_error(job)
-    return SettingOutcome(
+    outcome = SettingOutcome(
         step_time_s=found.step_time_s,
         memory_bytes=found.needed_bytes,
         usable_bytes=found.usable_bytes,
         kept_bytes=found.kept_bytes,
         fits=found.fits,
+    )
+    if not found.fits:
+        return outcome
+    job = settled_source(_as_simulated(tables)).job() if pipeline is None else pipeline.job
+    found_error = step_error(job)
+    return replace(
+        outcome,
         error_text=found_error.text,
         error=StepError.of(found_error.bounds, found_error.features_text),
         slower=slower_of(job.cluster, features_of(job)),

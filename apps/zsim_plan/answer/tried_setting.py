@@ -80,7 +80,7 @@ class TriedSetting:
         parts += [
             words.format(degree)
             for key, words in AXES.items()
-            if (degree := self.changes.get(key, 1)) != 1
+            if (degree := self.changes.get(key, 1)) != 1 or (key in SAID and key in self.changes)
         ]
         micro, times = (self.changes[f"train.{key}"] for key in BATCHES)
         parts.append(f"micro-batch {micro}" + (f" x {times}" if times != 1 else ""))
@@ -110,6 +110,9 @@ AXES = {
     "parallel.expert": "{}-way expert parallel",
     "parallel.expert_tensor": "{}-way expert-tensor parallel",
 }
+SAID = frozenset({"parallel.expert_tensor"})
+"""Axes that are named even with one rank: without a value, experts have the tensor ranks."""
+
 CHOSEN = frozenset(
     {
         *("zero.emulate", "zero.stage", "cluster.fabric", "activations.checkpointing"),

@@ -31,12 +31,13 @@ def pipeline_s(
     if steps <= few:
         return _seconds(model, strategy, speeds, cut)
     whole_s, less_s = (
-        _seconds(model, _accumulating(strategy, count), speeds, cut) for count in (few, few - turn)
+        _seconds(model, accumulating(strategy, count), speeds, cut) for count in (few, few - turn)
     )
     return whole_s + (steps - few) * (whole_s - less_s) / turn
 
 
-def _accumulating(strategy: Strategy, steps: int) -> Strategy:
+def accumulating(strategy: Strategy, steps: int) -> Strategy:
+    """Return the strategy with `steps` micro-batches in a step."""
     train = strategy.train.model_copy(update={"gradient_accumulation_steps": steps})
     return strategy.model_copy(update={"train": train})
 

@@ -22,7 +22,8 @@ _Key = tuple[str, int, str]
 def plainest(groups: Sequence[SettingGroup]) -> list[list[int]]:
     """Return for each runtime, stage and checkpointing the groups in the order to consider.
 
-    The first that may fit is the plain setting with the fewest tensor and pipeline ranks.
+    The first that may fit is the plain setting with the fewest tensor, pipeline and context ranks.
+    Ranks that share a sequence exchange keys in many small steps, which take long to simulate.
     """
     found = _usable(groups)
     return [sorted(found[key], key=lambda place: _plainness(groups[place])) for key in found]
@@ -30,7 +31,8 @@ def plainest(groups: Sequence[SettingGroup]) -> list[list[int]]:
 
 def _plainness(group: SettingGroup) -> tuple[object, ...]:
     tensor, pipeline = _number(group, "parallel.tensor"), _number(group, "parallel.pipeline")
-    return tensor * pipeline, tensor, pipeline, *_size(group)
+    context = _number(group, "parallel.context")
+    return tensor * pipeline * context, context, tensor, pipeline, *_size(group)
 
 
 def plain_settings(groups: Sequence[SettingGroup]) -> list[list[int]]:

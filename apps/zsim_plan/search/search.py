@@ -26,8 +26,11 @@ FRONT_MOST = 12
 """Maximum number of trials spent on less memory."""
 
 GAP_EVERY = 3
-"""Period of trials of the group whose bound leaves the largest gap, and of those among them that
-are expected not to fit: the memory of a schedule takes a fraction of the time of its simulation."""
+"""Period of trials of the group whose bound leaves the largest gap, if it is expected to fit."""
+
+TIGHT_EVERY = 6
+"""Period of trials of that group if it is expected not to fit. They find no answer, and to write a
+schedule takes half as long as to simulate it."""
 
 LEAST_MOST = 24
 """Number of families to try before settings that are held back are added."""
@@ -275,7 +278,7 @@ class Search:
             found = self._front_pick()
         if found is None and self._picks % GAP_EVERY == 0:
             found = self._lowest_that_fits()
-        elif found is None and self._picks % GAP_EVERY == 1:
+        elif found is None and self._picks % TIGHT_EVERY == 1:
             found = self._lowest_that_is_tight()
         found = self._best_pick() if found is None else found
         return self._front_pick() if found is None else found

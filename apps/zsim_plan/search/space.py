@@ -192,7 +192,7 @@ class SettingGroup:
         found = 1.02
         found += 0.02 if self.changes["parallel.tensor"] != 1 else 0.0
         found += 0.01 if self.changes["parallel.pipeline"] != 1 else 0.0
-        found += 0.04 if self.changes.get("parallel.context", 1) != 1 else 0.0
+        found += 0.02 if self.changes.get("parallel.context", 1) != 1 else 0.0
         found += 0.02 if self.changes.get("parallel.expert", 1) != 1 else 0.0
         found += 0.25 if self.moves_states else 0.0
         return found + (0.05 if self._search.is_slow else 0.0)

@@ -258,6 +258,25 @@ def test_fewer_gpus_are_taken_where_they_are_what_is_sought_unless_they_are_late
     assert more.outcome.step_time_s * tokens / batch <= late_s
 
 
+def test_of_as_many_gpus_the_faster_setting_wins_where_the_fewest_are_sought(
+    found: BestResult,
+) -> None:
+    asked = question_of("llama3.2-1b", "8xh100", TINY, objective="gpus")
+    assert asked.value(1e5, 1) < asked.value(0.0, 2) < asked.value(1e-3, 2)
+    assert asked.value(1.1, 64) / asked.value(1.0, 64) == pytest.approx(1.1)
+    first = filled(found.answers[0], 0.4)
+    slower = replace(filled(found.answers[0], 0.5, faster=0.8), gpus=4)
+    larger = replace(filled(found.answers[0], 0.3, faster=2.0), gpus=8)
+    every = [replace(first, gpus=4), slower, larger]
+    every = [
+        replace(each, value=asked.value(each.outcome.step_time_s, each.gpus)) for each in every
+    ]
+    result = replace(found, tried=sorted(every, key=lambda each: each.order), objective="gpus")
+    assert result.answers == tuple(every)
+    assert [result.more(each) for each in every] == pytest.approx([0.0, 0.25, 1.0])
+    assert result.is_tie(larger) is False
+
+
 @pytest.mark.one_commit_in(18)
 def test_the_best_of_several_fabrics_is_that_of_the_best_one() -> None:
     fabrics = ("rail_optimized", "fat_tree_3")

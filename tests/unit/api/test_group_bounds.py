@@ -95,4 +95,4 @@ def test_more_gpus_are_bounded_only_where_fewer_may_not_suffice() -> None:
         added = sum(len(each.knobs) for each in pool.groups)
         assert added + pool.refused.total() == pool.settings
         left_out = [branch.bound for branch in pool.branches(known)]
-        assert {*left_out} == {each for each in (2, 4, 8) if each > gpus}
+        assert {*left_out} == {asked.value(0.0, each) for each in (2, 4, 8) if each > gpus}

@@ -103,6 +103,34 @@ def test_a_step_of_latent_attention_on_tensor_ranks_is_proved(
     assert check(make_schedule(built, strategy), built) == ()
 
 
+@pytest.mark.parametrize("option", ["async_tensor_model_parallel_allreduce", "tp_comm_overlap"])
+@pytest.mark.parametrize("query_rank", [24, None])
+def test_other_layers_of_latent_attention_overlap_collectives(
+    query_rank: int | None, option: str
+) -> None:
+    latent = replace(LATENT, query_rank=query_rank)
+    strategy = Strategy(
+        parallel=Parallel(data=2, tensor=2),
+        zero=Zero(stage=1, emulate=Megatron(sequence_parallel=True, **{option: True})),
+        train=Train(gradient_accumulation_steps=2),
+    )
+    built = transformer(
+        replace(shape(latent), execution=strategy.execution),
+        micro_batch_size=1,
+        tensor=2,
+        sequence=True,
+        precision=strategy.train.precision,
+    )
+    assert check(make_schedule(built, strategy), built) == ()
+    fused = {
+        segment.parameters[0]
+        for unit in built.units
+        for segment in unit.segments
+        if any(kernel.part for kernel in (*segment.forward, *segment.backward))
+    }
+    assert "block0.gate.weight" in fused
+
+
 def test_a_runtime_that_compresses_all_tokens_is_refused() -> None:
     execution = Strategy(zero=Zero(stage=3, emulate=FSDP2())).execution
     with pytest.raises(ModelError, match="latent: not modelled with tensor 2 for this runtime"):

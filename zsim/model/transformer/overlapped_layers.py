@@ -57,7 +57,7 @@ def overlapped(
     found: list[Stretch] = []
     for stretch in stretches:
         operators = list(stretch.operators)
-        if stretch.sums_gradients:
+        if stretch.sums_gradients and _is_one_layer(stretch):
             operators = _first_layers(size, stretch.inputs[0], operators, first)
         if stretch.ends is not None:
             operators[-1] = _last_layer(size, operators[-1], last)
@@ -68,7 +68,7 @@ def overlapped(
 def beside_nccl(size: Size, stretch: Stretch) -> Stretch:
     """Return a stretch with joined column-parallel layers whose backward overlaps NCCL."""
     is_beside = size.fused_by is TokenFusion.NCCL and stretch.sums_gradients
-    if not is_beside or not _is_trained(stretch):
+    if not is_beside or not _is_trained(stretch) or not _is_one_layer(stretch):
         return stretch
     operators = _one_layer(
         stretch.inputs[0],
@@ -138,6 +138,12 @@ def _one_layer(
 def _is_trained(stretch: Stretch) -> bool:
     """Return True if all layers train: a frozen weight has no product to overlap."""
     return not any(weight.frozen for each in stretch.operators for weight in each.parameters)
+
+
+def _is_one_layer(stretch: Stretch) -> bool:
+    """Return True if layers read one input; those of latent attention read several."""
+    read = {each.name for own in stretch.operators if own.parameters for each in own.reads}
+    return len(read.intersection(stretch.inputs)) <= 1
 
 
 def _is_layer(operator: Operator, source: str) -> bool:
