@@ -56,6 +56,8 @@ class Rendezvous:
         self._carried: dict[tuple[object, ...], int | None] = {}
         self._sends: dict[tuple[int, str, int], int] = {}
         self._rings: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._passed: dict[tuple[int, int], Fraction] = {}
+        self._busiest: dict[tuple[object, ...], tuple[int, int | None]] = {}
 
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
@@ -262,7 +264,7 @@ class Rendezvous:
         member, size_bytes = first.members[0]
         is_one = len(met) == 1 or all(len(entry.keys) == 1 for entry in met)
         if is_one and len(first.keys) == 1 and isinstance(member, CollectiveOperation):
-            size_bytes, between_bytes = _most_bytes(met, 0)
+            size_bytes, between_bytes = self._most_bytes(met, 0)
             number, latency_ps = self.ring(first.rank_class, member, size_bytes, between_bytes)
         else:
             number, size_bytes, latency_ps = self._together(met)
@@ -285,7 +287,7 @@ class Rendezvous:
 
         network = self.network
 
-        moves = None if first.moves is None else _moves(met, size_bytes)
+        moves = None if first.moves is None else self._moves(met, size_bytes)
 
         def begin() -> None:
             network.join(number, size_bytes, step, finish, moves=moves)
@@ -366,7 +368,7 @@ class Rendezvous:
                     latency_ps = self._links.send_latency_ps(*peer, self.network.state)
                 else:
                     assert isinstance(member, CollectiveOperation)
-                    size_bytes, between_bytes = _most_bytes(met, index)
+                    size_bytes, between_bytes = self._most_bytes(met, index)
                     number, latency_ps = self.ring(
                         entry.rank_class, member, size_bytes, between_bytes
                     )
@@ -379,37 +381,50 @@ class Rendezvous:
         taken, size_bytes = joined(parts)
         return self.network.number(taken), size_bytes, longest_ps
 
+    def _most_bytes(self, met: Sequence[Arrival], index: int) -> tuple[int, int | None]:
+        """Return the bytes of collective number `index` of entries that meet.
 
-def _most_bytes(met: Sequence[Arrival], index: int) -> tuple[int, int | None]:
-    """Return the bytes of collective number `index` of entries that meet.
+        With unequal blocks, these are the bytes of the busiest member, and the bytes that the
+        busiest domain exchanges with the others.
+        """
+        first = met[0]
+        member, size_bytes = first.members[index]
+        if not isinstance(member, AllToAll) or not member.sent:
+            return size_bytes, None
+        exchanges = [
+            (entry.rank_class.index, each)
+            for entry in met
+            for each in (entry.members[index][0],)
+            if isinstance(each, AllToAll)
+        ]
+        blocks = tuple([(where, each.sent, each.received, each.kept) for where, each in exchanges])
+        communicator = first.rank_class.communicators[member.group]
+        key = (communicator.index, member.wire, blocks)
+        found = self._busiest.get(key)
+        if found is None:
+            from zsim_des.engine.unequal_blocks import busiest  # noqa: PLC0415 (few schedules have unequal blocks)
 
-    With unequal blocks, these are the bytes of the busiest member, and the bytes that the busiest
-    domain exchanges with the others.
-    """
-    member, size_bytes = met[0].members[index]
-    if not isinstance(member, AllToAll) or not member.sent:
-        return size_bytes, None
-    from zsim_des.engine.unequal_blocks import busiest  # noqa: PLC0415 (few schedules have unequal blocks)
+            found = self._busiest[key] = busiest(communicator, exchanges)
+        return found
 
-    exchanges = [
-        (entry.rank_class.index, each)
-        for entry in met
-        for each in (entry.members[index][0],)
-        if isinstance(each, AllToAll)
-    ]
-    return busiest(met[0].rank_class.communicators[member.group], exchanges)
+    def _moves(self, met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:
+        """Return a function that tells each entry the rate at which it passes the GPU's memory."""
+        passes = [self._share(entry.members, size_bytes) for entry in met]
 
+        def moves(per_s: Fraction) -> None:
+            for entry, share in zip(met, passes, strict=True):
+                assert entry.moves is not None
+                entry.moves(per_s * share)
 
-def _moves(met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:
-    """Return a function that tells each entry the rate at which it passes the GPU's memory."""
-    passes = [_passes(entry.members) / size_bytes for entry in met]
+        return moves
 
-    def moves(per_s: Fraction) -> None:
-        for entry, share in zip(met, passes, strict=True):
-            assert entry.moves is not None
-            entry.moves(per_s * share)
-
-    return moves
+    def _share(self, members: tuple[tuple[Communication, int], ...], size_bytes: int) -> Fraction:
+        """Return the bytes that pass a GPU's memory for each byte of progress."""
+        key = (id(members), size_bytes)
+        found = self._passed.get(key)
+        if found is None:
+            found = self._passed[key] = _passes(members) / size_bytes
+        return found
 
 
 def _passes(members: tuple[tuple[Communication, int], ...]) -> Fraction:

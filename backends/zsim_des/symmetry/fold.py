@@ -5,6 +5,10 @@ are equivalent (ranks, domains, loads on links). The ranks that they meet in com
 and Receive and on links must also be in the same classes. So one rank represents its class exactly,
 and one link its class; one collective represents the collectives of all communicators of a class.
 If links die during the run, classes must hold before and after.
+
+If one member of every expert group is the busiest, the others are in one class with each other, as
+if none was: they wait for the same exchanges at the same times. The fold then keeps the busiest
+member and one of the others (docs/adr/0056-expert-groups-have-two-classes.md).
 """
 
 from collections.abc import Sequence
@@ -14,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule import RankRole, Schedule
 from zsim_des.network.communicator_placement import Ints, Spread, Used, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.link_loads import (
@@ -32,7 +36,7 @@ from zsim_des.network.outage import NOTHING_DEAD, Outage
 from zsim_des.network.routes import Routes
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, FoldedLink, Peer, RankClass, Taken
 from zsim_des.symmetry.fault_state import Disturbances
-from zsim_des.symmetry.refinement import Colours, Mixes, mixed, sums
+from zsim_des.symmetry.refinement import Colours, Mixes, distinct, mixed, sums
 
 Key = TypeVar("Key")
 
@@ -43,17 +47,19 @@ def fold(
     *,
     unfold: bool = False,
     used: Used | None = None,
+    whole: Schedule | None = None,
 ) -> Fold:
     """Return the classes of `schedule` on a cluster; a rank with a fault is in a separate class.
 
     With `unfold`, every rank and link is its own class. `used` is the traffic of the schedule, if
-    already known.
+    already known. `whole` is the schedule whose roles are not divided by numbers of rows: the parts
+    of one of its roles are classes that do not divide each other.
 
     Raises:
         CutError: ranks that exchange bytes cannot reach each other even with nothing dead.
     """
     known = used_of(schedule) if used is None else used
-    return _Folding(schedule, disturbances, known, unfold=unfold).fold()
+    return _Folding(schedule, disturbances, known, unfold=unfold, whole=whole).fold()
 
 
 @dataclass(slots=True)
@@ -76,7 +82,13 @@ class _Folding:
     """Properties of ranks, communicators and links, from which the classes are computed."""
 
     def __init__(
-        self, schedule: Schedule, disturbances: Disturbances, used: Used, *, unfold: bool
+        self,
+        schedule: Schedule,
+        disturbances: Disturbances,
+        used: Used,
+        *,
+        unfold: bool,
+        whole: Schedule | None,
     ) -> None:
         cluster = disturbances.cluster
         every = np.arange(schedule.mesh.size)
@@ -96,7 +108,8 @@ class _Folding:
         if unfold:
             traits, marks = [every], mixed(np.arange(len(self._used)), 0)
         else:
-            traits, marks = self._traits(places), self._marks()
+            roles = schedule.roles if whole is None else whole.roles
+            traits, marks = self._traits(places, roles), self._marks()
         self._colours = Colours(
             traits=traits,
             marks=marks,
@@ -113,7 +126,12 @@ class _Folding:
             host_flows=list(self._host_flows.values()),
         )
         self._colours.refine(keep_ranks=unfold)
+        if whole is not None and not unfold:
+            parts = self._roles(places, schedule.roles)
+            self._colours.divide(parts, further=not self._pairs(parts))
         self._index_of, self._firsts, self._counts = _by_first(self._colours.ranks)
+        if whole is not None and not unfold:
+            self._firsts = self._typical()
 
     def _state(self, index: int, outage: Outage) -> _State:
         """Return the tables of a state; if it cuts ranks off, those without an outage."""
@@ -169,9 +187,35 @@ class _Folding:
                 table.link = number[table.link[kept]]
         return np.flatnonzero(is_used)
 
-    def _traits(self, places: dict[str, Ints]) -> list[Ints]:
-        """Return the initial properties that distinguish ranks."""
-        mesh, roles = self._schedule.mesh, self._schedule.roles
+    def _pairs(self, parts: Ints) -> bool:
+        """Return True if ranks that are equal in colour and part exchange messages with such."""
+        mine = mixed(self._colours.ranks, 0) + mixed(parts, 1)
+        for spread in self._spreads:
+            for peer in spread.peer.values():
+                theirs = np.where(peer >= 0, mine[peer], 0)
+                pairs = np.unique(np.stack([mine, theirs]), axis=1)
+                if pairs.shape[1] > distinct(mine):
+                    return False
+        return True
+
+    def _typical(self) -> list[int]:
+        """Return by class the first rank whose communicators are those of most of the class."""
+        alike = np.zeros(len(self._index_of), np.uint64)
+        for salt, (spread, colour) in enumerate(
+            zip(self._spreads, self._colours.communicators, strict=True)
+        ):
+            held = spread.communicator >= 0
+            alike += np.where(held, mixed(colour, salt)[spread.communicator], 0)
+        found: list[int] = []
+        for index in range(len(self._firsts)):
+            members = np.flatnonzero(self._index_of == index)
+            _, firsts, counts = _by_first(alike[members])
+            found.append(int(members[firsts[int(np.argmax(counts))]]))
+        return found
+
+    def _roles(self, places: dict[str, Ints], roles: Sequence[RankRole]) -> Ints:
+        """Return by rank the number of its role."""
+        mesh = self._schedule.mesh
         role = np.zeros(mesh.size, np.int64)
         if len(roles) > 1:
             for index, ranks in enumerate(roles):
@@ -180,7 +224,12 @@ class _Folding:
                     for name, limit in mesh.limits(box).items():
                         inside &= (places[name] >= limit.start) & (places[name] < limit.stop)
                     role[inside] = index
-        found = [role, self._trouble.rank_marks(mesh.size)]
+        return role
+
+    def _traits(self, places: dict[str, Ints], roles: Sequence[RankRole]) -> list[Ints]:
+        """Return the initial properties that distinguish ranks."""
+        ranks = self._schedule.mesh.size
+        found = [self._roles(places, roles), self._trouble.rank_marks(ranks)]
         for index, spread in enumerate(self._spreads):
             found += [spread.on_domain, spread.domains, *spread.far.values()]
             held = spread.communicator >= 0
@@ -213,11 +262,15 @@ class _Folding:
         ):
             class_of, firsts, counts = _by_first(colour)
             numbers.append((class_of + len(communicators)).tolist())
-            for where, count in zip(firsts, counts, strict=True):
+            own = {
+                each: class_of[spread.communicator[rank]] for each, rank in enumerate(self._firsts)
+            }
+            for number, (where, count) in enumerate(zip(firsts, counts, strict=True)):
                 members = spread.members[where]
                 domain = self._node[members] // self._trouble.cluster.nodes_per_domain
                 member_classes = self._index_of[members]
-                classes = np.flatnonzero(np.bincount(member_classes)).tolist()
+                found = np.flatnonzero(np.bincount(member_classes)).tolist()
+                classes = [each for each in found if own[each] == number]
                 made = CommunicatorClass(
                     index=len(communicators),
                     group=spread.name,

@@ -16,7 +16,7 @@ from zsim_des.network.link_loads import LoadTable
 
 Mixes = npt.NDArray[np.uint64]
 
-OWN, LINK, MEMBER, MEETS = range(1, 5)
+OWN, LINK, MEMBER, MEETS, DIVIDES = range(1, 6)
 """Salts, one for each relation between colours."""
 
 
@@ -95,6 +95,12 @@ class Colours:
             if not keep_ranks:
                 self.ranks = self._ranks()
             self.communicators = self._communicators()
+
+    def divide(self, parts: Ints, *, further: bool) -> None:
+        """Divide the classes of ranks by `parts`, and `further` until they are stable again."""
+        self.ranks = self.ranks + mixed(parts, DIVIDES)
+        self.communicators = self._communicators()
+        self.refine(keep_ranks=not further)
 
     def _communicators(self) -> list[Mixes]:
         found: list[Mixes] = []
