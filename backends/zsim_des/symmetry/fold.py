@@ -8,7 +8,7 @@ If links die during the run, classes must hold before and after.
 
 If one member of every expert group is the busiest, the others are in one class with each other, as
 if none was: they wait for the same exchanges at the same times. The fold then keeps the busiest
-member and one of the others (docs/adr/0056-expert-groups-have-two-classes.md).
+member and one of the others (docs/adr/0056-large-mixtures-are-folded-further.md).
 """
 
 from collections.abc import Sequence
