@@ -155,7 +155,7 @@ def plan_of(name: str, document: "Document") -> Plan:
     """Return the plan of a schedule; `name` starts messages about it.
 
     Raises:
-        MistakeError: it has no model, or its binding does not fit.
+        MistakeError: the model is missing, or the binding does not fit the schedule.
     """
     if document.model is None:
         raise MistakeError(f"{name}: model: missing; a plan needs it")

@@ -56,7 +56,6 @@ class Rendezvous:
         self._carried: dict[tuple[object, ...], int | None] = {}
         self._sends: dict[tuple[int, str, int], int] = {}
         self._rings: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._passed: dict[tuple[int, int], Fraction] = {}
         self._busiest: dict[tuple[object, ...], tuple[int, int | None]] = {}
 
     def keys(
@@ -287,7 +286,7 @@ class Rendezvous:
 
         network = self.network
 
-        moves = None if first.moves is None else self._moves(met, size_bytes)
+        moves = None if first.moves is None else _moves(met, size_bytes)
 
         def begin() -> None:
             network.join(number, size_bytes, step, finish, moves=moves)
@@ -407,24 +406,17 @@ class Rendezvous:
             found = self._busiest[key] = busiest(communicator, exchanges)
         return found
 
-    def _moves(self, met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:
-        """Return a function that tells each entry the rate at which it passes the GPU's memory."""
-        passes = [self._share(entry.members, size_bytes) for entry in met]
 
-        def moves(per_s: Fraction) -> None:
-            for entry, share in zip(met, passes, strict=True):
-                assert entry.moves is not None
-                entry.moves(per_s * share)
+def _moves(met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:
+    """Return a function that tells each entry the rate at which it passes the GPU's memory."""
+    passes = [_passes(entry.members) / size_bytes for entry in met]
 
-        return moves
+    def moves(per_s: Fraction) -> None:
+        for entry, share in zip(met, passes, strict=True):
+            assert entry.moves is not None
+            entry.moves(per_s * share)
 
-    def _share(self, members: tuple[tuple[Communication, int], ...], size_bytes: int) -> Fraction:
-        """Return the bytes that pass a GPU's memory for each byte of progress."""
-        key = (id(members), size_bytes)
-        found = self._passed.get(key)
-        if found is None:
-            found = self._passed[key] = _passes(members) / size_bytes
-        return found
+    return moves
 
 
 def _passes(members: tuple[tuple[Communication, int], ...]) -> Fraction:

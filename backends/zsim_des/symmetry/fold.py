@@ -36,7 +36,7 @@ from zsim_des.network.outage import NOTHING_DEAD, Outage
 from zsim_des.network.routes import Routes
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, FoldedLink, Peer, RankClass, Taken
 from zsim_des.symmetry.fault_state import Disturbances
-from zsim_des.symmetry.refinement import Colours, Mixes, distinct, mixed, sums
+from zsim_des.symmetry.refinement import Colours, Mixes, by_first, mixed, sums
 
 Key = TypeVar("Key")
 
@@ -127,11 +127,9 @@ class _Folding:
         )
         self._colours.refine(keep_ranks=unfold)
         if whole is not None and not unfold:
-            parts = self._roles(places, schedule.roles)
-            self._colours.divide(parts, further=not self._pairs(parts))
-        self._index_of, self._firsts, self._counts = _by_first(self._colours.ranks)
-        if whole is not None and not unfold:
-            self._firsts = self._typical()
+            self._divide(self._roles(places, schedule.roles))
+        else:
+            self._index_of, self._firsts, self._counts = by_first(self._colours.ranks)
 
     def _state(self, index: int, outage: Outage) -> _State:
         """Return the tables of a state; if it cuts ranks off, those without an outage."""
@@ -187,31 +185,15 @@ class _Folding:
                 table.link = number[table.link[kept]]
         return np.flatnonzero(is_used)
 
-    def _pairs(self, parts: Ints) -> bool:
-        """Return True if ranks that are equal in colour and part exchange messages with such."""
-        mine = mixed(self._colours.ranks, 0) + mixed(parts, 1)
-        for spread in self._spreads:
-            for peer in spread.peer.values():
-                theirs = np.where(peer >= 0, mine[peer], 0)
-                pairs = np.unique(np.stack([mine, theirs]), axis=1)
-                if pairs.shape[1] > distinct(mine):
-                    return False
-        return True
+    def _divide(self, parts: Ints) -> None:
+        """Divide classes by `parts` alone if possible; a typical rank represents each class."""
+        from zsim_des.symmetry.divided_classes import meet_alike, typical  # noqa: PLC0415 (few schedules have parts of roles)
 
-    def _typical(self) -> list[int]:
-        """Return by class the first rank whose communicators are those of most of the class."""
-        alike = np.zeros(len(self._index_of), np.uint64)
-        for salt, (spread, colour) in enumerate(
-            zip(self._spreads, self._colours.communicators, strict=True)
-        ):
-            held = spread.communicator >= 0
-            alike += np.where(held, mixed(colour, salt)[spread.communicator], 0)
-        found: list[int] = []
-        for index in range(len(self._firsts)):
-            members = np.flatnonzero(self._index_of == index)
-            _, firsts, counts = _by_first(alike[members])
-            found.append(int(members[firsts[int(np.argmax(counts))]]))
-        return found
+        is_last = meet_alike(self._colours.ranks, parts, self._spreads)
+        self._colours.divide(parts, further=not is_last)
+        self._index_of, firsts, self._counts = by_first(self._colours.ranks)
+        groups = zip(self._spreads, self._colours.communicators, strict=True)
+        self._firsts = typical(self._index_of, len(firsts), list(groups))
 
     def _roles(self, places: dict[str, Ints], roles: Sequence[RankRole]) -> Ints:
         """Return by rank the number of its role."""
@@ -260,7 +242,7 @@ class _Folding:
         for index, (spread, colour) in enumerate(
             zip(self._spreads, self._colours.communicators, strict=True)
         ):
-            class_of, firsts, counts = _by_first(colour)
+            class_of, firsts, counts = by_first(colour)
             numbers.append((class_of + len(communicators)).tolist())
             own = {
                 each: class_of[spread.communicator[rank]] for each, rank in enumerate(self._firsts)
@@ -326,7 +308,7 @@ class _Folding:
 
     def _links(self, numbers: Sequence[list[int]]) -> tuple[FoldedLink, ...]:
         """Return the classes of links, each with the load of one of them."""
-        _, firsts, counts = _by_first(self._colours.links)
+        _, firsts, counts = by_first(self._colours.links)
         index = np.full(len(self._used), -1)
         index[firsts] = np.arange(len(firsts))
         states = [self._taken(state, numbers, index, len(firsts)) for state in self._states]
@@ -381,16 +363,3 @@ def _entries(table: LoadTable, index: Ints) -> list[tuple[int, int, Fraction]]:
         (owner, link, shares[divisor])
         for owner, link, divisor in zip(owners, links, divisors, strict=True)
     ]
-
-
-def _by_first(colour: Mixes) -> tuple[Ints, list[int], list[int]]:
-    """Return the class of each, and by class its first member and size; numbered by the first."""
-    if len(colour) and (colour == colour[0]).all():
-        return np.zeros(len(colour), np.int64), [0], [len(colour)]
-    _, firsts, inverse, counts = np.unique(
-        colour, return_index=True, return_inverse=True, return_counts=True
-    )
-    order = np.argsort(firsts)
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    return number[inverse], firsts[order].tolist(), counts[order].tolist()

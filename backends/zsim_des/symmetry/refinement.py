@@ -53,6 +53,19 @@ def sums(owner: Ints, values: Mixes, count: int) -> Mixes:
     return found
 
 
+def by_first(colour: Mixes) -> tuple[Ints, list[int], list[int]]:
+    """Return the class of each, and by class its first member and size; numbered by the first."""
+    if len(colour) and (colour == colour[0]).all():
+        return np.zeros(len(colour), np.int64), [0], [len(colour)]
+    _, firsts, inverse, counts = np.unique(
+        colour, return_index=True, return_inverse=True, return_counts=True
+    )
+    order = np.argsort(firsts)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return number[inverse], firsts[order].tolist(), counts[order].tolist()
+
+
 class Colours:
     """Colours of ranks, of links, and by group of communicators.
 
