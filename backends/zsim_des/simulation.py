@@ -23,6 +23,7 @@ from zsim.gc_paused import uncollected
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.predicted_error import step_error
+from zsim.schedule.binding import Ratio
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import (
@@ -90,14 +91,16 @@ class LoweredSchedule:
             found = self.slots_by_course[id(course)] = slots_of(course)
         return found
 
-    def fold(self, disturbances: Disturbances, *, unfold: bool) -> Fold:
+    def fold(
+        self, disturbances: Disturbances, *, unfold: bool, whole: Schedule | None = None
+    ) -> Fold:
         """Return the classes of the schedule; clusters that differ only in bandwidth share them."""
         if unfold:
             return fold(self.schedule, disturbances, unfold=True, used=self.used)
-        key = disturbances.shape()
+        key = disturbances.shape(), whole is None
         found = self.folds.get(key)
         if found is None:
-            found = fold(self.schedule, disturbances, used=self.used)
+            found = fold(self.schedule, disturbances, used=self.used, whole=whole)
             if len(self.folds) >= FOLDS_KEPT:
                 self.folds.clear()
             self.folds[key] = found
@@ -320,7 +323,9 @@ class SimBackend:
         everything = (*self.faults, *faults)
         disturbances = Disturbances(everything, self.neighbours, cluster=job.cluster, seed=seed)
         try:
-            folded = lowered.fold(disturbances, unfold=self.unfold)
+            is_even = isinstance(job.binding, Ratio) and not (everything or self.neighbours)
+            whole = job.named if is_even else None
+            folded = lowered.fold(disturbances, unfold=self.unfold, whole=whole)
             return self._move(job, lowered, disturbances, folded, waits=waits)
         except CutError as error:
             raise NoRouteError(str(error)) from None

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -107,6 +109,45 @@ def plan(schedule: Schedule, model: Model) -> Plan:
         if len(schedule.programs) > 1
         else (),
     )
+
+
+def lengthened(plan: Plan, shorter: Plan, turns: int) -> Plan | None:
+    """Return the plan of a step with `turns` more turns of micro-batches than `plan`.
+
+    `shorter` is the plan of a turn less. Return None if its peaks of memory differ.
+    """
+    stages = list(zip(plan.stages, shorter.stages, strict=True))
+    peaks, others = (
+        [each.peak.bytes, each.host_peak, each.file_peak, *(one.peak.bytes for one in each.stages)]
+        for each in (plan, shorter)
+    )
+    if peaks != others:
+        return None
+    return changed(
+        _longer(plan, shorter, turns),
+        stages=tuple([_longer(each, less, turns) for each, less in stages]),
+        host_bytes=_more(plan.host_bytes, shorter.host_bytes, turns, ("to_host", "from_host")),
+        file_bytes=_more(plan.file_bytes, shorter.file_bytes, turns, ("read", "written")),
+    )
+
+
+_Counted = TypeVar("_Counted", WireBytes, HostBytes, FileBytes, Plan, StagePlan)
+
+
+def _more(one: _Counted, less: _Counted, turns: int, fields: tuple[str, ...]) -> _Counted:
+    """Return `one` with numbers that grow as much in each of `turns` as since `less`."""
+    pairs = {name: (getattr(one, name), getattr(less, name)) for name in fields}
+    return changed(one, **{name: n + turns * (n - m) for name, (n, m) in pairs.items()})
+
+
+_Role = TypeVar("_Role", Plan, StagePlan)
+
+
+def _longer(plan: _Role, shorter: _Role, turns: int) -> _Role:
+    """Return `plan` with the volume and the operations of `turns` more turns."""
+    volumes = zip(plan.wire_bytes, shorter.wire_bytes, strict=True)  # of the same collectives
+    wire_bytes = tuple(_more(each, less, turns, ("bytes",)) for each, less in volumes)
+    return changed(_more(plan, shorter, turns, ("operations",)), wire_bytes=wire_bytes)
 
 
 def _stage(schedule: Schedule, model: Model, program: Program, most: Peak) -> StagePlan:

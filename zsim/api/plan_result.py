@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from zsim.analysis.schedule_plan import Plan, StagePlan
+from zsim.analysis.schedule_plan import Plan, StagePlan, plan
 from zsim.api.answer import AnswerInFacts
 from zsim.api.answer_text import table_text
+from zsim.mistake import MistakeError, mistakes
 from zsim.schedule.schedule import WireBytes
 from zsim.units import format_bytes
+
+if TYPE_CHECKING:
+    from zsim.api.pipeline_fold import MicroBatchFold
+    from zsim.backend.document import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +23,12 @@ class PlanResult(AnswerInFacts):
     Attributes:
         title: title of the scenario, with the changes made to it.
         plan: all figures, in bytes.
+        folded: the micro-batches that are written of a pipeline too large to write; else None.
     """
 
     title: str
     plan: Plan = field(repr=False)
+    folded: "MicroBatchFold | None" = None
 
     @property
     def parameters(self) -> int:
@@ -57,6 +65,8 @@ class PlanResult(AnswerInFacts):
         if plan.file_peak is not None:
             files = f"{format_bytes(plan.file_peak.bytes)} for each GPU"
             lines.append(("files on NVMe", files))
+        if (fold := self.folded) is not None:
+            lines.append(("micro-batches", f"{fold.simulated} of {fold.micro_batches} written"))
         return [*lines, ("operations", f"{plan.operations:,} in a step, on {who}")]
 
     def text(self) -> str:
@@ -139,6 +149,23 @@ class PlanResult(AnswerInFacts):
                 yield table_text((title, "bytes", ""), rows, ruled=True)
         if plan.stages:
             yield _stages_text(plan.stages)
+
+
+def plan_of(name: str, document: "Document") -> Plan:
+    """Return the plan of a schedule; `name` starts messages about it.
+
+    Raises:
+        MistakeError: the model is missing, or the binding does not fit the schedule.
+    """
+    if document.model is None:
+        raise MistakeError(f"{name}: model: missing; a plan needs it")
+    schedule = document.schedule
+    if schedule.counts:
+        from zsim.backend.document import DocumentError
+
+        with mistakes(DocumentError, prefix=f"{name}: "):
+            schedule = document.bound()[1].schedule
+    return plan(schedule, document.model)
 
 
 def _stages_text(stages: Sequence[StagePlan]) -> str:

@@ -1,13 +1,14 @@
 """`zsim.check`: the result of proving a schedule before it runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.api.answer import Answer
 from zsim.api.notebook import facts_html
+from zsim.api.pipeline_fold import MicroBatchFold, fold_of_large
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.files.trace_file import read_trace
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from zsim.backend.document import Document
 
 
+NOT_OF_ALL = "values and totals of the micro-batches that are left out"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofResult(Answer):
     """Result of proving a schedule.
@@ -34,12 +38,14 @@ class ProofResult(Answer):
         findings: errors of the schedule, each with place, reason and witness; empty if proved.
         proved: properties that hold, and their scope.
         not_shown: properties that were not checked, and the reasons.
+        folded: the micro-batches that are proved of a pipeline too large to write; else None.
     """
 
     schedule: Schedule = field(repr=False)
     findings: tuple[Finding, ...]
     proved: tuple[str, ...] = ()
     not_shown: tuple[str, ...] = ()
+    folded: MicroBatchFold | None = None
 
     @property
     def is_right(self) -> bool:
@@ -56,6 +62,7 @@ class ProofResult(Answer):
     def text(self) -> str:
         """Return one line per finding, then the proved and the unchecked properties."""
         lines = [self.title]
+        lines += [] if self.folded is None else [f"micro-batches: {self.folded.proved}"]
         for number, each in enumerate(self.findings, start=1):
             lines.append(f"{number}. {each.invariant}: {each.where}: {each.why}")
         lines += [f"proved: {', '.join(self.proved)}"] * bool(self.proved)
@@ -91,6 +98,7 @@ class ProofResult(Answer):
             ],
             "proved": list(self.proved),
             "not_shown": list(self.not_shown),
+            **({} if self.folded is None else {"folded": asdict(self.folded)}),
         }
 
     def _repr_html_(self) -> str:
@@ -108,6 +116,8 @@ def check(
 ) -> ProofResult:
     """Prove a schedule: no deadlock, no race, no use after free, the values of plain training.
 
+    Of a pipeline that is too large to write, a step with fewer micro-batches is proved.
+
     Args:
         scenario: scenario as in `load`, or a schedule built by hand.
         changes: values by key, as in `load`.
@@ -118,11 +128,13 @@ def check(
         MistakeError: the scenario or the trace cannot be read.
     """
     document: Document | None = None
+    large = None
     if isinstance(scenario, Schedule):
         schedule = scenario
     else:
         loaded = load(scenario, changes)
-        document = loaded.document
+        large = fold_of_large(loaded) if against is None else None
+        document = loaded.document if large is None else large[1].document
         schedule, model = document.schedule, document.model
     trace = against.whole.recorded if isinstance(against, RunResult) else None
     if trace is None and against is not None:
@@ -148,7 +160,8 @@ def check(
         schedule=schedule,
         findings=proof.findings,
         proved=proof.proved,
-        not_shown=proof.not_shown,
+        not_shown=(*proof.not_shown, *([] if large is None else [NOT_OF_ALL])),
+        folded=None if large is None else large[0],
     )
 
 

@@ -238,19 +238,18 @@ class LoadedScenario:
         Raises:
             MistakeError: the scenario cannot be resolved, or it is a schedule without a model.
         """
-        from zsim.analysis.schedule_plan import plan
-        from zsim.api.plan_result import PlanResult
+        from zsim.analysis.schedule_plan import lengthened
+        from zsim.api.pipeline_fold import fold_of_large
+        from zsim.api.plan_result import PlanResult, plan_of
 
-        if self.document.model is None:
-            raise MistakeError(f"{self.name}: model: missing; a plan needs it")
-        schedule = self.schedule
-        if schedule.counts:
-            from zsim.backend.document import DocumentError
-            from zsim.mistake import mistakes
-
-            with mistakes(DocumentError, prefix=f"{self.name}: "):
-                schedule = self.document.bound()[1].schedule
-        return PlanResult(title=self.title, plan=plan(schedule, self.document.model))
+        large = fold_of_large(self)
+        if large is not None:
+            fold, source = large
+            less = self.of_micro_batches(fold.simulated - fold.turn)
+            few, fewer = (plan_of(self.name, each.document) for each in (source, less))
+            if (found := lengthened(few, fewer, fold.times)) is not None:
+                return PlanResult(title=self.title, plan=found, folded=fold)
+        return PlanResult(title=self.title, plan=plan_of(self.name, self.document))
 
     def write_schedule(self, path: str | PathLike[str]) -> None:
         """Write the schedule to `path` as JSON; `load` reads it, with an identical run.

@@ -56,6 +56,7 @@ class Rendezvous:
         self._carried: dict[tuple[object, ...], int | None] = {}
         self._sends: dict[tuple[int, str, int], int] = {}
         self._rings: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._busiest: dict[tuple[object, ...], tuple[int, int | None]] = {}
 
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
@@ -262,7 +263,7 @@ class Rendezvous:
         member, size_bytes = first.members[0]
         is_one = len(met) == 1 or all(len(entry.keys) == 1 for entry in met)
         if is_one and len(first.keys) == 1 and isinstance(member, CollectiveOperation):
-            size_bytes, between_bytes = _most_bytes(met, 0)
+            size_bytes, between_bytes = self._most_bytes(met, 0)
             number, latency_ps = self.ring(first.rank_class, member, size_bytes, between_bytes)
         else:
             number, size_bytes, latency_ps = self._together(met)
@@ -366,7 +367,7 @@ class Rendezvous:
                     latency_ps = self._links.send_latency_ps(*peer, self.network.state)
                 else:
                     assert isinstance(member, CollectiveOperation)
-                    size_bytes, between_bytes = _most_bytes(met, index)
+                    size_bytes, between_bytes = self._most_bytes(met, index)
                     number, latency_ps = self.ring(
                         entry.rank_class, member, size_bytes, between_bytes
                     )
@@ -379,25 +380,31 @@ class Rendezvous:
         taken, size_bytes = joined(parts)
         return self.network.number(taken), size_bytes, longest_ps
 
+    def _most_bytes(self, met: Sequence[Arrival], index: int) -> tuple[int, int | None]:
+        """Return the bytes of collective number `index` of entries that meet.
 
-def _most_bytes(met: Sequence[Arrival], index: int) -> tuple[int, int | None]:
-    """Return the bytes of collective number `index` of entries that meet.
+        With unequal blocks, these are the bytes of the busiest member, and the bytes that the
+        busiest domain exchanges with the others.
+        """
+        first = met[0]
+        member, size_bytes = first.members[index]
+        if not isinstance(member, AllToAll) or not member.sent:
+            return size_bytes, None
+        exchanges = [
+            (entry.rank_class.index, each)
+            for entry in met
+            for each in (entry.members[index][0],)
+            if isinstance(each, AllToAll)
+        ]
+        blocks = tuple([(where, each.sent, each.received, each.kept) for where, each in exchanges])
+        communicator = first.rank_class.communicators[member.group]
+        key = (communicator.index, member.wire, blocks)
+        found = self._busiest.get(key)
+        if found is None:
+            from zsim_des.engine.unequal_blocks import busiest  # noqa: PLC0415 (few schedules have unequal blocks)
 
-    With unequal blocks, these are the bytes of the busiest member, and the bytes that the busiest
-    domain exchanges with the others.
-    """
-    member, size_bytes = met[0].members[index]
-    if not isinstance(member, AllToAll) or not member.sent:
-        return size_bytes, None
-    from zsim_des.engine.unequal_blocks import busiest  # noqa: PLC0415 (few schedules have unequal blocks)
-
-    exchanges = [
-        (entry.rank_class.index, each)
-        for entry in met
-        for each in (entry.members[index][0],)
-        if isinstance(each, AllToAll)
-    ]
-    return busiest(met[0].rank_class.communicators[member.group], exchanges)
+            found = self._busiest[key] = busiest(communicator, exchanges)
+        return found
 
 
 def _moves(met: Sequence[Arrival], size_bytes: int) -> Callable[[Fraction], None]:

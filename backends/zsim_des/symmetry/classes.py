@@ -17,9 +17,10 @@ Host-side traffic has its flow in place of the group.
 class CommunicatorClass:
     """Equivalent communicators of one group.
 
-    `classes` are the rank classes of their members. Each communicator has `ranks` ranks in
-    `domains` NVSwitch domains. `climb_ps` is, by state, the latency once around its ring beyond the
-    domains and their NICs. `seats` are the rank class and the domain of each member, in order.
+    `classes` are the rank classes that meet there; a class meets where its `rank` is. Each
+    communicator has `ranks` ranks in `domains` NVSwitch domains. `climb_ps` is, by state, the
+    latency once around its ring beyond the domains and their NICs. `seats` are the rank class and
+    the domain of each member, in order.
     """
 
     index: int
@@ -46,7 +47,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClass:
-    """`count` ranks that do the same at the same times; `rank` is the first of them."""
+    """`count` ranks that do the same at the same times; `rank` is one of them."""
 
     index: int
     program: Program

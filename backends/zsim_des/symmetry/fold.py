@@ -5,6 +5,10 @@ are equivalent (ranks, domains, loads on links). The ranks that they meet in com
 and Receive and on links must also be in the same classes. So one rank represents its class exactly,
 and one link its class; one collective represents the collectives of all communicators of a class.
 If links die during the run, classes must hold before and after.
+
+If one member of every expert group is the busiest, the others are in one class with each other, as
+if none was: they wait for the same exchanges at the same times. The fold then keeps the busiest
+member and one of the others (docs/adr/0056-large-mixtures-are-folded-further.md).
 """
 
 from collections.abc import Sequence
@@ -14,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule import RankRole, Schedule
 from zsim_des.network.communicator_placement import Ints, Spread, Used, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.link_loads import (
@@ -32,7 +36,7 @@ from zsim_des.network.outage import NOTHING_DEAD, Outage
 from zsim_des.network.routes import Routes
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, FoldedLink, Peer, RankClass, Taken
 from zsim_des.symmetry.fault_state import Disturbances
-from zsim_des.symmetry.refinement import Colours, Mixes, mixed, sums
+from zsim_des.symmetry.refinement import Colours, Mixes, by_first, mixed, sums
 
 Key = TypeVar("Key")
 
@@ -43,17 +47,19 @@ def fold(
     *,
     unfold: bool = False,
     used: Used | None = None,
+    whole: Schedule | None = None,
 ) -> Fold:
     """Return the classes of `schedule` on a cluster; a rank with a fault is in a separate class.
 
     With `unfold`, every rank and link is its own class. `used` is the traffic of the schedule, if
-    already known.
+    already known. `whole` is the schedule whose roles are not divided by numbers of rows: the parts
+    of one of its roles are classes that do not divide each other.
 
     Raises:
         CutError: ranks that exchange bytes cannot reach each other even with nothing dead.
     """
     known = used_of(schedule) if used is None else used
-    return _Folding(schedule, disturbances, known, unfold=unfold).fold()
+    return _Folding(schedule, disturbances, known, unfold=unfold, whole=whole).fold()
 
 
 @dataclass(slots=True)
@@ -76,7 +82,13 @@ class _Folding:
     """Properties of ranks, communicators and links, from which the classes are computed."""
 
     def __init__(
-        self, schedule: Schedule, disturbances: Disturbances, used: Used, *, unfold: bool
+        self,
+        schedule: Schedule,
+        disturbances: Disturbances,
+        used: Used,
+        *,
+        unfold: bool,
+        whole: Schedule | None,
     ) -> None:
         cluster = disturbances.cluster
         every = np.arange(schedule.mesh.size)
@@ -96,7 +108,8 @@ class _Folding:
         if unfold:
             traits, marks = [every], mixed(np.arange(len(self._used)), 0)
         else:
-            traits, marks = self._traits(places), self._marks()
+            roles = schedule.roles if whole is None else whole.roles
+            traits, marks = self._traits(places, roles), self._marks()
         self._colours = Colours(
             traits=traits,
             marks=marks,
@@ -113,7 +126,10 @@ class _Folding:
             host_flows=list(self._host_flows.values()),
         )
         self._colours.refine(keep_ranks=unfold)
-        self._index_of, self._firsts, self._counts = _by_first(self._colours.ranks)
+        if whole is not None and not unfold:
+            self._divide(self._roles(places, schedule.roles))
+        else:
+            self._index_of, self._firsts, self._counts = by_first(self._colours.ranks)
 
     def _state(self, index: int, outage: Outage) -> _State:
         """Return the tables of a state; if it cuts ranks off, those without an outage."""
@@ -169,9 +185,19 @@ class _Folding:
                 table.link = number[table.link[kept]]
         return np.flatnonzero(is_used)
 
-    def _traits(self, places: dict[str, Ints]) -> list[Ints]:
-        """Return the initial properties that distinguish ranks."""
-        mesh, roles = self._schedule.mesh, self._schedule.roles
+    def _divide(self, parts: Ints) -> None:
+        """Divide classes by `parts` alone if possible; a typical rank represents each class."""
+        from zsim_des.symmetry.divided_classes import meet_alike, typical  # noqa: PLC0415 (few schedules have parts of roles)
+
+        is_last = meet_alike(self._colours.ranks, parts, self._spreads)
+        self._colours.divide(parts, further=not is_last)
+        self._index_of, firsts, self._counts = by_first(self._colours.ranks)
+        groups = zip(self._spreads, self._colours.communicators, strict=True)
+        self._firsts = typical(self._index_of, len(firsts), list(groups))
+
+    def _roles(self, places: dict[str, Ints], roles: Sequence[RankRole]) -> Ints:
+        """Return by rank the number of its role."""
+        mesh = self._schedule.mesh
         role = np.zeros(mesh.size, np.int64)
         if len(roles) > 1:
             for index, ranks in enumerate(roles):
@@ -180,7 +206,12 @@ class _Folding:
                     for name, limit in mesh.limits(box).items():
                         inside &= (places[name] >= limit.start) & (places[name] < limit.stop)
                     role[inside] = index
-        found = [role, self._trouble.rank_marks(mesh.size)]
+        return role
+
+    def _traits(self, places: dict[str, Ints], roles: Sequence[RankRole]) -> list[Ints]:
+        """Return the initial properties that distinguish ranks."""
+        ranks = self._schedule.mesh.size
+        found = [self._roles(places, roles), self._trouble.rank_marks(ranks)]
         for index, spread in enumerate(self._spreads):
             found += [spread.on_domain, spread.domains, *spread.far.values()]
             held = spread.communicator >= 0
@@ -211,13 +242,17 @@ class _Folding:
         for index, (spread, colour) in enumerate(
             zip(self._spreads, self._colours.communicators, strict=True)
         ):
-            class_of, firsts, counts = _by_first(colour)
+            class_of, firsts, counts = by_first(colour)
             numbers.append((class_of + len(communicators)).tolist())
-            for where, count in zip(firsts, counts, strict=True):
+            own = {
+                each: class_of[spread.communicator[rank]] for each, rank in enumerate(self._firsts)
+            }
+            for number, (where, count) in enumerate(zip(firsts, counts, strict=True)):
                 members = spread.members[where]
                 domain = self._node[members] // self._trouble.cluster.nodes_per_domain
                 member_classes = self._index_of[members]
-                classes = np.flatnonzero(np.bincount(member_classes)).tolist()
+                found = np.flatnonzero(np.bincount(member_classes)).tolist()
+                classes = [each for each in found if own[each] == number]
                 made = CommunicatorClass(
                     index=len(communicators),
                     group=spread.name,
@@ -273,7 +308,7 @@ class _Folding:
 
     def _links(self, numbers: Sequence[list[int]]) -> tuple[FoldedLink, ...]:
         """Return the classes of links, each with the load of one of them."""
-        _, firsts, counts = _by_first(self._colours.links)
+        _, firsts, counts = by_first(self._colours.links)
         index = np.full(len(self._used), -1)
         index[firsts] = np.arange(len(firsts))
         states = [self._taken(state, numbers, index, len(firsts)) for state in self._states]
@@ -328,16 +363,3 @@ def _entries(table: LoadTable, index: Ints) -> list[tuple[int, int, Fraction]]:
         (owner, link, shares[divisor])
         for owner, link, divisor in zip(owners, links, divisors, strict=True)
     ]
-
-
-def _by_first(colour: Mixes) -> tuple[Ints, list[int], list[int]]:
-    """Return the class of each, and by class its first member and size; numbered by the first."""
-    if len(colour) and (colour == colour[0]).all():
-        return np.zeros(len(colour), np.int64), [0], [len(colour)]
-    _, firsts, inverse, counts = np.unique(
-        colour, return_index=True, return_inverse=True, return_counts=True
-    )
-    order = np.argsort(firsts)
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    return number[inverse], firsts[order].tolist(), counts[order].tolist()

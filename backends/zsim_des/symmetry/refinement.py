@@ -16,7 +16,7 @@ from zsim_des.network.link_loads import LoadTable
 
 Mixes = npt.NDArray[np.uint64]
 
-OWN, LINK, MEMBER, MEETS = range(1, 5)
+OWN, LINK, MEMBER, MEETS, DIVIDES = range(1, 6)
 """Salts, one for each relation between colours."""
 
 
@@ -51,6 +51,19 @@ def sums(owner: Ints, values: Mixes, count: int) -> Mixes:
     found = np.zeros(count, np.uint64)
     np.add.at(found, owner, values)
     return found
+
+
+def by_first(colour: Mixes) -> tuple[Ints, list[int], list[int]]:
+    """Return the class of each, and by class its first member and size; numbered by the first."""
+    if len(colour) and (colour == colour[0]).all():
+        return np.zeros(len(colour), np.int64), [0], [len(colour)]
+    _, firsts, inverse, counts = np.unique(
+        colour, return_index=True, return_inverse=True, return_counts=True
+    )
+    order = np.argsort(firsts)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return number[inverse], firsts[order].tolist(), counts[order].tolist()
 
 
 class Colours:
@@ -95,6 +108,12 @@ class Colours:
             if not keep_ranks:
                 self.ranks = self._ranks()
             self.communicators = self._communicators()
+
+    def divide(self, parts: Ints, *, further: bool) -> None:
+        """Divide the classes of ranks by `parts`, and `further` until they are stable again."""
+        self.ranks = self.ranks + mixed(parts, DIVIDES)
+        self.communicators = self._communicators()
+        self.refine(keep_ranks=not further)
 
     def _communicators(self) -> list[Mixes]:
         found: list[Mixes] = []

@@ -7,7 +7,10 @@ import pytest
 from pipeline_tables import pipeline_tables
 
 import zsim
+from zsim.analysis.schedule_plan import lengthened
+from zsim.api import pipeline_fold
 from zsim.api.pipeline_fold import MicroBatchFold, folds_of
+from zsim.api.plan_result import plan_of
 
 
 def _tables(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  (values of tables)
@@ -91,3 +94,55 @@ def test_a_step_that_runs_out_of_memory_is_folded_too() -> None:
     assert not whole.fits
     assert not folded.fits
     assert folded.needed_bytes == whole.needed_bytes
+
+
+def _mixture(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  (values of tables)
+    tables = _tables(micro_batches=10, data=4, **changes)
+    tables["model"] = {"name": "qwen3-30b-a3b", "layers": 4}
+    tables["parallel"] |= {"expert": 2, "expert_tensor": 1}
+    return tables
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        _tables(),
+        _tables(layers=4, options={"num_virtual_stages_per_pipeline_rank": 2}),
+        _mixture(),
+    ],
+    ids=["one chunk", "two chunks", "experts"],
+)
+def test_a_plan_of_a_step_too_large_to_write_has_the_figures_of_the_step(
+    tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = zsim.load(tables)
+    whole = loaded.plan()
+    assert whole.folded is None
+    monkeypatch.setattr(pipeline_fold, "OPERATIONS_MAX", 100)
+    found = loaded.plan()
+    assert found.folded == next(loaded.folds())
+    assert found.to_dict() == whole.to_dict()
+    folded = found.folded
+    written = f"{folded.simulated} of {folded.micro_batches} written"
+    assert ("micro-batches", written) in found.facts()
+
+
+def test_a_step_too_large_to_write_is_proved_by_fewer_micro_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = zsim.load(_tables())
+    whole = zsim.check(loaded)
+    assert whole.folded is None
+    assert "micro-batches" not in str(whole)
+    monkeypatch.setattr(pipeline_fold, "OPERATIONS_MAX", 100)
+    found = zsim.check(loaded)
+    assert found.is_right
+    assert "micro-batches: 6 of 16 proved; the others repeat the last 1 in order" in str(found)
+    assert found.not_shown[-1] == "values and totals of the micro-batches that are left out"
+    assert found.to_dict()["folded"] == {"micro_batches": 16, "simulated": 6, "turn": 1}
+
+
+def test_memory_that_grows_with_micro_batches_is_not_lengthened() -> None:
+    loaded = zsim.load(_tables())
+    one, more = (plan_of("", loaded.of_micro_batches(count).document) for count in (1, 2))
+    assert lengthened(more, one, 3) is None
