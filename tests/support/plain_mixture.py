@@ -5,7 +5,7 @@ loss, and biases of experts move after each step.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
@@ -196,7 +196,7 @@ def _all(experts: Experts) -> range:
 
 
 @contextmanager
-def mixing_by(plain: PlainMixture) -> Iterator[None]:
+def mixing_by(plain: PlainMixture) -> Generator[None]:
     """Run the mixtures of all blocks by `plain`."""
     with patch.object(transformer, "mixed", plain.run):
         yield

@@ -1,6 +1,6 @@
 """Small transformers with experts, trained on expert ranks and by a plain loop."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -163,7 +163,7 @@ def trained_experts(
 
 
 @contextmanager
-def choices(replay: Choices | None) -> Iterator[Choices]:
+def choices(replay: Choices | None) -> Generator[Choices]:
     """Record the choices of routers on this rank; if given, `replay` decides them."""
     found: list[torch.Tensor] = []
 

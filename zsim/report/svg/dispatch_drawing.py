@@ -35,7 +35,8 @@ def draw(blocks: Counts, ranks: Sequence[int], gpus_per_node: int, stage: str = 
     for row in (row for row in range(1, len(nodes)) if nodes[row] != nodes[row - 1]):
         for start, end in _borders(side * row, side * len(starts)):
             canvas.line(start, end, colour=INK, width=1)
-    canvas.words(LEFT, TOP + side * len(starts) + 20, "lines: nodes", size=11, colour=FAINT)
+    if nodes[-1] != nodes[0]:
+        canvas.words(LEFT, TOP + side * len(starts) + 20, "lines: nodes", size=11, colour=FAINT)
     return canvas.svg()
 
 
