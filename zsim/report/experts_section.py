@@ -86,10 +86,10 @@ def _rows(job: Job, named: Schedule, trace: Trace, members: int) -> Counts:
 
 def _exchanges(named: Schedule) -> set[str]:
     """Return the exchanges of copies of tokens, or the gathers and sums of all tokens."""
-    step = [*walk(named.programs[0].step)]
+    step, own_axes = [*walk(named.programs[0].step)], named.contract.expert_axes
     found = {each.id for each in step if isinstance(each, AllToAll)}
-    axes = set(named.contract.expert_axes)
-    groups = {each.name for each in named.groups if set(each.axes) == axes}
+    axes = {name for name in named.contract.expert_axes if named.mesh.axis_size(name) > 1}
+    groups = {each.name for each in named.groups if axes <= {*each.axes} <= {*own_axes}}
     kinds = AllGather | ReduceScatter
     return found or {each.id for each in step if isinstance(each, kinds) and each.group in groups}
 
