@@ -158,9 +158,10 @@ def _rows(job: Job, count: NamedCount, trace: Trace, places: Sequence[CountPlace
 
 def _exchanges(named: Schedule, operations: Sequence[Operation]) -> set[str]:
     """Return the exchanges of copies of tokens, or the gathers and sums of all tokens."""
+    own_axes = named.contract.expert_axes
     found = {each.id for each in operations if isinstance(each, AllToAll)}
-    axes = set(named.contract.expert_axes)
-    groups = {each.name for each in named.groups if set(each.axes) == axes}
+    axes = {name for name in own_axes if named.mesh.axis_size(name) > 1}
+    groups = {each.name for each in named.groups if axes <= {*each.axes} <= {*own_axes}}
     kinds = AllGather | ReduceScatter
     return found or {
         each.id for each in operations if isinstance(each, kinds) and each.group in groups

@@ -15,7 +15,7 @@ exchange.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
@@ -91,7 +91,6 @@ class _Lane:
     micro_batch: int
     last: str = ""
     stream: str = COMPUTE
-    nodes: list[list[list[Operation]]] = field(default_factory=list[list[list[Operation]]])
 
 
 class CombinedStep(MegatronStep):
@@ -126,8 +125,8 @@ class CombinedStep(MegatronStep):
 
     def _phase(self, ahead: _Lane | None, behind: _Lane | None) -> None:
         """Write a forward, and the backward of the micro-batch before it."""
-        forward = () if ahead is None else ahead.slot.forward
-        backward = () if behind is None else behind.slot.backward
+        forward: Sequence[UnitVisit] = [] if ahead is None else ahead.slot.forward
+        backward: Sequence[UnitVisit] = [] if behind is None else behind.slot.backward
         if ahead is not None:
             self._enter(ahead, "forward")
             self._place(ahead, self._written(ahead.slot.begin_forward), COMPUTE)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 import zsim
 from zsim.backend.backend import Job
@@ -49,8 +50,16 @@ def column(section: Section, name: str) -> list[float]:
     return [float(row[place].value) for row in section.table.rows]
 
 
-def test_others_wait_for_the_busiest_rank_and_not_it_for_them() -> None:
-    section = section_of(*simulated(**{"experts.busiest": 1.5}))
+GATHERS = {
+    "zero.emulate": "megatron",
+    "zero.bucket_elements": 500_000_000,
+    "zero.megatron.moe_token_dispatcher_type": "allgather",
+}
+
+
+@pytest.mark.parametrize("changes", [{}, GATHERS])
+def test_others_wait_for_the_busiest_rank_and_not_it_for_them(changes: dict[str, object]) -> None:
+    section = section_of(*simulated(**{"experts.busiest": 1.5, **changes}))
     rows, waits = column(section, "received"), column(section, "waits")
     assert sum(rows) == sum(bars_of(section)) == 4 * SENT
     assert rows[0] == 1.5 * SENT
