@@ -2,9 +2,9 @@
 
 Contributions are divided by data ranks x micro-batches, so that the sum is the mean. If gradients
 are reduced once, whole buckets accumulate over the micro-batches; the first contribution sets,
-later ones add. Otherwise shards accumulate reduced gradients. With several replicas of the sharded
-states (hybrid sharding), the sum over the replicas is taken once, in the last micro-batch (MiCS,
-Zhang et al. 2022, section 3.4).
+later ones add. Otherwise shards accumulate reduced gradients. With several replicas (hybrid
+sharding), the sum over them is taken once, in the last micro-batch (MiCS, Zhang et al. 2022,
+section 3.4).
 """
 
 from collections import Counter
