@@ -158,11 +158,10 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 def _over(group: str, own: Sequence[BucketSize], strategy: Strategy) -> list[WireBytes]:
     """Return the volume of buckets over the group that shards them, and its inner part."""
-    size = strategy.train.precision.compute.size_bytes
+    size = strategy.reduction_format.size_bytes
     once = sum(_sent(each, strategy) for each in own if not each.frozen) * size
     if strategy.zero.stage == 0:
-        twice = 2 * once // size * strategy.reduction_format.size_bytes
-        return [WireBytes(group=group, collective="all_reduce", bytes=twice)]
+        return [WireBytes(group=group, collective="all_reduce", bytes=2 * once)]
     gathered, inner = once, 0
     if strategy.zero.stage == 3:
         gathered, inner = _gathered(own, strategy)

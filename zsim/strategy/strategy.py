@@ -446,9 +446,8 @@ class Strategy(Table):
     @property
     def reduction_format(self) -> DType:
         """Format in which zsim's own stages reduce; fp32 for one buffer, as before ZeRO."""
-        precision = self.train.precision
-        fuses = self.zero.stage == 0 and self.zero.fused_buffers is FusedBuffers.MODEL
-        return precision.optimizer if fuses and precision.has_master else precision.compute
+        fuses, precision = self.zero.stage == 0 and self.bucket_limit is None, self.train.precision
+        return precision.optimizer if fuses else precision.compute
 
     @property
     def first_bucket_limit(self) -> int | None:

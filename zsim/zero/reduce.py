@@ -1,10 +1,10 @@
 """Gradients: copied into buckets as backward makes them, reduced while backward continues.
 
-Every contribution is divided by data ranks x micro-batches as it is copied, so that the sum is the
-mean. If gradients are reduced once, whole buckets accumulate over the micro-batches; the first
-contribution sets, later ones add. Otherwise each micro-batch fills a staging buffer, and shards
-accumulate the reduced gradients. With several replicas of the sharded states (hybrid sharding), the
-sum over the replicas is taken once, in the last micro-batch (MiCS, Zhang et al. 2022, section 3.4).
+Contributions are divided by data ranks x micro-batches, so that the sum is the mean. If gradients
+are reduced once, whole buckets accumulate over the micro-batches; the first contribution sets,
+later ones add. Otherwise shards accumulate reduced gradients. With several replicas (hybrid
+sharding), the sum over them is taken once, in the last micro-batch (MiCS, Zhang et al. 2022,
+section 3.4).
 """
 
 from collections import Counter
@@ -174,15 +174,13 @@ class BucketReductions:
 
     def _fuse(self, path: str, axis: str, source: str) -> str:
         """Copy all gradients into a buffer, cast, reduce and copy them back; return the copy."""
-        # allreduce_params of megatron/model/distributed.py with fp32_allreduce, Megatron-LM at
-        # f86bb67 (December 2019), which also waits for the device
+        # allreduce_params with fp32_allreduce (megatron/model/distributed.py at f86bb67, 2019)
         writer, (held, kind) = self.writer, (self.writer.buffers[source], Kind.COMMUNICATION)
         size, layout, wider = held.elements, held.layout, self.strategy.reduction_format
         flat = writer.buffer(f"{source}/fused", size, held.dtype, kind, layout=layout)
         wide = writer.buffer(f"{source}/wide", size, wider, kind, layout=layout)
-        writer.allocate(flat)
+        writer.allocate(flat, wide)
         writer.copy(f"fuse/{source}", source, flat)
-        writer.allocate(wide)
         writer.copy(f"widen/{source}", flat, wide)
         writer.free(flat)
         writer.all_reduce(path, axis, wide, stream=COMPUTE)
