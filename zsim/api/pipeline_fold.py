@@ -15,14 +15,11 @@ from zsim.backend.backend import Backend, Job, PeriodicBackend, UnsteadyError
 from zsim.memory.longer_ledger import UnsteadyMemoryError
 from zsim.schedule.binding import Balanced, Ratio
 from zsim.schedule.schedule import Place
-from zsim.schedule.schedule_writer import OPERATIONS_MAX
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
 if TYPE_CHECKING:
     from zsim.analysis.summary import Summary
-    from zsim.api.scenario import LoadedScenario
-    from zsim.files.source import Source
     from zsim.scenario.resolved_scenario import ResolvedScenario
     from zsim.trace.trace import PeriodicStep, Trace
 
@@ -34,9 +31,6 @@ TURNS = 3
 
 TRIES = (0, 1, 3)
 """Further turns of the steps that are simulated before the whole step is."""
-
-OPERATIONS_OF_A_VISIT = 1000
-"""More operations than a stage has for one layer and micro-batch."""
 
 MOST_OF_ONE_TRY, MOST_OF_FURTHER_TRIES = 0.75, 0.5
 """Largest fractions of a step that are simulated in the hope that they show its period."""
@@ -166,24 +160,6 @@ def folds_of(found: "ResolvedScenario") -> Iterator[MicroBatchFold]:
         simulated = least + total % turn + more * stages
         if simulated <= total * (MOST_OF_ONE_TRY if not more else MOST_OF_FURTHER_TRIES):
             yield MicroBatchFold(micro_batches=total, simulated=simulated, turn=turn)
-
-
-def fold_of_large(loaded: "LoadedScenario") -> "tuple[MicroBatchFold, Source] | None":
-    """Return the shortest fold of a scenario, and its source, if the whole step is too large.
-
-    Raises:
-        MistakeError: the scenario cannot be resolved.
-    """
-    for fold in loaded.folds():
-        found = loaded.resolved
-        visits = (found.shape.layers or 0) * fold.micro_batches // found.strategy.parallel.pipeline
-        if visits * OPERATIONS_OF_A_VISIT <= OPERATIONS_MAX:
-            return None
-        source = loaded.of_micro_batches(fold.simulated)
-        longest = max(len(each.step) for each in source.document.schedule.programs)
-        is_large = longest * fold.micro_batches > OPERATIONS_MAX * fold.simulated
-        return (fold, source) if is_large else None
-    return None
 
 
 def _has_chunks(runtime: RuntimeOptions, stages: int) -> bool:

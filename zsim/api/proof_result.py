@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zsim.api.answer import Answer
 from zsim.api.notebook import facts_html
-from zsim.api.pipeline_fold import MicroBatchFold, fold_of_large
+from zsim.api.pipeline_fold import MicroBatchFold
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.files.trace_file import read_trace
@@ -133,8 +133,13 @@ def check(
         schedule = scenario
     else:
         loaded = load(scenario, changes)
-        large = fold_of_large(loaded) if against is None else None
-        document = loaded.document if large is None else large[1].document
+        try:
+            document = loaded.document
+        except MistakeError:
+            large = loaded.shortest_fold() if against is None else None
+            if large is None:
+                raise
+            document = large[1].document
         schedule, model = document.schedule, document.model
     trace = against.whole.recorded if isinstance(against, RunResult) else None
     if trace is None and against is not None:

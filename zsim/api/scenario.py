@@ -120,6 +120,15 @@ class LoadedScenario:
 
         return folds_of(self.resolved)
 
+    def shortest_fold(self) -> "tuple[MicroBatchFold, Source] | None":
+        """Return the shortest fold and its source, for a step that is too large to write.
+
+        Raises:
+            MistakeError: as `source`, except for the size of the step.
+        """
+        fold = next(self.folds(), None)
+        return None if fold is None else (fold, self.of_micro_batches(fold.simulated))
+
     def of_micro_batches(self, count: int) -> Source:
         """Return the source with `count` micro-batches in a step, whatever the scenario says.
 
@@ -239,17 +248,22 @@ class LoadedScenario:
             MistakeError: the scenario cannot be resolved, or it is a schedule without a model.
         """
         from zsim.analysis.schedule_plan import lengthened
-        from zsim.api.pipeline_fold import fold_of_large
         from zsim.api.plan_result import PlanResult, plan_of
 
-        large = fold_of_large(self)
-        if large is not None:
+        try:
+            made = plan_of(self.name, self.document)
+            return PlanResult(title=self.title, plan=made)
+        except MistakeError:
+            large = self.shortest_fold()
+            if large is None:
+                raise
             fold, source = large
             less = self.of_micro_batches(fold.simulated - fold.turn)
             few, fewer = (plan_of(self.name, each.document) for each in (source, less))
-            if (found := lengthened(few, fewer, fold.times)) is not None:
-                return PlanResult(title=self.title, plan=found, folded=fold)
-        return PlanResult(title=self.title, plan=plan_of(self.name, self.document))
+            found = lengthened(few, fewer, fold.times)
+            if found is None:
+                raise
+            return PlanResult(title=self.title, plan=found, folded=fold)
 
     def write_schedule(self, path: str | PathLike[str]) -> None:
         """Write the schedule to `path` as JSON; `load` reads it, with an identical run.

@@ -1,4 +1,4 @@
-"""Classes of ranks that are divided by parts of their roles, and no further.
+"""Classes of ranks, divided by parts of their roles alone.
 
 One member of each expert group is the busiest. The others wait for it in the same exchanges, so
 they stay in one class (docs/adr/0056-large-mixtures-are-folded-further.md).

@@ -8,9 +8,11 @@ from pipeline_tables import pipeline_tables
 
 import zsim
 from zsim.analysis.schedule_plan import lengthened
-from zsim.api import pipeline_fold
 from zsim.api.pipeline_fold import MicroBatchFold, folds_of
 from zsim.api.plan_result import plan_of
+from zsim.files.source import Source
+from zsim.mistake import MistakeError
+from zsim.schedule import schedule_writer
 
 
 def _tables(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  (values of tables)
@@ -96,6 +98,12 @@ def test_a_step_that_runs_out_of_memory_is_folded_too() -> None:
     assert folded.needed_bytes == whole.needed_bytes
 
 
+def limit_to(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let schedules have the operations of `source` at most."""
+    most = max(len(each.setup) + len(each.step) for each in source.document.schedule.programs)
+    monkeypatch.setattr(schedule_writer, "OPERATIONS_MAX", most + 1)
+
+
 def _mixture(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  (values of tables)
     tables = _tables(micro_batches=10, data=4, **changes)
     tables["model"] = {"name": "qwen3-30b-a3b", "layers": 4}
@@ -118,11 +126,11 @@ def test_a_plan_of_a_step_too_large_to_write_has_the_figures_of_the_step(
     loaded = zsim.load(tables)
     whole = loaded.plan()
     assert whole.folded is None
-    monkeypatch.setattr(pipeline_fold, "OPERATIONS_MAX", 100)
-    found = loaded.plan()
-    assert found.folded == next(loaded.folds())
+    folded = next(loaded.folds())
+    limit_to(loaded.of_micro_batches(folded.simulated), monkeypatch)
+    found = zsim.load(tables).plan()
+    assert found.folded == folded
     assert found.to_dict() == whole.to_dict()
-    folded = found.folded
     written = f"{folded.simulated} of {folded.micro_batches} written"
     assert ("micro-batches", written) in found.facts()
 
@@ -134,12 +142,19 @@ def test_a_step_too_large_to_write_is_proved_by_fewer_micro_batches(
     whole = zsim.check(loaded)
     assert whole.folded is None
     assert "micro-batches" not in str(whole)
-    monkeypatch.setattr(pipeline_fold, "OPERATIONS_MAX", 100)
-    found = zsim.check(loaded)
+    limit_to(loaded.of_micro_batches(6), monkeypatch)
+    found = zsim.check(_tables())
     assert found.is_right
     assert "micro-batches: 6 of 16 proved; the others repeat the last 1 in order" in str(found)
     assert found.not_shown[-1] == "values and totals of the micro-batches that are left out"
     assert found.to_dict()["folded"] == {"micro_batches": 16, "simulated": 6, "turn": 1}
+
+
+def test_a_short_step_too_large_to_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_writer, "OPERATIONS_MAX", 100)
+    for verb in (zsim.check, lambda tables: zsim.load(tables).plan()):
+        with pytest.raises(MistakeError, match="a step of more than 100 operations"):
+            verb(_tables())
 
 
 def test_memory_that_grows_with_micro_batches_is_not_lengthened() -> None:
