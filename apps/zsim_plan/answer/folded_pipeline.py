@@ -40,7 +40,7 @@ SHORTER = 2
 
 
 @dataclass(kw_only=True)
-class _Written:
+class FoldSchedule:
     """The schedule of a step, with the micro-batches of `fold`; without a fold, with all."""
 
     source: Source
@@ -48,6 +48,7 @@ class _Written:
 
     @property
     def job(self) -> Job:
+        """The job of the schedule."""
         return self.source.job()
 
     @cached_property
@@ -139,7 +140,7 @@ class FoldedPipeline:
     folds: tuple[MicroBatchFold | None, ...]
 
     @cached_property
-    def first(self) -> _Written:
+    def first(self) -> FoldSchedule:
         """The schedule of the first fold."""
         return self._written(self.folds[0])
 
@@ -189,9 +190,9 @@ class FoldedPipeline:
                 continue
         raise AssertionError("a step with all micro-batches needs no period")
 
-    def _written(self, fold: MicroBatchFold | None) -> _Written:
+    def _written(self, fold: MicroBatchFold | None) -> FoldSchedule:
         found = self.found if fold is None else _with_micro_batches(self.found, fold.simulated)
-        return _Written(source=scheduled(NAME, found), fold=fold)
+        return FoldSchedule(source=scheduled(NAME, found), fold=fold)
 
 
 def folded_pipeline(tables: Mapping[str, Any]) -> FoldedPipeline | None:

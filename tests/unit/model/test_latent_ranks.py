@@ -103,15 +103,22 @@ def test_a_step_of_latent_attention_on_tensor_ranks_is_proved(
     assert check(make_schedule(built, strategy), built) == ()
 
 
-@pytest.mark.parametrize("option", ["async_tensor_model_parallel_allreduce", "tp_comm_overlap"])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        Megatron(sequence_parallel=True, async_tensor_model_parallel_allreduce=True),
+        Megatron(sequence_parallel=True, tp_comm_overlap=True),
+    ],
+    ids=["nccl", "userbuffers"],
+)
 @pytest.mark.parametrize("query_rank", [24, None])
 def test_other_layers_of_latent_attention_overlap_collectives(
-    query_rank: int | None, option: str
+    query_rank: int | None, runtime: Megatron
 ) -> None:
     latent = replace(LATENT, query_rank=query_rank)
     strategy = Strategy(
         parallel=Parallel(data=2, tensor=2),
-        zero=Zero(stage=1, emulate=Megatron(sequence_parallel=True, **{option: True})),
+        zero=Zero(stage=1, emulate=runtime),
         train=Train(gradient_accumulation_steps=2),
     )
     built = transformer(
