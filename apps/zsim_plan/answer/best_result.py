@@ -95,6 +95,7 @@ class BestResult(BestPages, AnswerInFacts):
         bounded_s: lower bound of the step time of all settings that may fit.
         goodput_of: function that returns the goodput on a number of GPUs; None if not asked.
         by_fabric: step time in seconds of the best setting on each fabric that was compared.
+        would_fit: if no setting fits, the GPUs on which a plain one does, and its memory.
         wall_time_s: duration of the search; the only attribute that depends on the machine.
     """
 
@@ -121,6 +122,7 @@ class BestResult(BestPages, AnswerInFacts):
     bounded_s: float = 0.0
     by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
     goodput_of: Callable[[int], Goodput | None] = _no_goodput
+    would_fit: str = ""
     wall_time_s: float = 0.0
 
     @property
@@ -313,7 +315,9 @@ class BestResult(BestPages, AnswerInFacts):
         has_best, simulated = best is not None, len(self.tried)
         searched = searched_text(self, simulated=simulated, has_best=has_best)
         if best is None:
-            return [("best", "none fits"), *nearest(self.tried), ("search", searched)]
+            would_fit = [("would fit", self.would_fit)] if self.would_fit else []
+            near = nearest(self.tried)
+            return [("best", "none fits"), *near, *would_fit, ("search", searched)]
         found, step = best.outcome, self.sequences * self.sequence_length
         seconds = format_seconds(found.step_time_s)
         lines = [

@@ -23,6 +23,7 @@ from zsim.workers.dask_cluster import dask_cluster
 from zsim.workers.processes import cores, processes
 from zsim_plan.answer.best_question import FABRIC_KEY, BestOptions, Question, question_of
 from zsim_plan.answer.best_result import BestResult, LossReason
+from zsim_plan.answer.more_gpus import more_gpus
 from zsim_plan.answer.search_text import BETTER
 from zsim_plan.answer.setting_pool import SettingPool
 from zsim_plan.answer.setting_trial import SettingOutcome, sure_bytes, tried
@@ -513,6 +514,7 @@ def _new_search(question: Question, most_operations: int, options: SearchOptions
 def _result(hunt: _SearchRun) -> BestResult:
     question, pool = hunt.question, hunt.pool
     ranked = sorted(hunt.tried, key=lambda each: each.order)
+    is_over = not (hunt.is_interrupted or any(each.is_answer for each in ranked))
     return BestResult(
         title=str(question.tables["title"]),
         objective=question.objective,
@@ -537,6 +539,7 @@ def _result(hunt: _SearchRun) -> BestResult:
         bounded_s=min((each.step_time_s for each in pool.bounds if each.step_time_s), default=0.0),
         by_fabric=_by_fabric(question, ranked[0].changes) if ranked else {},
         goodput_of=question.goodput,
+        would_fit=more_gpus(question) if is_over else "",
     )
 
 
