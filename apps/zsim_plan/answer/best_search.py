@@ -25,6 +25,7 @@ from zsim_plan.answer.best_question import FABRIC_KEY, BestOptions, Question, qu
 from zsim_plan.answer.best_result import BestResult, LossReason
 from zsim_plan.answer.more_gpus import more_gpus
 from zsim_plan.answer.search_text import BETTER
+from zsim_plan.answer.setting_bound import LATE
 from zsim_plan.answer.setting_pool import SettingPool
 from zsim_plan.answer.setting_trial import SettingOutcome, sure_bytes, tried
 from zsim_plan.answer.tried_setting import TriedSetting
@@ -438,7 +439,7 @@ class _SearchRun:
         if not each.outcome.fits:
             return "out of memory in the simulation"
         if each.is_late:
-            return "takes longer than --within"
+            return LATE
         if each.value == best.value:
             return ""
         if best.outcome.is_sure and each.outcome.keeps_to_be_unsure:
@@ -539,7 +540,7 @@ def _result(hunt: _SearchRun) -> BestResult:
         bounded_s=min((each.step_time_s for each in pool.bounds if each.step_time_s), default=0.0),
         by_fabric=_by_fabric(question, ranked[0].changes) if ranked else {},
         goodput_of=question.goodput,
-        would_fit=more_gpus(question) if is_over else "",
+        enough=more_gpus(question) if is_over else "",
     )
 
 

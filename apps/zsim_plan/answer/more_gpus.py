@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from zsim.api.forecast import forecast
+from zsim.api.training_budget import SECONDS_PER_DAY, days_text
 from zsim.units import format_bytes
 from zsim_plan.answer.best_question import Question
-from zsim_plan.answer.setting_trial import Bounder, sure_bytes
+from zsim_plan.answer.setting_trial import Bounder, sure_bytes, tried
 
 MOST_TIMES = 64
 """Maximum factor by which the number of GPUs grows."""
@@ -69,7 +70,10 @@ def _numbers(question: Question, parts: int) -> Iterator[int]:
 
 
 def _taken(question: Question, gpus: int, length: int) -> str:
-    """Return the memory that the plain setting takes; empty unless it surely fits."""
+    """Return the memory and time that the plain setting takes; empty unless both suffice."""
+    times, left = divmod(question.tokens_per_step // length, gpus)
+    if left:
+        return ""
     tables = {
         **question.tables,
         "model": {**question.tables["model"], "sequence_length": length},
@@ -79,7 +83,7 @@ def _taken(question: Question, gpus: int, length: int) -> str:
         "train": {
             **question.tables["train"],
             "micro_batch_size": 1,
-            "gradient_accumulation_steps": 1,
+            "gradient_accumulation_steps": times,
         },
     }
     if Bounder().full(tables) is not None:
@@ -87,4 +91,13 @@ def _taken(question: Question, gpus: int, length: int) -> str:
     found = forecast(tables, None)
     if isinstance(found, str) or found.needed_bytes > sure_bytes(found.usable_bytes):
         return ""
-    return f"{format_bytes(found.needed_bytes)} of {format_bytes(found.usable_bytes)}"
+    memory = f"{format_bytes(found.needed_bytes)} of {format_bytes(found.usable_bytes)}"
+    if question.within_s is None or question.tokens is None:
+        return memory
+    step_time_s = tried(tables).step_time_s
+    if not step_time_s or question.is_late(step_time_s, gpus):
+        return ""
+    seconds = question.tokens / question.tokens_per_step * step_time_s
+    goodput = question.goodput(gpus)
+    passing_s = seconds if goodput is None else goodput.passing_s(seconds)
+    return f"{days_text(passing_s / SECONDS_PER_DAY)} and {memory}"

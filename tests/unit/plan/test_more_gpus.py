@@ -44,10 +44,24 @@ def test_a_question_that_fixes_other_settings_gets_no_such_line() -> None:
     assert more_gpus(question) == ""
 
 
+def test_a_training_that_takes_too_long_gets_the_gpus_that_end_it_in_time() -> None:
+    asked = question_of("gpt2", "1xh100", tokens=10**11, within_s=2 * 86_400)
+    told = more_gpus(asked)
+    gpus, days = int(told.split()[0]), float(told.split(" takes ")[1].split()[0])
+    assert gpus > 1
+    assert days < 2
+    found = zsim.best(
+        "gpt2", "1xh100", among=["fsdp2"], tokens=10**11, within_s=2 * 86_400, workers=1
+    )
+    facts = dict(found.facts())
+    assert facts["best"] == "none is fast enough for --within"
+    assert facts["enough"] == told
+
+
 def test_the_answer_has_the_line() -> None:
     found = zsim.best("llama2-7b", "1x3090", among=["fsdp2"], batch_tokens=2**17, workers=1)
     assert dict(found.facts())["best"] == "none fits"
-    assert dict(found.facts())["would fit"].startswith("16 GPUs")
+    assert dict(found.facts())["enough"].startswith("16 GPUs")
 
 
 @pytest.mark.parametrize(
