@@ -213,7 +213,7 @@ class _HeldByRuntime:
             if not each.frozen
         }
         if self._strategy.has_expert_order:
-            copied = 0  # those of experts are reduced apart
+            copied = 0  # gradients of experts are reduced apart
         elif sum(trained.values()) <= runtime.bucket:
             copied = self._all
         elif runtime.reduces_last:
@@ -224,7 +224,7 @@ class _HeldByRuntime:
 
 
 def _after_each(sizes: Sequence[int]) -> list[int]:
-    """Return for each size the sum of those that follow it."""
+    """Return for each size the sum of all later sizes."""
     return [*accumulate(reversed(sizes[1:]), initial=0)][::-1]
 
 
