@@ -28,16 +28,6 @@ def kept_by_model(model: Model, key: Hashable, compute: Callable[[], Result]) ->
     return cast("Result", known[key])
 
 
-def elements_of(model: Model) -> tuple[int, int]:
-    """Return the elements of all parameters and of trained parameters."""
-    return kept_by_model(model, "elements", lambda: _elements_of(model))
-
-
-def _elements_of(model: Model) -> tuple[int, int]:
-    held = sum(each.elements for each in model.parameters)
-    return held, held - sum(each.elements for each in model.parameters if each.frozen)
-
-
 def kept_stages(model: Model, strategy: Strategy) -> tuple[Stage, ...]:
     """Return the stages of a model under a strategy; settings with the same split share them."""
     runtime = strategy.zero.emulate

@@ -5,6 +5,10 @@ Options are named without the prefix `zero.NAME.` of their runtime.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zsim.strategy.strategy import Strategy
 
 Options = Mapping[str, object]
 """Values of options by name."""
@@ -40,19 +44,57 @@ class SearchedAxes:
     expert: int = 1
 
 
-def _no_knobs(axes: SearchedAxes) -> Knobs:
-    del axes
-    return {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptBytes:
+    """Lower bounds of device memory of a runtime, without states and activations.
+
+    Numbers are bytes for each trained element of a rank, unless another size is stated.
+
+    Attributes:
+        gathered: sharded units that are whole when a backward starts: "blocks", "root"; and
+            "ahead" if a backward gathers the next block.
+        permanent: buffers of gradients.
+        accumulated: whole gradients of earlier micro-batches.
+        shard: in every backward, for each element of the rank's shard.
+        begun: gradients of the whole model, as soon as a unit has run backward.
+        done, done_shard: gradients of units that have run backward, whole or of the rank's shard.
+        reducing: input of the reduction of the latest block.
+        cast: casts of weights from the forward to the backward of a unit.
+        bucket_bytes: bytes of buckets in every backward.
+        bucket, copied: elements of a bucket that is copied to be reduced, and bytes for each.
+        reduces_last: True if buckets are reduced after the last backward.
+        update: gradients and casts during the update.
+        reused: elements; a whole parameter that is used again within them is kept.
+        ahead: elements that are gathered ahead of a unit.
+        live: elements beyond which nothing is gathered ahead.
+        collected: gradients of a pipeline stage until its last backward.
+        chunks: a stage with at most this number of chunks stays gathered.
+    """
+
+    gathered: frozenset[str] = frozenset()
+    permanent: int = 0
+    accumulated: int = 0
+    shard: int = 0
+    begun: int = 0
+    done: int = 0
+    done_shard: int = 0
+    reducing: int = 0
+    cast: int = 0
+    bucket_bytes: int = 0
+    bucket: int = 0
+    copied: int = 0
+    reduces_last: bool = False
+    update: int = 0
+    reused: int = 0
+    ahead: int = 0
+    live: int = 0
+    collected: int = 0
+    chunks: int = 0
 
 
 def _no_orders(pipeline: int, layers: int) -> Iterable[Options]:
     del pipeline, layers
     return ()
-
-
-def _any(options: Options) -> bool:
-    del options
-    return True
 
 
 def _anywhere(options: Options, checkpointing: str, axes: SearchedAxes) -> bool:
@@ -65,6 +107,7 @@ class SearchSpace:
     """The options that a search varies, and their effects. The default varies none.
 
     Attributes:
+        kept: returns the memory that a strategy keeps, for lower bounds.
         knobs: returns the values of options to try.
         combines: returns True unless the knobs that are not at their defaults exclude each other.
         offloads: options that move states off the device, by stage; only used without a pipeline.
@@ -90,8 +133,9 @@ class SearchSpace:
             selected in a form at first.
     """
 
-    knobs: Callable[[SearchedAxes], Knobs] = _no_knobs
-    combines: Callable[[Options], bool] = _any
+    kept: "Callable[[Strategy], KeptBytes]" = lambda _: KeptBytes()
+    knobs: Callable[[SearchedAxes], Knobs] = lambda _: {}
+    combines: Callable[[Options], bool] = lambda _: True
     offloads: Mapping[int, Sequence[Options]] = field(default_factory=dict[int, Sequence[Options]])
     choices: Mapping[str, Options] = field(default_factory=dict[str, Options])
     checkpoints_on_host: Options = field(default_factory=dict[str, object])

@@ -322,14 +322,14 @@ class Scenario(Table):
     """A parsed scenario file: every key has the right type and is in its range."""
 
     title: str
-    model: ModelTable
-    cluster: ClusterTable
+    model: ModelTable = ModelTable()
+    cluster: ClusterTable = ClusterTable()
     parallel: ParallelTable = ParallelTable()
     experts: ExpertCountsTable = ExpertCountsTable()
-    zero: ZeroTable
+    zero: ZeroTable = ZeroTable()
     activations: Activations = Activations()
     offload: Offload = Offload()
-    train: TrainTable
+    train: TrainTable = TrainTable()
     compute: ComputeTable = ComputeTable()
     network: NetworkTable = NetworkTable()
     host: HostKnobs = HostKnobs()

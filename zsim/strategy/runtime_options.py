@@ -303,24 +303,6 @@ class RuntimeOptions(Table):
         """True if the second of two chunks runs from the last stage to the first (V shape)."""
         return False
 
-    @property
-    def collects_stage(self) -> bool:
-        """True if unsharded gradients of a pipeline stage accumulate until its last backward."""
-        return False
-
-    def keeps_whole(self, stage: int) -> frozenset[str]:
-        """Return sharded states that are whole when a backward begins, without a pipeline.
-
-        "gradients" accumulate; "blocks" and "root" stay gathered; a block is gathered "ahead".
-        """
-        del stage
-        return frozenset()
-
-    def keeps_stage_gathered(self, *, chunks: int) -> bool:
-        """Return True if all parameters of a stage stay gathered from its first forward on."""
-        del chunks
-        return False
-
     def layers_of_stages(self, *, layers: int, stages: int) -> tuple[int, ...] | None:
         """Return the number of layers of each virtual pipeline stage, in the order of the model.
 
@@ -365,11 +347,6 @@ class RuntimeOptions(Table):
         """Return the formats of masters, of `moments` moments, and of gradients to apply."""
         del compute, recipe
         return KeptFormats(gradient=optimizer, master=optimizer, moments=(optimizer,) * moments)
-
-    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
-        """Return the bytes of permanent gradient buffers for each element of a parameter."""
-        del stage, compute, data
-        return 0
 
     def alignment(self, *, stage: int, data: int) -> int:
         """Return the alignment of the starts of the shards of model states, in elements."""

@@ -88,6 +88,9 @@ class TrainKnobs(Table):
         """Replace the name of a format of GEMMs as `precision` by bf16 with that format."""
         if not isinstance(given, dict) or not isinstance(given.get("precision"), str):
             return given
+        if given["precision"] in ("fp8", "float8"):
+            why = f"is no dtype of parameters; keep bf16 and set float8 = {', '.join(Float8)}"
+            refuse([refusal("precision", given["precision"], why)])
         if (key := NAMED_FORMATS.get(given["precision"])) is None:
             return given
         if given.get(key, given["precision"]) != given["precision"]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
 from zsim.api.goodput_answer import FailureModel, Given, Goodput, checkpoint_bytes, reliability_of
@@ -366,13 +367,21 @@ def _tables(model: str, fleet: GpuFleet, settings: tuple[str, ...]) -> dict[str,
     """Return the tables of the scenario that the search completes."""
     key = "hf_config" if model.endswith(".json") else "name"
     base: dict[str, Any] = {
-        "title": f"{model} on {fleet.title}",
+        "title": f"{_title(model)} on {fleet.title}",
         "model": {key: model},
         **fleet.tables,
         "train": {"precision": fleet.precision, "optimizer": "adam"},
     }
     with mistakes(ScenarioError):
         return with_settings(base, settings)
+
+
+def _title(model: str) -> str:
+    """Return the name of a model; of a file, its name, and that of its folder if it is usual."""
+    if not model.endswith(".json"):
+        return model
+    path = Path(model)
+    return f"{path.parent.name}/{path.name}".lstrip("/") if path.stem == "config" else path.name
 
 
 def _described(tables: Mapping[str, Any]) -> Scenario:

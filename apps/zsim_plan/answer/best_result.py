@@ -39,6 +39,7 @@ from zsim_plan.answer.search_text import (
     searched_text,
     unfinished_text,
 )
+from zsim_plan.answer.setting_bound import LATE
 from zsim_plan.answer.setting_trial import NAME
 from zsim_plan.answer.tried_setting import LONGER, TriedSetting
 from zsim_plan.search.front import front
@@ -97,6 +98,7 @@ class BestResult(BestPages, AnswerInFacts):
         bounded_s: lower bound of the step time of all settings that may fit.
         goodput_of: function that returns the goodput on a number of GPUs; None if not asked.
         by_fabric: step time in seconds of the best setting on each fabric that was compared.
+        enough: if no setting is an answer, the GPUs on which a plain one is, and what it takes.
         wall_time_s: duration of the search; the only attribute that depends on the machine.
     """
 
@@ -124,6 +126,7 @@ class BestResult(BestPages, AnswerInFacts):
     bounded_s: float = 0.0
     by_fabric: Mapping[str, float] = field(default_factory=dict[str, float])
     goodput_of: Callable[[int], Goodput | None] = _no_goodput
+    enough: str = ""
     wall_time_s: float = 0.0
 
     @property
@@ -326,7 +329,11 @@ class BestResult(BestPages, AnswerInFacts):
         has_best, simulated = best is not None, len(self.tried)
         searched = searched_text(self, simulated=simulated, has_best=has_best)
         if best is None:
-            return [("best", "none fits"), *nearest(self.tried), ("search", searched)]
+            is_late = any(each.why.startswith(LATE) for each in self.losses)
+            none = "none is fast enough for --within" if is_late else "none fits"
+            near = [] if is_late else nearest(self.tried)
+            enough = [("enough", self.enough)] if self.enough else []
+            return [("best", none), *near, *enough, ("search", searched)]
         found, step = best.outcome, self.sequences * self.sequence_length
         seconds = format_seconds(found.step_time_s)
         lines = [

@@ -23,7 +23,9 @@ from zsim.workers.dask_cluster import dask_cluster
 from zsim.workers.processes import cores, processes
 from zsim_plan.answer.best_question import FABRIC_KEY, BestOptions, Question, question_of
 from zsim_plan.answer.best_result import BestResult, LossReason
+from zsim_plan.answer.more_gpus import more_gpus
 from zsim_plan.answer.search_text import may_exist
+from zsim_plan.answer.setting_bound import LATE
 from zsim_plan.answer.setting_pool import SettingPool
 from zsim_plan.answer.setting_trial import SettingOutcome, sure_bytes, tried
 from zsim_plan.answer.tried_setting import TriedSetting
@@ -437,7 +439,7 @@ class _SearchRun:
         if not each.outcome.fits:
             return "out of memory in the simulation"
         if each.is_late:
-            return "takes longer than --within"
+            return LATE
         if each.value == best.value:
             return ""
         if best.outcome.is_sure and each.outcome.keeps_to_be_unsure:
@@ -513,6 +515,7 @@ def _new_search(question: Question, most_operations: int, options: SearchOptions
 def _result(hunt: _SearchRun) -> BestResult:
     question, pool = hunt.question, hunt.pool
     ranked = sorted(hunt.tried, key=lambda each: each.order)
+    is_over = not (hunt.is_interrupted or any(each.is_answer for each in ranked))
     return BestResult(
         title=str(question.tables["title"]),
         objective=question.objective,
@@ -538,6 +541,7 @@ def _result(hunt: _SearchRun) -> BestResult:
         bounded_s=min((each.step_time_s for each in pool.bounds if each.step_time_s), default=0.0),
         by_fabric=_by_fabric(question, ranked[0].changes) if ranked else {},
         goodput_of=question.goodput,
+        enough=more_gpus(question) if is_over else "",
     )
 
 

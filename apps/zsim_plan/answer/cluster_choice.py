@@ -81,10 +81,12 @@ class ClusterChoice(AnswerInFacts):
     Attributes:
         title: the model and all clusters.
         answers: results, in the order of the question.
+        left: clusters that were not searched because the user ended the command.
     """
 
     title: str
     answers: tuple[ClusterAnswer, ...]
+    left: tuple[str, ...] = ()
 
     @property
     def ranked(self) -> tuple[ClusterAnswer, ...]:
@@ -105,8 +107,8 @@ class ClusterChoice(AnswerInFacts):
 
     @property
     def is_interrupted(self) -> bool:
-        """False: an interrupted comparison has no answer."""
-        return False
+        """True if the user ended a search."""
+        return bool(self.left) or any(each.result.is_interrupted for each in self.answers)
 
     @property
     def best(self) -> TriedSetting | None:
@@ -130,8 +132,9 @@ class ClusterChoice(AnswerInFacts):
     def facts(self) -> list[tuple[str, str]]:
         """Return the best cluster, and how far the others are from it."""
         chosen = self.chosen
+        left = [(each, "not searched: interrupted") for each in self.left]
         if chosen is None or chosen.best is None:
-            return [("best", "nothing fits on any of these GPUs")]
+            return [("best", "nothing fits on any of these GPUs"), *left]
         what = WORSE[chosen.result.objective]
         lines = [("best", f"{chosen.gpus}: {self._figures(chosen)}")]
         for each in self.ranked[1:]:
@@ -143,7 +146,7 @@ class ClusterChoice(AnswerInFacts):
             lines.append(
                 (each.gpus, f"{self.more(each):+.1%} {what}{beyond}: {self._figures(each)}")
             )
-        return [*lines, *self._caution()]
+        return [*lines, *left, *self._caution()]
 
     def _caution(self) -> list[tuple[str, str]]:
         """Return a line if only some of the compared step times have a known error."""
@@ -323,7 +326,7 @@ def best_clusters(
         clusters: GPUs as in `best`, each with a price after @ if it is a quote: 64xb200@4.20.
         changes: values by key of a scenario, for all clusters.
         operations: limit of operations for each cluster.
-        search: options of each search; Ctrl-C ends the comparison without an answer.
+        search: options of each search; after Ctrl-C no other cluster is searched.
         options: other options, see `BestOptions`.
 
     Raises:
@@ -339,20 +342,20 @@ def best_clusters(
     if len(prices) > 1:
         raise MistakeError("--or: give a price after @ to all GPUs or to none")
     of_search: SearchOptions = {} if search is None else search.copy()
-    of_search["may_interrupt"] = False
     answers: list[ClusterAnswer] = []
     for text, (gpus, price) in zip(clusters, quotes, strict=True):
         asked = options.copy()
         if price is not None:
             asked["price"] = price
-        result = best(
-            model,
-            gpus,
-            changes,
-            operations=operations,
-            **of_search,
-            **asked,
-        )
+        try:
+            result = best(model, gpus, changes, operations=operations, **of_search, **asked)
+        except KeyboardInterrupt:
+            if not (answers and of_search.get("may_interrupt")):
+                raise
+            break
         answers.append(ClusterAnswer(gpus=text, result=result))
+        if result.is_interrupted:
+            break
     title = f"{model} on {' or '.join(clusters)}"
-    return ClusterChoice(title=title, answers=tuple(answers))
+    left = tuple(clusters[len(answers) :])
+    return ClusterChoice(title=title, answers=tuple(answers), left=left)

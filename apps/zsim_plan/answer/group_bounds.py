@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zsim_plan.answer.best_question import Question
-from zsim_plan.answer.setting_bound import SettingBound
+from zsim_plan.answer.setting_bound import LATE, SettingBound
 from zsim_plan.answer.setting_trial import Bounder, SettingOutcome
 from zsim_plan.search.space import SettingGroup
 
@@ -41,7 +41,7 @@ class GroupBounder:
         elif bound.is_unsure and self.sure_only:
             self._unsure[key] = bound
         if not bound.why_not and self.question.is_late(bound.kernels_s, group.fleet.gpus):
-            return SettingBound(why_not="takes longer than --within even by its bound")
+            return SettingBound(why_not=f"{LATE} even by its bound")
         return bound
 
     def lowered(self, default: SettingBound, group: SettingGroup) -> SettingBound:

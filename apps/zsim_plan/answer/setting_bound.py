@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+LATE = "takes longer than --within"
+"""Reason why a setting is no answer that would fit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingBound:

@@ -191,6 +191,7 @@ def _setting_fields() -> tuple[FormField, ...]:
         _chosen("tensor", "Tensor parallel", "1", _numbers(1, 2, 4, 8, 16)),
         _chosen("pipeline", "Pipeline stages", "1", few),
         _chosen("context", "Context parallel", "1", few),
+        _chosen("expert", "Expert parallel", "1", _numbers(1, 2, 4, 8, 16, 32, 64, 128, 256)),
         _chosen("micro", "Micro-batch", "1", few, note="sequences of a replica at a time"),
         _typed("accumulate", "Micro-batches of a step", "2", "1", "2", "4", "8", "16", "32"),
         _chosen("checkpointing", "Activation checkpointing", "full", _plain(CHECKPOINTING)),

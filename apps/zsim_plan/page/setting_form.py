@@ -176,6 +176,8 @@ class ChosenSetting:
             found["train.compile"] = True
         if self.number("context") > 1:
             found["parallel.context"] = self.number("context")
+        if self.number("expert") > 1:
+            found["parallel.expert"] = self.number("expert")
         return found
 
     @cached_property

@@ -23,6 +23,7 @@ FORM_KEYS: Final = {
     "parallel.tensor": "tensor",
     "parallel.pipeline": "pipeline",
     "parallel.context": "context",
+    "parallel.expert": "expert",
     "train.micro_batch_size": "micro",
     "train.gradient_accumulation_steps": "accumulate",
     "activations.checkpointing": "checkpointing",

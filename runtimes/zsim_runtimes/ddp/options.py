@@ -103,8 +103,3 @@ class DDP(RuntimeOptions):
             reduced=optimizer,
             optimizer=optimizer,
         )
-
-    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
-        """Return a lower bound of the bytes of buckets for each element: the compute dtype's."""
-        del stage, data
-        return compute.size_bytes

@@ -285,10 +285,6 @@ class DeepSpeed(RuntimeOptions):
             optimizer=optimizer,
         )
 
-    def keeps_whole(self, stage: int) -> frozenset[str]:
-        """Return the states that are whole: stages 0 and 1 reduce gradients once."""
-        return frozenset({"gradients"} if stage < 2 else ())
-
     def smaller_buckets(self, elements: int) -> str | None:
         """Return the option that limits the bucket size to `elements`, if it is larger."""
         return f"reduce_bucket_size={elements}" if self.reduce_bucket_size > elements else None

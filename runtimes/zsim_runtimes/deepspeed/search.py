@@ -1,8 +1,11 @@
 """Search space of DeepSpeed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from zsim.runtimes.search import Knobs, Options, SearchedAxes, SearchSpace
+from zsim.runtimes.search import KeptBytes, Knobs, Options, SearchedAxes, SearchSpace
+from zsim.strategy.strategy import Strategy
+from zsim_runtimes.deepspeed.options import DeepSpeed, OffloadDevice
 
 STATES_ON_DRIVES: Options = {"sub_group_size": 100_000_000}
 SHARDS_ON_DRIVES: Options = {
@@ -49,7 +52,69 @@ def _is_modeled(options: Options, checkpointing: str, axes: SearchedAxes) -> boo
     return axes.tensor == 1 and axes.stage in (1, 2) and not offloads
 
 
+def kept(strategy: Strategy) -> KeptBytes:
+    """Return the memory of gradients, of buckets, and of parameters that stay whole."""
+    options, stage = strategy.options(DeepSpeed), strategy.zero.stage
+    if not stage:
+        return _kept_without_zero(strategy)
+    compute = strategy.train.precision.compute.size_bytes
+    wire = options.communication_data_type
+    found = KeptBytes(
+        bucket=options.reduce_bucket_size,
+        bucket_bytes=compute * options.reduce_bucket_size,
+        copied=compute if wire is None else wire.size_bytes,
+    )
+    return _kept_sharded(strategy, found) if stage == 3 else _kept_whole(strategy, found)
+
+
+def _kept_without_zero(strategy: Strategy) -> KeptBytes:
+    precision = strategy.train.precision
+    compute, wide = precision.compute.size_bytes, precision.optimizer.size_bytes
+    several = strategy.train.gradient_accumulation_steps > 1
+    return KeptBytes(
+        accumulated=compute if several else 0,
+        done=0 if several else compute,
+        update=compute + 2 * wide if precision.has_master else 0,
+    )
+
+
+def _kept_whole(strategy: Strategy, found: KeptBytes) -> KeptBytes:
+    """Return the memory in stage 1, which reduces once, or 2, which has no whole gradients."""
+    options, precision = strategy.options(DeepSpeed), strategy.train.precision
+    several = strategy.train.gradient_accumulation_steps > 1
+    own = 0 if options.offload_optimizer.is_on else precision.compute.size_bytes
+    wide = precision.optimizer.size_bytes
+    if options.overlap_comm:
+        found = replace(found, bucket_bytes=2 * found.bucket_bytes)
+    if strategy.zero.stage == 1:
+        return replace(
+            found,
+            accumulated=wide if several else 0,
+            begun=0 if several else wide,
+            reduces_last=not options.overlap_comm,
+        )
+    return replace(found, shard=own + (wide if several and own else 0))
+
+
+def _kept_sharded(strategy: Strategy, found: KeptBytes) -> KeptBytes:
+    """Return the memory in stage 3: shards, and parameters that are whole or gathered ahead."""
+    options, compute = strategy.options(DeepSpeed), strategy.train.precision.compute.size_bytes
+    gradients, parameters = not options.offload_optimizer.is_on, not options.offload_param.is_on
+    has_parameters = parameters and strategy.train.precision.has_master  # else in masters
+    shard = compute * (gradients + has_parameters)
+    if options.offload_param.device is OffloadDevice.NVME:
+        return replace(found, shard=shard)
+    return replace(
+        found,
+        shard=shard,
+        reused=options.stage3_max_reuse_distance,
+        ahead=options.stage3_prefetch_bucket_size,
+        live=options.stage3_max_live_parameters,
+    )
+
+
 SEARCH = SearchSpace(
+    kept=kept,
     knobs=_knobs,
     offloads={
         1: (_offload("cpu"),),

@@ -54,12 +54,6 @@ class FSDP1(RuntimeOptions):
     offload_wrapper: Flag = False
     repeat_kv: Flag = False
 
-    def keeps_whole(self, stage: int) -> frozenset[str]:
-        """Return the root, which is never resharded, gradients that accumulate, and kept blocks."""
-        del stage
-        stays = self.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
-        return frozenset(["root"] + ["blocks"] * stays + ["gradients"] * self.no_sync)
-
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return dtypes: whole gradients accumulate in that of parameters, sharded ones in theirs.
 

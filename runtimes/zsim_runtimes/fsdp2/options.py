@@ -13,7 +13,6 @@ from zsim.strategy.cuda_graphs import CudaGraphs
 from zsim.strategy.execution import TokenFusion
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
-from zsim_runtimes.fsdp2.order import WHOLE_CHUNKS
 from zsim_runtimes.fsdp2.placement import ShardPlacement
 
 
@@ -241,22 +240,6 @@ class FSDP2(RuntimeOptions):
         return self.stages_in_v or (
             self.pipeline_schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
         )
-
-    @property
-    def collects_stage(self) -> bool:
-        """True: a stage reduces once, after its last backward."""
-        return True
-
-    def keeps_whole(self, stage: int) -> frozenset[str]:
-        """Return the states that are whole when a backward begins; gathers run a block ahead."""
-        del stage
-        whole = {"ahead", *({"gradients"} if self.gradient_sync is Sync.LAST else ())}
-        whole |= {"blocks"} if self.reshard_after_forward is False else set()
-        return frozenset(whole if self.reshard_root_after_forward else whole | {"root"})
-
-    def keeps_stage_gathered(self, *, chunks: int) -> bool:
-        """Return True if parameters stay whole after forward: at most 3 chunks can."""
-        return self.reshard_after_forward is False and chunks <= WHOLE_CHUNKS
 
     @property
     def stages_in_v(self) -> bool:

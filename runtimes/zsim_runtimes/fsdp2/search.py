@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
-from zsim.runtimes.search import Knobs, Options, SearchedAxes, SearchSpace
+from zsim.runtimes.search import KeptBytes, Knobs, Options, SearchedAxes, SearchSpace
+from zsim.strategy.strategy import Strategy
+from zsim_runtimes.fsdp2.options import FSDP2, Sync
+from zsim_runtimes.fsdp2.order import WHOLE_CHUNKS
 
 SCHEDULE = "pipeline_schedule"
 
@@ -40,7 +43,31 @@ def _is_modeled(options: Options, checkpointing: str, axes: SearchedAxes) -> boo
     return checkpointing == "none" and axes.context == 1
 
 
+def kept(strategy: Strategy) -> KeptBytes:
+    """Return the memory of whole parameters and gradients; gathers run a block ahead."""
+    options, precision = strategy.options(FSDP2), strategy.train.precision
+    formats = options.formats(
+        stage=strategy.zero.stage, compute=precision.compute, optimizer=precision.optimizer
+    )
+    several = strategy.train.gradient_accumulation_steps > 1
+    at_once = several and options.gradient_sync is Sync.LAST
+    is_partial = several and strategy.parallel.replicate > 1 and options.all_reduce is Sync.LAST
+    form = formats.reduction if is_partial else formats.reduced
+    shard = 0 if options.on_host else form.size_bytes
+    stays = options.reshard_after_forward is False
+    return KeptBytes(
+        gathered=frozenset(["ahead", "root"] + ["blocks"] * stays),
+        accumulated=formats.whole.size_bytes if at_once else 0,
+        shard=shard if several and not at_once else 0,
+        done_shard=0 if several else shard,
+        reducing=0 if at_once else formats.reduction.size_bytes,
+        collected=formats.whole.size_bytes,
+        chunks=WHOLE_CHUNKS if stays else 0,
+    )
+
+
 SEARCH = SearchSpace(
+    kept=kept,
     knobs=_knobs,
     offloads={3: ({"offload_policy": "cpu"},)},
     choices={"all-host": {"offload_policy": "cpu"}},

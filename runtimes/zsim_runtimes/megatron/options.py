@@ -552,8 +552,3 @@ class Megatron(RuntimeOptions):
             master=DType.BF16 if keeps_rest else optimizer,
             moments=(DType(self.exp_avg_dtype), DType(self.exp_avg_sq_dtype))[:moments],
         )
-
-    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
-        """Return the bytes of an element of the buffer that accumulates and reduces gradients."""
-        del stage, data
-        return (DType.FP32 if self.grad_reduce_in_fp32 else compute).size_bytes

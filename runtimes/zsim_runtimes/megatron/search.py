@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
-from zsim.runtimes.search import Knobs, Options, SearchedAxes, SearchSpace
+from zsim.dtype import DType
+from zsim.runtimes.search import KeptBytes, Knobs, Options, SearchedAxes, SearchSpace
+from zsim.strategy.strategy import Strategy
+from zsim_runtimes.megatron.options import Megatron
 
 CHUNK = "num_layers_per_virtual_pipeline_stage"
 
@@ -48,7 +51,18 @@ def _is_modeled(options: Options, checkpointing: str, axes: SearchedAxes) -> boo
     return checkpointing != "full" or not overlaps
 
 
+def kept(strategy: Strategy) -> KeptBytes:
+    """Return the memory of the gradient buffer, and of its cast if one bucket has all of it."""
+    options, precision = strategy.options(Megatron), strategy.train.precision
+    wide = (DType.FP32 if options.grad_reduce_in_fp32 else precision.compute).size_bytes
+    cast = strategy.kept_formats.gradient.size_bytes
+    several = options.overlap_grad_reduce or options.fp8_param_gather or strategy.has_expert_order
+    is_cast = not (several or strategy.zero.stage or wide == cast)
+    return KeptBytes(permanent=wide, update=cast if is_cast else 0)
+
+
 SEARCH = SearchSpace(
+    kept=kept,
     knobs=_knobs,
     combines=_combines,
     tensor_modes=(

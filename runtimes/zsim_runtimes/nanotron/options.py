@@ -68,8 +68,3 @@ class Nanotron(RuntimeOptions):
         return Formats(
             compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
         )
-
-    def gradient_bytes(self, *, stage: int, compute: DType, data: int) -> int:
-        """Return those of the fp32 buffer, and with several whole replicas of DDP's buckets."""
-        staged = data > 1 and stage == 0
-        return DType.FP32.size_bytes + (compute.size_bytes if staged else 0)

@@ -49,6 +49,19 @@ def test_ctrl_c_prints_the_answer_so_far(
     assert best.startswith("best        FSDP2, ZeRO-3")
 
 
+@pytest.mark.parametrize("count", [1, 30])
+def test_ctrl_c_prints_the_clusters_that_were_compared_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    """Ctrl-C comes in the first search, or in a later one."""
+    monkeypatch.setattr(best_search, "tried", interrupted_after(count))
+    assert answer([*ASKED, "--or", "4xa100", "--or", "4xh200"]) == 130
+    title, *facts = capsys.readouterr().out.splitlines()
+    assert title == "llama3.2-1b on 4xh100 or 4xa100 or 4xh200"
+    assert facts[0].startswith("best ")
+    assert any(line.split() == ["4xh200", "not", "searched:", "interrupted"] for line in facts)
+
+
 def test_ctrl_c_before_the_first_result_prints_no_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

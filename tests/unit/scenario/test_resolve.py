@@ -376,6 +376,14 @@ def test_what_is_missing_is_named(old: str, new: str, why: str) -> None:
     assert str(caught.value).startswith(why)
 
 
+def test_a_table_that_is_missing_is_explained_by_its_keys() -> None:
+    head, _, _ = TEXT.partition("[train]")
+    with pytest.raises(ScenarioError) as caught:
+        resolved(text=head)
+    why = "train.micro_batch_size, train.gradient_accumulation_steps: missing; give two of "
+    assert str(caught.value).startswith(why)
+
+
 def test_all_keys_that_are_missing_are_told_at_once() -> None:
     text = TEXT
     for key in ("layers = 2", "nodes = 2", "stage = 2", "micro_batch_size = 3"):
