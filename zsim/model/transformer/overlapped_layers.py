@@ -141,7 +141,7 @@ def _is_trained(stretch: Stretch) -> bool:
 
 
 def _is_one_layer(stretch: Stretch) -> bool:
-    """Return True if layers read one input; those of latent attention read several."""
+    """Return True if layers read one input; layers of latent attention read several."""
     read = {each.name for own in stretch.operators if own.parameters for each in own.reads}
     return len(read.intersection(stretch.inputs)) <= 1
 
