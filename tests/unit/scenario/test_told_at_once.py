@@ -46,13 +46,13 @@ def test_values_unknown_keys_and_missing_ones_of_a_scenario() -> None:
         train={"precision": "fp17", "steps": 0, "group": [{"weight_decay": 0.0}]},
         parallel={"tensr": 2},
     )
-    del wrong["model"]
+    del wrong["title"]
     with pytest.raises(ScenarioError) as error:
         from_tables(wrong)
     assert fields(error) == [
         *("parallel.tensr", "zero.bucket_element"),
         *("zero.stage", "train.precision", "train.steps"),
-        *("model", "train.group.0.parameters"),
+        *("title", "train.group.0.parameters"),
     ]
 
 
