@@ -30,6 +30,7 @@ from typing import Any, cast
 from pydantic import Field, create_model
 
 from zsim.files.installed import model_catalogue
+from zsim.mistake import MistakeError
 from zsim.runtimes.lookup import reader_of
 from zsim.runtimes.trainer_files.tables import GivenTables, TrainerFileError
 from zsim.scenario.trainer_files import TABLES as COMPLETED
@@ -292,12 +293,19 @@ def _completed(tables: dict[str, Any], given: Mapping[str, Any]) -> dict[str, An
     """Return a scenario completed from the options of a trainer's file, if they are given.
 
     Raises:
+        MistakeError: the reader of the file needs a package that is not installed.
         NotModelledError: the reader of the file refuses an option.
     """
     if not given:
         return tables
     try:
-        found = reader_of(given["key"])(
+        reader = reader_of(given["key"])
+    except ModuleNotFoundError as error:
+        hint = ": pip install 'zsim[yaml]'" if error.name == "yaml" else ""
+        needs = f"needs {error.name}, which is not installed{hint}"
+        raise MistakeError(f"--data: {given['key']}: {needs}") from None
+    try:
+        found = reader(
             GivenTables(
                 tables={name: tables.get(name, {}) for name in COMPLETED},
                 shape_of=lambda name: (

@@ -1,5 +1,6 @@
 """Rows of NVIDIA's publications: blanks come from their recipes, and the rest has a reason."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +10,7 @@ import pytest
 from zsim.api.forecast import forecast
 from zsim.api.run_forecast import Quantity, RunForecast
 from zsim.files.source import resolved
+from zsim.mistake import MistakeError
 from zsim.scenario.tables import from_tables
 from zsim_lab.rows.published import MIB, Published
 from zsim_lab.rows.training_tables import TABLES
@@ -141,6 +143,17 @@ def test_a_row_of_litgpt_is_read_as_its_file_would_be(tmp_path: Path) -> None:
     tables |= {"model": {}, "train": {}, "zero": {"litgpt_config": str(path)}}
     mine = resolved("mine", from_tables({"title": "mine", **tables})).job()
     assert mine.schedule == row.schedule
+
+
+def test_without_pyyaml_one_line_says_what_rows_of_litgpt_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    for module in ("zsim.runtimes.trainer_files.yaml_text", "zsim_runtimes.ddp.litgpt_reader"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.delattr(module, raising=False)
+    with pytest.raises(MistakeError, match=r"litgpt_config: needs yaml.*pip install 'zsim\[yaml"):
+        run_of("memory_peaks")
 
 
 def test_degrees_that_a_page_leaves_open_are_those_of_its_scripts() -> None:
