@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zsim.schedule.schedule import Schedule as Schedule
     from zsim.strategy.strategy import Strategy as Strategy
     from zsim.trace.trace import Trace as Trace
+    from zsim_explain.answer.explanation import explain as explain
     from zsim_plan.answer.best_search import best as best
     from zsim_plan.answer.largest_result import largest as largest
     from zsim_record.machine_measurement import measure as measure
@@ -43,6 +44,7 @@ _INDEX = {
     "Trace": "zsim.trace.trace:Trace",
     "best": "zsim_plan.answer.best_search:best",
     "compare": "zsim.api.comparison:compare",
+    "explain": "zsim_explain.answer.explanation:explain",
     "largest": "zsim_plan.answer.largest_result:largest",
     "limited": "zsim.api.limited:limited",
     "load": "zsim.api.scenario:load",
@@ -64,6 +66,7 @@ __all__ = [
     "best",
     "check",
     "compare",
+    "explain",
     "largest",
     "limited",
     "load",

@@ -30,7 +30,7 @@ def explain(
     ] = None,
     json: Json = False,
 ) -> Code:
-    """Say where the time of recorded training steps goes, and why it is more than expected."""
+    """Say where the time of recorded training steps goes."""
     from zsim_explain.answer.explanation import explain as explain_traces
 
     found = explain_traces(traces, against=against or (), scenario=scenario, changes=settings)
