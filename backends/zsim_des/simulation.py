@@ -320,13 +320,12 @@ class SimBackend:
         self, job: Job, seed: int, faults: Sequence[Fault] = (), *, waits: bool = True
     ) -> "_Done":
         lowered = self._lower(job)
-        everything = (*self.faults, *faults)
-        disturbances = Disturbances(everything, self.neighbours, cluster=job.cluster, seed=seed)
+        every, others = (*self.faults, *faults), self.neighbours
+        disturbances = Disturbances(every, others, cluster=job.cluster, seed=seed)
+        plain = job.named if isinstance(job.binding, Ratio) and not (every or others) else None
         try:
-            is_even = isinstance(job.binding, Ratio) and not (everything or self.neighbours)
-            whole = job.named if is_even else None
-            folded = lowered.fold(disturbances, unfold=self.unfold, whole=whole)
-            return self._move(job, lowered, disturbances, folded, waits=waits)
+            found = lowered.fold(disturbances, unfold=self.unfold, whole=plain)
+            return self._move(job, lowered, disturbances, found, waits=waits)
         except CutError as error:
             raise NoRouteError(str(error)) from None
 

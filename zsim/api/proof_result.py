@@ -141,9 +141,7 @@ def check(
                 raise
             document = large[1].document
         schedule, model = document.schedule, document.model
-    trace = against.whole.recorded if isinstance(against, RunResult) else None
-    if trace is None and against is not None:
-        trace = read_trace(Path(str(against)))
+    trace = _trace_of(against)
     proof = proof_of(schedule, model)
     if document is not None and schedule.counts:
         proof = replace(proof, proved=_with_bound_peak(document, proof.proved))
@@ -168,6 +166,13 @@ def check(
         not_shown=(*proof.not_shown, *([] if large is None else [NOT_OF_ALL])),
         folded=None if large is None else large[0],
     )
+
+
+def _trace_of(against: RunResult | str | PathLike[str] | None) -> Trace | None:
+    """Return the trace of a run, or in a file; None if there is neither."""
+    if isinstance(against, RunResult):
+        return against.whole.recorded
+    return None if against is None else read_trace(Path(str(against)))
 
 
 def _with_counts_of(document: "Document", trace: Trace) -> tuple[Schedule, Trace]:
