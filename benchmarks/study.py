@@ -109,7 +109,15 @@ def strategy(gpus: int) -> Strategy:
 
 
 @cache
-def topology(name: str, fabric: str | None, nodes: int, gpu: str | None = None) -> Cluster:
+def topology(
+    name: str,
+    fabric: str | None,
+    nodes: int,
+    gpu: str | None,
+    /,
+    *,
+    nodes_per_domain: int | None,
+) -> Cluster:
     """Return `nodes` nodes whose NICs have `name` MB/s."""
     assert fabric is gpu is None
     gpus = nodes * GPUS_PER_NODE

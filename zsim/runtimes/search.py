@@ -128,6 +128,7 @@ class SearchSpace:
         leaner: options with values that lower bounds of a step below those of the default: ranks
             send or copy less, or slow concurrent kernels for less time.
         gathers_less: options with values that lower them by collectives of the tensor axis.
+        lighter: options with values that lower the bound of memory below that of the default.
         is_slow: True if schedules take several times as long to simulate as those of others.
         comes_first: True if its plain settings are simulated before those of others, and if it is
             selected in a form at first.
@@ -147,6 +148,7 @@ class SearchSpace:
     is_modeled: Callable[[Options, str, SearchedAxes], bool] = _anywhere
     adds: frozenset[str] = frozenset()
     leaner: frozenset[str] = frozenset()
+    lighter: frozenset[str] = frozenset()
     gathers_less: frozenset[str] = frozenset()
     is_slow: bool = False
     comes_first: bool = False

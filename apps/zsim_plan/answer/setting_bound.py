@@ -42,3 +42,19 @@ def least_bound(first: SettingBound, others: Iterable[SettingBound]) -> SettingB
     kernels_s = min(first.kernels_s, *(each.kernels_s for each in lower))
     least_s = min(each.step_time_s for each in lower)
     return replace(first, step_time_s=least_s, kernels_s=min(kernels_s, least_s))
+
+
+def lightest_bound(first: SettingBound, others: Iterable[SettingBound]) -> SettingBound:
+    """Return `first` with the smallest memory of `first` and `others`.
+
+    If `first` cannot fit, the bound of the smallest of those that may take its place.
+    """
+    lighter = [each for each in others if not each.why_not]
+    if not first.why_not:
+        lighter.append(first)
+    if not lighter:
+        return first
+    least = min(lighter, key=lambda each: each.memory_bytes)
+    if first.why_not:
+        return least
+    return replace(first, memory_bytes=least.memory_bytes, is_unsure=least.is_unsure)

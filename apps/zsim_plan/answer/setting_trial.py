@@ -43,7 +43,7 @@ from zsim.strategy.strategy import Strategy
 from zsim.trace.trace import StepError
 from zsim.units import PICOSECONDS_PER_SECOND, format_bytes
 from zsim_plan.answer.folded_pipeline import FoldedPipeline, folded_pipeline
-from zsim_plan.answer.setting_bound import SettingBound, least_bound
+from zsim_plan.answer.setting_bound import SettingBound, least_bound, lightest_bound
 from zsim_plan.bounds.collective_bounds import CollectiveBounds
 from zsim_plan.bounds.memory_bounds import device_bytes, host_state_bytes
 from zsim_plan.bounds.pipeline_bounds import pipeline_s
@@ -231,7 +231,7 @@ class Bounder:
         *,
         sure_only: bool = False,
     ) -> SettingBound:
-        """Return the bound of the first setting, which has the default knobs.
+        """Return the bound of the first setting, which has the default knobs; of memory, the least.
 
         If communication takes longest, return the bound of all settings, since knobs change the
         communication. Else knobs cannot lower it below `kernels_s`, except those that gather less
@@ -239,6 +239,9 @@ class Bounder:
         get no bound of the step time.
         """
         found = self.bound(scenario(0), sure_only=sure_only)
+        if group.lighter and (found.is_full or not found.why_not):
+            others = [self.bound(scenario(each), sure_only=sure_only) for each in group.lighter]
+            found = lightest_bound(found, others)
         if found.why_not or (sure_only and found.is_unsure):
             return found
         is_busy = found.step_time_s <= found.busy_s

@@ -99,6 +99,11 @@ class SettingGroup:
         return self._with_one_of(self._search.leaner)
 
     @property
+    def lighter(self) -> tuple[int, ...]:
+        """Settings with one knob that may keep less memory than its default does."""
+        return self._with_one_of(self._search.lighter)
+
+    @property
     def gathering_less(self) -> tuple[int, ...]:
         """Settings with one knob that may gather less over the tensor axis."""
         return self._with_one_of(self._search.gathers_less)

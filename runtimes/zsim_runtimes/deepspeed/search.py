@@ -82,18 +82,18 @@ def _kept_whole(strategy: Strategy, found: KeptBytes) -> KeptBytes:
     """Return the memory in stage 1, which reduces once, or 2, which has no whole gradients."""
     options, precision = strategy.options(DeepSpeed), strategy.train.precision
     several = strategy.train.gradient_accumulation_steps > 1
-    own = 0 if options.offload_optimizer.is_on else precision.compute.size_bytes
-    wide = precision.optimizer.size_bytes
+    compute = precision.compute.size_bytes
+    own = 0 if options.offload_optimizer.is_on else compute
     if options.overlap_comm:
         found = replace(found, bucket_bytes=2 * found.bucket_bytes)
     if strategy.zero.stage == 1:
         return replace(
             found,
-            accumulated=wide if several else 0,
-            begun=0 if several else wide,
+            accumulated=compute if several else 0,
+            begun=0 if several else compute,
             reduces_last=not options.overlap_comm,
         )
-    return replace(found, shard=own + (wide if several and own else 0))
+    return replace(found, shard=2 * own if several else own)
 
 
 def _kept_sharded(strategy: Strategy, found: KeptBytes) -> KeptBytes:
@@ -149,6 +149,7 @@ SEARCH = SearchSpace(
             "zero_hpz_partition_size",
         }
     ),
+    lighter=frozenset({"reduce_bucket_size"}),
     is_modeled=_is_modeled,
     is_slow=True,
 )

@@ -140,6 +140,7 @@ VARIANTS: tuple[dict[str, object], ...] = (
         "cluster.gpu_memory": "1 GB",
         "cluster.allocator": "expandable",
         "cluster.nics_per_node": 4,
+        "cluster.nodes_per_domain": 1,
         "cluster.nvlink": False,
         "cluster.oversubscription": 2,
         "network.profile": "a100",

@@ -255,7 +255,7 @@ def test_our_own_bug_is_one_line_that_names_the_file_with_the_details(
     def broken(*_: object) -> None:
         raise KeyError("\n[bold]planted[/bold]")
 
-    monkeypatch.setattr("zsim.analysis.schedule_plan.plan", broken)
+    monkeypatch.setattr("zsim.api.plan_result.plan", broken)
     code, out, error = ask("plan", scenario)
     assert (code, out) == (Code.FAILED, "")
     assert error.count("\n") == 1
@@ -271,7 +271,7 @@ def test_an_interrupt_is_exit_code_130(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zsim.analysis.schedule_plan.plan", interrupted)
+    monkeypatch.setattr("zsim.api.plan_result.plan", interrupted)
     code, out, error = ask("plan", scenario)
     assert (code, out, error) == (130, "", "zsim: interrupted\n")
 
