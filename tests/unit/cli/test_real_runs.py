@@ -123,7 +123,7 @@ def test_an_interrupted_run_leaves_no_rank_behind_and_says_where_its_losses_are(
 ) -> None:
     with training(tmp_path) as running:
         running.send_signal(signal.SIGINT)
-        _, error = running.communicate(timeout=60)
+        _, error = running.communicate(timeout=250)
     assert running.returncode == 130
     steps = len({step for step, _, _ in kept_losses(tmp_path)})
     (path,) = tmp_path.glob("zsim-losses-*.csv")
@@ -139,7 +139,7 @@ def test_a_run_whose_rank_is_killed_leaves_nothing_and_says_where_its_losses_are
     with training(tmp_path) as running:
         (note,) = tmp_path.glob("zsim-ranks-*/rank1.note")
         os.kill(ProgressRecord(note).read().pid, signal.SIGKILL)
-        _, error = running.communicate(timeout=60)
+        _, error = running.communicate(timeout=250)
     assert running.returncode == 3
     (path,) = tmp_path.glob("zsim-losses-*.csv")
     steps = len({step for step, _, _ in kept_losses(tmp_path)})

@@ -116,5 +116,5 @@ def test_a_group_that_was_made_without_the_name_of_one_backend_trains(tmp_path: 
         for rank in range(2)
     ]
     for rank in ranks:
-        _, error = rank.communicate(timeout=120)
+        _, error = rank.communicate(timeout=250)
         assert (rank.returncode, error) == (0, "")

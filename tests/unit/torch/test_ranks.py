@@ -298,7 +298,7 @@ def test_a_script_gives_its_own_functions_to_ranks_and_may_forget_to_close_its_p
     tmp_path: Path,
 ) -> None:
     mark, process = script(tmp_path, "add")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=250)
     # Of the pool that is forgotten, as of the other one, rank 0 alone prints.
     assert (out, err, process.returncode) == ("adding\n(3, 3)\nadding\n", "", 0)
     assert none_left(mark)
@@ -313,7 +313,7 @@ def test_ranks_end_with_the_program_that_started_them(tmp_path: Path) -> None:
     assert process.stdout.readline() == "ready\n"
     assert len(processes_with(mark)) >= 4  # program, server, two ranks
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=250)
     assert none_left(mark)
 
 
@@ -323,7 +323,7 @@ def test_an_interrupt_ends_the_run_without_noise(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole foreground group
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=250)
     assert (out, err, process.returncode) == ("interrupted\n", "", 130)
     assert none_left(mark)
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
