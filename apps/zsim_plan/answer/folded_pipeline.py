@@ -35,6 +35,9 @@ from zsim_plan.bounds.pipeline_bounds import accumulating
 NAME = "scenario"
 """Name of the generated scenarios in messages."""
 
+FEW_TURNS = 2, 4, 8
+"""Micro-batches for each stage from which the memory of all is known, if there is no fold."""
+
 SHORTER = 2
 """Micro-batches after the fill of stages with one chunk, of a fold that is tried before others."""
 
@@ -89,6 +92,19 @@ class FoldSchedule:
         step_s = fold.last_step_s(job, self.source.simulation(), waits=False)
         reserved = self._longer_bytes(fold)
         return replace(known, step_time_s=step_s, peak_reserved_bytes=reserved)
+
+    def lack(self) -> RunForecast | None:
+        """Return the memory of these micro-batches alone if it is too large; else None.
+
+        All micro-batches of the step need at least as much, and cost far more to simulate.
+
+        Raises:
+            BackendError, RunFailedError, NoRouteError: the step cannot run.
+        """
+        job = self.job
+        count_work(job)
+        found = _of_run(summary(job, self.source.simulation().run(job, seed=0)), job)
+        return None if found.fits else replace(found, step_time_s=0.0)
 
     def _of_trace(self) -> RunForecast:
         """Return the figures of a run with a trace, in which memory depends on times."""
@@ -154,28 +170,68 @@ class FoldedPipeline:
 
         None means that only a simulation decides. Memory that is not certain is an upper bound.
         It is that of the first fold; more micro-batches need at least as much. One micro-batch of
-        many stages is checked first, since its schedule is much faster to write.
+        many stages, and few micro-batches without a fold, are checked first, since their schedules
+        are much faster to write.
 
         Raises:
             MistakeError: the model cannot exist, or has no schedule.
         """
         if (lack := self._lack_of_one()) is not None:
             return _without_time(lack), True
+        if self.folds[0] is None and (least := self._least_of_all()) is not None:
+            return least, True
         count_work(self.job)
         found = self.first.certain
         return None if found is None else _without_time(found), self.first.is_exact
 
     def _lack_of_one(self) -> Footprint | None:
         """Return the footprint of one micro-batch of many stages if it cannot fit; else None."""
-        micro_batches = self.found.strategy.train.gradient_accumulation_steps
-        if self.found.strategy.parallel.pipeline <= MANY_STAGES or micro_batches == 1:
+        if self.found.strategy.parallel.pipeline <= MANY_STAGES or self._micro_batches == 1:
             return None
+        one = self._job_of(1)
+        return None if one is None else certain_out_of_memory(one)
+
+    def _least_of_all(self) -> RunForecast | None:
+        """Return the least memory of all micro-batches, known from few; None if that is unknown.
+
+        Where each micro-batch is received into memory of its own, allocated bytes grow by the same
+        amount for each. Three steps show if they do.
+        """
+        stages = self.found.strategy.parallel.pipeline
+        counts = [times * stages for times in FEW_TURNS]
+        if 2 * counts[-1] > self._micro_batches:
+            return None
+        made: list[Footprint] = []
+        for job in map(self._job_of, counts):
+            found = None if job is None else certain_footprint(job, served_ledgers(job))
+            if found is None or not found.fits:
+                return None if found is None else _without_time(found)
+            made.append(found)
+        first, second, last = (found.allocated_bytes for found in made)
+        each, rest = divmod(second - first, counts[1] - counts[0])
+        if rest or last - second != each * (counts[2] - counts[1]):
+            return None
+        needed_bytes = last + each * (self._micro_batches - counts[2])
+        known = _without_time(made[-1])
+        return replace(
+            known,
+            peak_allocated_bytes=needed_bytes,
+            peak_reserved_bytes=max(needed_bytes, known.peak_reserved_bytes),
+            fits=needed_bytes <= known.usable_bytes,
+        )
+
+    @property
+    def _micro_batches(self) -> int:
+        return self.found.strategy.train.gradient_accumulation_steps
+
+    def _job_of(self, count: int) -> Job | None:
+        """Return the job of `count` micro-batches; None if the order needs more of them."""
         try:
-            one = scheduled(NAME, _with_micro_batches(self.found, 1)).job()
-        except MistakeError:  # some orders need several micro-batches
+            found = scheduled(NAME, _with_micro_batches(self.found, count)).job()
+        except MistakeError:
             return None
-        count_work(one)
-        return certain_out_of_memory(one)
+        count_work(found)
+        return found
 
     def forecast(self) -> RunForecast:
         """Return the figures that `zsim run` finds.
@@ -183,9 +239,13 @@ class FoldedPipeline:
         Raises:
             MistakeError, BackendError, RunFailedError, NoRouteError: the setting cannot run.
         """
+        made = self.first
         for place, fold in enumerate(self.folds):
+            if fold is None and place and (lack := made.lack()) is not None:
+                return lack
+            made = self._written(fold) if place else made
             try:
-                return (self._written(fold) if place else self.first).forecast()
+                return made.forecast()
             except UnsteadyError:
                 continue
         raise AssertionError("a step with all micro-batches needs no period")
