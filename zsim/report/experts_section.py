@@ -162,9 +162,10 @@ def _exchanges(named: Schedule, operations: Sequence[Operation]) -> set[str]:
     found = {each.id for each in operations if isinstance(each, AllToAll)}
     axes = {name for name in own_axes if named.mesh.axis_size(name) > 1}
     groups = {each.name for each in named.groups if axes <= {*each.axes} <= {*own_axes}}
-    kinds = AllGather | ReduceScatter
     return found or {
-        each.id for each in operations if isinstance(each, kinds) and each.group in groups
+        each.id
+        for each in operations
+        if isinstance(each, AllGather | ReduceScatter) and each.group in groups
     }
 
 
