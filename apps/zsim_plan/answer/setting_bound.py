@@ -47,7 +47,8 @@ def least_bound(first: SettingBound, others: Iterable[SettingBound]) -> SettingB
 def lightest_bound(first: SettingBound, others: Iterable[SettingBound]) -> SettingBound:
     """Return `first` with the smallest memory of `first` and `others`.
 
-    If `first` cannot fit, the bound of the smallest of those that may take its place.
+    If `first` cannot fit, or not surely, and a smaller one can, return the bound of the smallest: a
+    bound of memory that is too large may have no bound of time.
     """
     lighter = [each for each in others if not each.why_not]
     if not first.why_not:
@@ -55,6 +56,6 @@ def lightest_bound(first: SettingBound, others: Iterable[SettingBound]) -> Setti
     if not lighter:
         return first
     least = min(lighter, key=lambda each: each.memory_bytes)
-    if first.why_not:
+    if first.why_not or (first.is_unsure and not least.is_unsure):
         return least
-    return replace(first, memory_bytes=least.memory_bytes, is_unsure=least.is_unsure)
+    return replace(first, memory_bytes=least.memory_bytes)
