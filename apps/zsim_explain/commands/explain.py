@@ -13,7 +13,7 @@ def explain(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="Files of PyTorch's profiler, .json or .json.gz, one a rank."
+            metavar="TRACE", help="Files of PyTorch's profiler, .json or .json.gz, one a rank."
         ),
     ],
     against: Annotated[
