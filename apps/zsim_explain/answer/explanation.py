@@ -14,6 +14,7 @@ from zsim.mistake import MistakeError
 from zsim.trace.kineto import kineto
 from zsim.units import format_seconds
 from zsim_explain.ledger.step_difference import (
+    OTHERS,
     MeanStep,
     StepDifference,
     critical,
@@ -141,11 +142,9 @@ class Explanation(AnswerInFacts):
         ]
         noise = max(self.shown.spread, SHOWN * found.measured)
         for cause, us in found.causes:
-            if abs(us) >= noise or cause == "all other causes":
-                lines.append((f"{_signed(us)}", cause))
-        small = sum(
-            us for cause, us in found.causes if abs(us) < noise and cause != "all other causes"
-        )
+            if abs(us) >= noise or cause == OTHERS:
+                lines.append((_signed(us), cause))
+        small = sum(us for cause, us in found.causes if abs(us) < noise and cause != OTHERS)
         if small:
             lines.append((_signed(small), "causes smaller than the spread between steps"))
         return lines
@@ -208,8 +207,8 @@ def explain(
         changes: changes to the scenario.
 
     Raises:
-        MistakeError: a file cannot be read, is no such trace, or has no marked steps; or both
-            `against` and `scenario` are given.
+        MistakeError: a file cannot be read, is no such trace, or has no marked steps; both
+            `against` and `scenario` are given; or the scenario has another number of ranks.
     """
     if against and scenario is not None:
         raise MistakeError("--against: cannot be combined with --scenario; remove one")
@@ -219,7 +218,8 @@ def explain(
     steps = [mean_step(rank) for rank in pairing.ranks]
     title = ", ".join(str(each) for each in traces)
     if scenario is not None:
-        expected, words = _simulated(scenario, changes), f"as {scenario} is simulated"
+        rank = pairing.ranks[steps.index(critical(steps))]
+        expected, words = _simulated(scenario, changes, rank), f"as {scenario} is simulated"
     elif against:
         expected, words = [mean_step(each) for each in _paired(against).ranks], "as recorded before"
     else:
@@ -251,13 +251,26 @@ def _paired(files: Sequence[str | PathLike[str]]) -> Pairing:
     return with_waits(ranks)
 
 
-def _simulated(scenario: str | PathLike[str], changes: Changed) -> list[MeanStep]:
-    """Return the mean step of each distinct rank of a simulated scenario."""
+def _simulated(
+    scenario: str | PathLike[str], changes: Changed, like: RecordedRank
+) -> list[MeanStep]:
+    """Return the mean steps of the ranks of a simulated scenario with the role of `like`.
+
+    Raises:
+        MistakeError: the scenario cannot run, or has another number of ranks.
+    """
     ran = run(scenario, changes, folds=False)
-    schedule = ran.job.schedule
+    schedule, ranks = ran.job.schedule, ran.job.schedule.mesh.size
+    if like.rank >= ranks or like.world not in (None, ranks):
+        raise MistakeError(
+            f"--scenario: {scenario} has {ranks:,} ranks, and the trace is of {like.title}; change "
+            "the scenario with --set"
+        )
+    role = schedule.program_of(like.rank).role
     return [
         mean_step(rank)
         for each in ran.recorded.ranks
+        if schedule.program_of(each.rank).role == role
         for rank in recorded_ranks(Path(str(scenario)), kineto(schedule, ran.recorded, each))
     ]
 

@@ -11,6 +11,8 @@ from zsim_explain.trace.recorded_rank import RecordedRank
 MOST: Final = 8
 """Causes that are named; the rest is one."""
 
+OTHERS: Final = "all other causes"
+
 NAMED_SHARE: Final = 0.7
 """One late rank is named if it causes more than this share of all waiting."""
 
@@ -110,9 +112,9 @@ def difference(
             found[late] += real.spent[cause] - shared.spent[cause]
             found[str(cause)] += shared.spent[cause] - plan.spent[cause]
     ordered = sorted(found.items(), key=lambda each: (-abs(each[1]), each[0]))
-    ordered = [(cause, float(us)) for cause, us in ordered if abs(us) > 1e-9]
+    ordered = [(cause, us) for cause, us in ordered if abs(us) > 1e-9]
     rest = sum(us for _, us in ordered[MOST:])
-    causes = (*ordered[:MOST], *([("all other causes", rest)] if ordered[MOST:] else []))
+    causes = (*ordered[:MOST], *([(OTHERS, rest)] if ordered[MOST:] else []))
     return StepDifference(least.took, model.took, causes)
 
 
@@ -121,12 +123,9 @@ def _merged(found: StepLedger, *, by_class: bool) -> StepLedger:
 
     Two programs give the groups other names. Kernels become one cause unless `by_class`.
     """
-    spent, hidden = (
-        defaultdict[TimeCause, float](float),
-        defaultdict[TimeCause, float](float),
-    )
-    for target, source in ((spent, found.spent), (hidden, found.hidden)):
+    merged = StepLedger(defaultdict(float), defaultdict(float))
+    for target, source in zip(merged, found, strict=True):
         for cause, us in source.items():
             what = "kernels" if cause.part is LedgerPart.COMPUTE and not by_class else cause.what
             target[TimeCause(cause.part, what)] += us
-    return StepLedger(spent, hidden)
+    return merged

@@ -47,7 +47,6 @@ class TimeCause(NamedTuple):
 
 LAUNCHES: Final = TimeCause(LedgerPart.HOST, "late launches")
 LATENCY: Final = TimeCause(LedgerPart.HOST, "launch latency")
-LOADING: Final = TimeCause(LedgerPart.HOST, LOAD)
 QUEUED: Final = TimeCause(LedgerPart.UNKNOWN, "launched, but not started")
 NO_LAUNCH: Final = TimeCause(LedgerPart.UNKNOWN, "launches are not recorded")
 

@@ -134,7 +134,7 @@ def recorded_ranks(path: Path, profile: Mapping[str, Any]) -> list[RecordedRank]
     """Return the GPUs in the trace `profile`, read from `path`; most files have one.
 
     Raises:
-        MistakeError: there is no work of a GPU in it, or nothing marks its steps.
+        MistakeError: there is no work of a GPU in it, nothing marks its steps, or all are empty.
     """
     found = _sorted_out(profile["traceEvents"])
     if not found.work:
@@ -168,6 +168,8 @@ def _rank(
 ) -> RecordedRank:
     marks, marked_by = _marks(path, found)
     steps = list(_windows(marks, work, found.launches))
+    if not steps:
+        raise MistakeError(f"{path}: all marked steps are empty; record steps that train")
     return RecordedRank(
         path=path,
         rank=rank,
@@ -287,7 +289,7 @@ def _windows(
     work: Sequence[DeviceWork],
     launches: Mapping[int | str | None, float],
 ) -> Iterable[RecordedStep]:
-    """Yield the steps of the GPU: each starts when the work launched before it has ended.
+    """Yield the steps of the GPU: each starts at the end of the work that was launched before it.
 
     The host runs ahead of the GPU, so its own marks are too early. Steps leave no gaps.
     """

@@ -254,6 +254,21 @@ def test_a_faulty_gpu_of_a_simulation_is_found(tmp_path: Path) -> None:
     assert us > 0.7 * (found.difference.measured - found.difference.expected)
 
 
+def test_a_scenario_of_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    path = written(trained(), tmp_path / "a.json")  # of 2 ranks
+    with pytest.raises(MistakeError, match=r"^--scenario: tiny has 4 ranks, and the trace is of "):
+        explain([path], scenario="tiny")
+
+
+def test_a_rank_is_compared_with_one_of_its_pipeline_stage(tmp_path: Path) -> None:
+    stages = {"parallel.pipeline": 2, "zero.emulate": "fsdp2", "zero.bucket_elements": None}
+    zsim.run("tiny_llama", stages).trace(f"{tmp_path}/")
+    for path in tmp_path.glob("*.json"):
+        found = explain([path], scenario="tiny_llama", changes=stages).difference
+        assert found is not None
+        assert not found.causes, path.name
+
+
 WRONG: dict[str, tuple[bytes, str]] = {
     "no events": (b"{}", "no traceEvents; record one with"),
     "of Chakra": (b'{"nodes": []}', "a Chakra trace has no times"),
@@ -261,6 +276,23 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "no steps": (
         json.dumps({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1}]}).encode(),
         "no marks of steps: call step\\(\\) of the profiler",
+    ),
+    "empty steps": (
+        json.dumps(
+            {
+                "traceEvents": [
+                    {"ph": "X", "cat": "kernel", "ts": 1, "dur": 1},
+                    {
+                        "ph": "X",
+                        "cat": "user_annotation",
+                        "name": "ProfilerStep#1",
+                        "ts": 9,
+                        "dur": 0,
+                    },
+                ]
+            }
+        ).encode(),
+        "all marked steps are empty",
     ),
     "cut": (json.dumps({"traceEvents": [{"name": "x" * 90}]}).encode()[:50], "line 1, column"),
     "cut and compressed": (gzip.compress(b'{"traceEvents": []}' * 99)[:30], "cut: the end of"),
