@@ -268,7 +268,7 @@ def _certain_out_of_memory(tables: Mapping[str, object]) -> RunForecast | None:
         found = certain_out_of_memory(job)
     except RUN_FAULTS:
         return None
-    return None if found is None else _without_time(found)
+    return None if found is None else memory_forecast(found)
 
 
 def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
@@ -281,7 +281,7 @@ def _whether_it_fits(tables: Mapping[str, object]) -> RunForecast | str:
         found = certain_footprint(job)
     except RUN_FAULTS as error:
         return str(error)
-    return _simulated(tables) if found is None else _without_time(found)
+    return _simulated(tables) if found is None else memory_forecast(found)
 
 
 def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
@@ -289,14 +289,15 @@ def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
     from zsim.analysis.memory_footprint import DependsOnTimeError, footprint
 
     try:
-        return _without_time(footprint(settled_source(tables).job()))
+        return memory_forecast(footprint(settled_source(tables).job()))
     except DependsOnTimeError:
         return _simulated(tables)
     except RUN_FAULTS as error:
         return str(error)
 
 
-def _without_time(found: "Footprint") -> RunForecast:
+def memory_forecast(found: "Footprint") -> RunForecast:
+    """Return the forecast of the memory alone, with a step time of 0."""
     return RunForecast(
         step_time_s=0.0,
         peak_allocated_bytes=found.allocated_bytes,

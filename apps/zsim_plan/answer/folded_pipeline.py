@@ -20,7 +20,7 @@ from zsim.analysis.memory_footprint import (
 from zsim.analysis.summary import Summary, summary
 from zsim.analysis.tier_fit import ServedLedger
 from zsim.api.counted_work import count_work
-from zsim.api.forecast import MANY_STAGES, last_step_s
+from zsim.api.forecast import MANY_STAGES, last_step_s, memory_forecast
 from zsim.api.pipeline_fold import MicroBatchFold, folds_of
 from zsim.api.run_forecast import RunForecast
 from zsim.backend.backend import Job, UnsteadyError
@@ -82,7 +82,7 @@ class FoldSchedule:
         waits = any(each.waits for _, made in self.served.values() for each in made)
         if not self.is_exact or waits or self.certain is None or job.excess is not None:
             return self._of_trace()
-        known = _without_time(self.certain)
+        known = memory_forecast(self.certain)
         if not known.fits:
             return known
         count_work(job)
@@ -171,18 +171,18 @@ class FoldedPipeline:
         None means that only a simulation decides. Memory that is not certain is an upper bound.
         It is that of the first fold; more micro-batches need at least as much. One micro-batch of
         many stages, and few micro-batches without a fold, are checked first, since their schedules
-        are much faster to write.
+        are much faster to write. The memory that follows from few is a lower bound.
 
         Raises:
             MistakeError: the model cannot exist, or has no schedule.
         """
         if (lack := self._lack_of_one()) is not None:
-            return _without_time(lack), True
+            return memory_forecast(lack), True
         if self.folds[0] is None and (least := self._least_of_all()) is not None:
             return least, True
         count_work(self.job)
         found = self.first.certain
-        return None if found is None else _without_time(found), self.first.is_exact
+        return None if found is None else memory_forecast(found), self.first.is_exact
 
     def _lack_of_one(self) -> Footprint | None:
         """Return the footprint of one micro-batch of many stages if it cannot fit; else None."""
@@ -194,8 +194,8 @@ class FoldedPipeline:
     def _least_of_all(self) -> RunForecast | None:
         """Return the least memory of all micro-batches, known from few; None if that is unknown.
 
-        Where each micro-batch is received into memory of its own, allocated bytes grow by the same
-        amount for each. Three steps show if they do.
+        Stages that receive each micro-batch into separate memory allocate the same number of bytes
+        for each. Three steps show if they do.
         """
         stages = self.found.strategy.parallel.pipeline
         counts = [times * stages for times in FEW_TURNS]
@@ -205,14 +205,14 @@ class FoldedPipeline:
         for job in map(self._job_of, counts):
             found = None if job is None else certain_footprint(job, served_ledgers(job))
             if found is None or not found.fits:
-                return None if found is None else _without_time(found)
+                return None if found is None else memory_forecast(found)
             made.append(found)
         first, second, last = (found.allocated_bytes for found in made)
         each, rest = divmod(second - first, counts[1] - counts[0])
         if rest or last - second != each * (counts[2] - counts[1]):
             return None
         needed_bytes = last + each * (self._micro_batches - counts[2])
-        known = _without_time(made[-1])
+        known = memory_forecast(made[-1])
         return replace(
             known,
             peak_allocated_bytes=needed_bytes,
@@ -283,17 +283,6 @@ def _shorter(found: ResolvedScenario) -> list[MicroBatchFold]:
 
 def _with_micro_batches(found: ResolvedScenario, count: int) -> ResolvedScenario:
     return replace(found, strategy=accumulating(found.strategy, count))
-
-
-def _without_time(found: Footprint) -> RunForecast:
-    return RunForecast(
-        step_time_s=0.0,
-        peak_allocated_bytes=found.allocated_bytes,
-        peak_reserved_bytes=found.reserved_bytes,
-        usable_bytes=found.usable_bytes,
-        fits=found.fits,
-        kept_bytes=found.kept_bytes,
-    )
 
 
 def _of_run(found: Summary, job: Job) -> RunForecast:
