@@ -166,6 +166,7 @@ WRONG = {
     "torus:sizes=4x4,sizes=2": "'sizes=2' must be KEY=VALUE, each key once",
     "torus:sizes=1": "sizes: a torus needs at least 2 nodes",
     "torus:sizes=4x0": "sizes.1: 0 must be at least 1",
+    "torus:sizes=4*4": "sizes: '4*4' must be sizes such as 4x4x4",
     "torus:size=4": "size: unknown key; did you mean sizes?",
     "torus:sizes=4000x4000": "sizes: 32,000,000 links, must be at most 65,536",
     "dragonfly:groups=9,routers=4,nodes=2": "global: missing",

@@ -27,6 +27,8 @@ from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, FabricRouting, Lin
 from zsim.cluster.fabric_kind import DRAGONFLY, TORUS
 from zsim.cluster.files.fabric_reader import FabricReader, FabricTable
 from zsim.cluster.files.table import Bandwidth, Count, Time, TopologyError, read
+from zsim.config_error import shown
+from zsim.units import UnitError
 
 MOST_LINKS: Final = 65_536
 """Links of a generated fabric, so that a number with a digit too many ends at once."""
@@ -42,12 +44,13 @@ Two global links count 6, one with a local link at each end 5 (minimal routing o
 
 
 def _sizes(value: object) -> object:
-    """Return "4x4x2" as a list of numbers, and a number as a list of one; others as they are."""
-    if isinstance(value, int):
-        return [value]
-    if isinstance(value, str) and all(part.isdecimal() for part in value.lower().split("x")):
-        return [int(part) for part in value.lower().split("x")]
-    return value
+    """Return "4x4x2", or a number, as a list; lists as they are; raise UnitError for other text."""
+    if not isinstance(value, str):
+        return [value] if isinstance(value, int) else value
+    parts = value.lower().split("x")
+    if not all(map(str.isdecimal, parts)):
+        raise UnitError(f"{shown(value)} must be sizes such as 4x4x4")
+    return list(map(int, parts))
 
 
 Sizes = Annotated[tuple[Count, ...], BeforeValidator(_sizes), Field(min_length=1, max_length=6)]
