@@ -114,7 +114,7 @@ class _WithLoss(torch.autograd.Function):
         return weights.view_as(weights)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  (torch's own)
         """Return the gradients of the weights and of the loss."""
         return gradients[0], gradients[0].new_ones(ctx.size)
 

@@ -21,7 +21,7 @@ def need(model: Model, strategy: Strategy) -> None:
     options = strategy.options(Megatron)
     _need_shared_experts(model, strategy, options)
     if options.overlap_moe_expert_parallel_comm:
-        from zsim_runtimes.megatron import combined  # noqa: PLC0415 (rare)
+        from zsim_runtimes.megatron import combined  # noqa: PLC0415 (only merged micro-batches)
 
         combined.need(model, strategy)
     if strategy.parallel.pipeline > 1:
@@ -50,7 +50,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         ModelError: the model does not fit the strategy.
     """
     if strategy.options(Megatron).overlap_moe_expert_parallel_comm:
-        from zsim_runtimes.megatron import combined  # noqa: PLC0415 (rare)
+        from zsim_runtimes.megatron import combined  # noqa: PLC0415 (only merged micro-batches)
 
         kind, streams = combined.CombinedStep, (combined.EXCHANGES,)
         return megatron.schedule(model, strategy, kind=kind, more_streams=streams)

@@ -106,7 +106,7 @@ def promised_peak(strategy: Strategy) -> PeakOf | None:
     execution = strategy.execution
     if not (execution.overlaps_shared or execution.merges_micro_batches):
         return None
-    from zsim_runtimes.late_frees import worst_case  # noqa: PLC0415 (rare)
+    from zsim_runtimes.late_frees import worst_case  # noqa: PLC0415 (only late frees)
 
     return worst_case
 

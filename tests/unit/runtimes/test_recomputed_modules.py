@@ -16,6 +16,7 @@ from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Allocate, AllToAll, Compute, Free, walk
 from zsim.schedule.program import ScheduleError
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.activations import Activations, Checkpointing
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -258,6 +259,11 @@ def test_expanded_heads_are_not_kept_and_are_made_twice(tensor: int) -> None:
     assert work(again, backward=False) == work(plain, backward=False)
 
 
+def without(schedule: Schedule, operation: str) -> Schedule:
+    """Return the schedule without the operation of this id."""
+    return edited(schedule, lambda each: () if each.id == operation else (each,))
+
+
 @pytest.mark.parametrize("modules", ["layernorm", "moe"])
 def test_a_module_that_does_not_run_again_is_found(modules: str) -> None:
     """But for a loss, which no operation reads, and whose backward computes it again."""
@@ -272,7 +278,7 @@ def test_a_module_that_does_not_run_again_is_found(modules: str) -> None:
     ]
     for one in again:
         try:
-            faulty = edited(schedule, lambda each: () if each.id == one.id else (each,))  # noqa: B023
+            faulty = without(schedule, one.id)
         except ScheduleError:
             continue  # another operation waits for it
         assert check(faulty, model), one.id
